@@ -1,0 +1,51 @@
+# make run   makes .venv, installs the package, shows the main job
+# make test  makes .venv, installs everything the tests use, runs every check and test
+#
+# Needs Python 3.11+ with venv and pip; PYTHON=... names another one. A stamp file in .venv stands
+# for each finished installation, so a second run starts at once.
+
+PYTHON ?= python3
+VENV ?= .venv
+PYTEST_ARGS ?=
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
+INPUTS := pyproject.toml constraints.txt
+
+.DELETE_ON_ERROR:
+.PHONY: help run test check clean
+
+help:
+	@sed -n '1,2s/^# //p' Makefile
+
+run: $(VENV)/.installed-run
+	$(BIN)/envfleet bench CartPole-v1 --num-envs 64 --quick
+
+test: check
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+check: $(VENV)/.installed-dev
+	@PYTHON=$(BIN)/python scripts/check
+
+# The build backend goes into the environment itself: isolated builds would fetch one unpinned.
+$(VENV)/.made: constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and \
+	  f"envfleet needs Python 3.11 or newer; {sys.executable} is {sys.version.split()[0]}. Try: make PYTHON=python3.11 ...")'
+	@echo "making $(VENV) with $$($(PYTHON) --version)"
+	@$(PYTHON) -m venv $(VENV)
+	@$(PIP) hatchling
+	@touch $@
+
+$(VENV)/.installed-run: $(INPUTS) $(VENV)/.made
+	@echo "installing envfleet[cli] into $(VENV)"
+	@$(PIP) --no-build-isolation --editable '.[cli]'
+	@touch $@
+
+$(VENV)/.installed-dev: $(INPUTS) $(VENV)/.made
+	@echo "installing envfleet[dev] into $(VENV) (PyTorch, MuJoCo and EnvPool among it: some minutes, once)"
+	@$(PIP) --no-build-isolation --editable '.[dev]'
+	@touch $@
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,23 @@
+"""The command line: ``envfleet bench | tune | doctor | verify``.
+
+Owns arguments, exit codes and what a person or a script reads; measures and judges through the
+public API like any other user. A command is one module (see ``command.py``) and one line in
+``app.COMMANDS``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+__all__ = ["main"]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code: 0 fine, 1 the thing checked failed, 2 bad usage.
+
+    Args:
+        argv: The arguments without the program's name; ``sys.argv[1:]`` when left out.
+    """
+    from envfleet.cli.app import run
+
+    return run(argv)

@@ -1,0 +1,264 @@
+"""The application around the commands: arguments, streams, exit codes, and errors as one sentence.
+
+Law: with ``--json`` stdout carries exactly one JSON document, whatever the environment, its
+libraries or its worker processes print; progress, warnings and errors go to stderr. A traceback is
+shown only when ``--traceback`` asks for it. Exit codes: 0 fine, 1 the thing checked failed, 2 bad
+usage, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import traceback
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, TextIO, cast
+
+from envfleet.cli.command import Command, Context, Help, Usage
+from envfleet.cli.report import Block, Report
+from envfleet.cli.screen import PlainScreen, has_rich, screen_on
+from envfleet.errors import ConfigError
+from envfleet.observe.progress import Progress, Silent, progress_on
+
+__all__ = ["COMMANDS", "Entry", "build_parser", "run"]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One command: its name, where it lives, and what it is for in half a line."""
+
+    name: str
+    module: str
+    summary: str
+
+
+COMMANDS: tuple[Entry, ...] = (
+    Entry("bench", "envfleet.cli.bench", "measure steps per second, side by side with others"),
+    Entry("tune", "envfleet.cli.tune", "find the fastest setting here and print the line to paste"),
+    Entry("doctor", "envfleet.cli.doctor", "check this machine, or replay an incident file"),
+    Entry("verify", "envfleet.cli.verify", "prove that parallel runs equal a plain loop"),
+)
+
+_EXAMPLES = """\
+examples:
+  envfleet bench CartPole-v1 --num-envs 64     how fast is it here, against what else there is?
+  envfleet tune CartPole-v1 --num-envs 64      which backend and how many workers?
+  envfleet verify my_package:MyEnv             is my environment safe to run in parallel?
+  envfleet doctor                              is this machine set up well?
+
+ENV is a Gymnasium id (CartPole-v1), a class or function (my_package.envs:MyEnv), or an id that a
+module registers when it is imported (ale_py:ALE/Pong-v5).
+
+exit codes: 0 fine, 1 the thing checked failed, 2 bad usage
+"""
+
+
+def version() -> str:
+    """The version of envfleet."""
+    from envfleet import __version__
+
+    return __version__
+
+
+def build_parser(wanted: Sequence[str] | None = None) -> argparse.ArgumentParser:
+    """The argument parser with every command in it.
+
+    Args:
+        wanted: The arguments about to be parsed. Only commands named there are imported and get
+            their own arguments; the others show as one line. All of them when left out.
+    """
+    parser = argparse.ArgumentParser(
+        prog="envfleet",
+        description="Run reinforcement-learning environments in parallel: measure, tune, check.",
+        epilog=_EXAMPLES,
+        formatter_class=Help,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"envfleet {version()}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for entry in COMMANDS:
+        command = commands.add_parser(
+            entry.name,
+            help=entry.summary,
+            formatter_class=Help,
+            allow_abbrev=False,
+        )
+        if wanted is None or entry.name in wanted:
+            add_common(command)
+            load(entry).add_arguments(command)
+    return parser
+
+
+def load(entry: Entry) -> Command:
+    """Import a command's module."""
+    return cast(Command, import_module(entry.module))
+
+
+def add_common(parser: argparse.ArgumentParser) -> None:
+    """The options every command has."""
+    group = parser.add_argument_group("output")
+    group.add_argument(
+        "--json", action="store_true", help="print one JSON document on stdout and nothing else"
+    )
+    group.add_argument(
+        "--plain", action="store_true", help="no colours, no drawing, no progress bar"
+    )
+    group.add_argument(
+        "--traceback", action="store_true", help="show the whole traceback when something fails"
+    )
+
+
+def run(argv: Sequence[str] | None = None) -> int:
+    """Parse, run and show one command; returns the exit code."""
+    given = list(sys.argv[1:] if argv is None else argv)
+    wants_json = "--json" in given
+    try:
+        args = build_parser(given).parse_args(given)
+    except SystemExit as exc:  # argparse has already written help or the usage error
+        code = exc.code if isinstance(exc.code, int) else 2
+        if code and wants_json:
+            print_json(sys.stdout, failure(None, "usage", "bad arguments; see stderr"))
+        return code
+    entry = next(entry for entry in COMMANDS if entry.name == args.command)
+    context = Context(progress=choose_progress(args), say=say)
+    with own_stdout(args.json) as stdout, short_warnings():
+        try:
+            report = load(entry).run(args, context)
+            show(stdout, entry.name, report, args)
+        except KeyboardInterrupt:
+            complain("stopped")
+            return 130
+        except BrokenPipeError:  # the reader of our output (head, less) went away: not a failure
+            silence(stdout)
+            return 0
+        # SystemExit: an environment that calls sys.exit must not end this without a word
+        except (Exception, SystemExit) as exc:
+            is_usage = isinstance(exc, Usage | ConfigError)
+            if args.traceback:
+                traceback.print_exc()
+            message = one_sentence(exc)
+            complain(message if is_usage or args.traceback else message + hint(exc))
+            if args.json:
+                print_json(stdout, failure(entry.name, type(exc).__name__, message))
+            return 2 if is_usage else 1
+        return 0 if report.ok else 1
+
+
+def show(stdout: TextIO, command: str, report: Report, args: argparse.Namespace) -> None:
+    """Print a report the way the user asked for."""
+    if args.json:
+        head = {"command": command, "envfleet": version(), "ok": report.ok}
+        print_json(stdout, head | report.document)
+    else:
+        screen_on(stdout, plain=args.plain).show(report.blocks)
+
+
+def failure(command: str | None, kind: str, message: str) -> dict[str, Any]:
+    """The JSON document of a command that could not do its work."""
+    return {
+        "command": command,
+        "envfleet": version(),
+        "ok": False,
+        "error": {"type": kind, "message": message},
+    }
+
+
+def print_json(stream: TextIO, document: dict[str, Any]) -> None:
+    """Write one document; NaN is refused because it is not JSON."""
+    stream.write(json.dumps(document, indent=2, allow_nan=False) + "\n")
+    stream.flush()
+
+
+def one_sentence(exc: BaseException) -> str:
+    """What went wrong, in the words of the error; its type too unless it speaks for itself."""
+    text = " ".join(str(exc).split())
+    if isinstance(exc, Usage | ConfigError) or type(exc).__module__.startswith("envfleet"):
+        return text
+    return f"{type(exc).__name__}: {text}" if text else type(exc).__name__
+
+
+def hint(exc: BaseException) -> str:
+    """How to see more, for errors whose sentence may not be enough."""
+    end = "" if str(exc).rstrip().endswith((".", "!", "?")) else "."
+    return f"{end} Run again with --traceback to see where."
+
+
+def complain(message: str) -> None:
+    """One line on stderr."""
+    sys.stderr.write(f"envfleet: {message}\n")
+    sys.stderr.flush()
+
+
+def say(block: Block) -> None:
+    """Show a block on stderr at once."""
+    PlainScreen(sys.stderr).show([block])
+
+
+def choose_progress(args: argparse.Namespace) -> Progress:
+    """Bars on a terminal; nothing for scripts."""
+    if args.json or args.plain:
+        return Silent()
+    return progress_on(sys.stderr, rich=has_rich())
+
+
+@contextmanager
+def own_stdout(claimed: bool) -> Iterator[TextIO]:
+    """Give stdout; when claimed, everybody else's writing to it goes to stderr meanwhile.
+
+    Environments and their C libraries print to file descriptor 1, and worker processes inherit it,
+    so replacing ``sys.stdout`` alone would not keep a JSON document clean.
+    """
+    real = sys.stdout
+    if not claimed:
+        yield real
+        return
+    real.flush()
+    is_fd = False
+    with suppress(OSError, ValueError):  # a captured stdout has no file descriptor
+        is_fd = real.fileno() == 1
+    if not is_fd:
+        sys.stdout = sys.stderr
+        try:
+            yield real
+        finally:
+            sys.stdout = real
+        return
+    saved = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        with open(saved, "w", encoding="utf-8", closefd=False) as clean:
+            yield clean
+    finally:
+        real.flush()
+        os.dup2(saved, 1)
+        os.close(saved)
+
+
+@contextmanager
+def short_warnings() -> Iterator[None]:
+    """Warnings as one line: a user of the command line has no use for our file names."""
+
+    def one_line(message: Warning | str, category: type[Warning], *_: object, **__: object) -> str:
+        text = " ".join(str(message).replace("\x1b[33m", "").replace("\x1b[0m", "").split())
+        return f"envfleet: warning: {text.removeprefix('WARN: ')}\n"
+
+    original = warnings.formatwarning
+    warnings.formatwarning = one_line
+    try:
+        yield
+    finally:
+        warnings.formatwarning = original
+
+
+def silence(stream: TextIO) -> None:
+    """Point a broken stdout at nothing, so that the interpreter's last flush does not complain."""
+    with suppress(OSError, ValueError):
+        devnull = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(devnull, stream.fileno())
+        os.close(devnull)

@@ -1,0 +1,334 @@
+"""``envfleet bench ENV``: steps per second of every way to run it here, side by side.
+
+Owns which contenders take part and what is concluded. Law: the conclusion follows from the measured
+numbers alone (``conclude`` is pure), and never claims a difference smaller than the rounds' spread.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import platform
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from envfleet.cli.command import Context, Usage, at_least, comma_list, one_of, positive_seconds
+from envfleet.cli.contenders import (
+    FleetHalves,
+    FleetStep,
+    GymnasiumVector,
+    PlainLoop,
+    SB3Vector,
+    Workload,
+    has_sb3,
+    in_order_of_start,
+)
+from envfleet.cli.environments import add_env_arguments, choose
+from envfleet.cli.measure import Contender, Result, compare, summarise
+from envfleet.cli.report import Block, Heading, Level, Report, Table, Text
+from envfleet.engine.machine import usable_cores
+
+__all__ = ["KEYS", "add_arguments", "conclude", "contenders_for", "render", "run"]
+
+KEYS = (
+    "loop",
+    "gym-sync",
+    "gym-async",
+    "sb3-dummy",
+    "sb3-subproc",
+    "serial",
+    "process",
+    "process-halves",
+    "auto",
+    "thread",
+)
+_IN_PROCESS = {"loop", "gym-sync", "sb3-dummy", "serial", "thread"}
+
+_EPILOG = """\
+examples:
+  envfleet bench CartPole-v1 --num-envs 64
+  envfleet bench Ant-v5 --num-envs 16 --num-workers 2 --rounds 9
+  envfleet bench my_package:MyEnv --quick
+  envfleet bench CartPole-v1 --contenders gym-async,process,thread --baseline gym-async
+  envfleet bench CartPole-v1 --json > bench.json
+
+Every contender runs one slice per round, in an order that changes; ratios are taken within a round
+and their median is shown. With next_step autoreset a reset counts as a step, for everybody but SB3,
+which always resets within the step.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of ``bench``."""
+    parser.description = (
+        "Measure environment steps per second: a plain loop, Gymnasium's vectorisers, "
+        "Stable-Baselines3's when installed, and envfleet, in interleaved rounds."
+    )
+    parser.epilog = _EPILOG
+    add_env_arguments(parser)
+    parser.add_argument(
+        "--num-envs", type=at_least(1), default=16, metavar="N", help="environments (default: 16)"
+    )
+    parser.add_argument(
+        "--num-workers",
+        type=at_least(1),
+        metavar="W",
+        help="worker processes for envfleet (default: the cores that may be used)",
+    )
+    parser.add_argument(
+        "--seconds",
+        type=positive_seconds,
+        metavar="S",
+        help="length of one slice (default: 0.5; with --quick 0.1)",
+    )
+    parser.add_argument(
+        "--rounds",
+        type=at_least(1),
+        metavar="R",
+        help="slices of each contender (default: 7; with --quick 3)",
+    )
+    parser.add_argument("--quick", action="store_true", help="a rough answer in a few seconds")
+    parser.add_argument(
+        "--start-method",
+        choices=multiprocessing.get_all_start_methods(),
+        help="how worker processes start, for everybody (default: each library's own)",
+    )
+    parser.add_argument(
+        "--autoreset",
+        choices=("next_step", "same_step"),
+        default="next_step",
+        help="when an ended episode is reset (default: next_step)",
+    )
+    parser.add_argument(
+        "--contenders",
+        type=comma_list(one_of(*KEYS)),
+        metavar="KEY,...",
+        help=f"who takes part, of {', '.join(KEYS)} (default: all but thread)",
+    )
+    parser.add_argument(
+        "--baseline",
+        choices=KEYS,
+        default="loop",
+        metavar="KEY",
+        help="whose speed is 1.00x (default: loop)",
+    )
+
+
+def run(args: argparse.Namespace, context: Context) -> Report:
+    """Measure and conclude."""
+    choice = choose(args.env, args.env_kwargs)
+    rounds = args.rounds or (3 if args.quick else 7)
+    seconds = args.seconds or (0.1 if args.quick else 0.5)
+    cores = usable_cores()
+    num_workers = min(args.num_workers or cores, args.num_envs)
+    work = Workload(choice, args.num_envs, args.autoreset, args.start_method)
+    keys = list(args.contenders or KEYS[:-1])
+    left_out: dict[str, str] = {}
+    if not has_sb3():
+        for key in ("sb3-dummy", "sb3-subproc"):
+            if key in keys:
+                keys.remove(key)
+                left_out[key] = "not installed (pip install 'envfleet[sb3]')"
+    if args.baseline not in keys:
+        keys.insert(0, args.baseline)
+    if not keys:
+        raise Usage("nobody is left to measure; choose other --contenders")
+    contenders = contenders_for(keys, work, num_workers)
+    slices, failures = compare(
+        in_order_of_start(contenders),
+        rounds=rounds,
+        seconds=seconds,
+        progress=context.progress,
+        title="bench",
+    )
+    labels = {contender.key: contender.label for contender in contenders}
+    results = summarise(slices, labels, args.baseline)
+    left_out |= failures
+    auto_plan = next(
+        (str(one.envs.plan) for one in contenders if one.key == "auto" and one.key in slices), None
+    )
+    conclusion = conclude(
+        results, num_envs=args.num_envs, num_workers=num_workers, cores=cores, auto_plan=auto_plan
+    )
+    settings: dict[str, Any] = {
+        "env": choice.name,
+        "num_envs": args.num_envs,
+        "num_workers": num_workers,
+        "cores": cores,
+        "rounds": rounds,
+        "seconds": seconds,
+        "autoreset": args.autoreset,
+        "start_method": args.start_method,
+        "baseline": args.baseline,
+        "python": platform.python_version(),
+    }
+    return Report(
+        ok=bool(results),
+        document=settings
+        | {
+            "results": [as_json(result) for result in results],
+            "left_out": left_out,
+            "auto_plan": auto_plan,
+            "conclusion": conclusion,
+        },
+        blocks=render(settings, results, left_out, auto_plan, conclusion),
+    )
+
+
+def contenders_for(keys: Sequence[str], work: Workload, num_workers: int) -> list[Any]:
+    """The contenders behind ``keys``, in a fixed order."""
+    plural = "" if num_workers == 1 else "s"
+    crew = f"{num_workers} worker{plural}"
+    every: dict[str, Contender] = {
+        "gym-async": GymnasiumVector(work, parallel=True),
+        "sb3-subproc": SB3Vector(work, parallel=True),
+        "process": FleetStep(work, "process", f"envfleet step, {crew}", "process", num_workers),
+        "process-halves": FleetHalves(
+            work, "process-halves", f"envfleet send/recv, {crew}", "process", num_workers
+        ),
+        "auto": FleetStep(work, "auto", "envfleet auto", "auto"),
+        "loop": PlainLoop(work),
+        "gym-sync": GymnasiumVector(work, parallel=False),
+        "sb3-dummy": SB3Vector(work, parallel=False),
+        "serial": FleetStep(work, "serial", "envfleet serial", "serial"),
+        "thread": FleetStep(work, "thread", f"envfleet thread, {crew}", "thread", num_workers),
+    }
+    return [contender for key, contender in every.items() if key in keys]
+
+
+def conclude(
+    results: Sequence[Result],
+    *,
+    num_envs: int,
+    num_workers: int,
+    cores: int,
+    auto_plan: str | None = None,
+) -> str:
+    """One sentence: what is fastest here, and why."""
+    if not results:
+        return "Nothing could be measured."
+    best = results[0]
+    others = [result for result in results[1:] if result.rate > 0]
+    opening = f"Fastest here: {best.label}"
+    rival = next((one for one in others), None)
+    if rival is not None and best.rate / rival.rate < 1 + max(0.02, best.spread / 2):
+        opening += f" (about as fast: {rival.label})"
+    if best.key == "auto" and auto_plan:
+        return f"{opening}: {auto_plan.rstrip('.')}."
+    step_us = in_env_us(results)
+    because = explanation(best, step_us, num_envs=num_envs, num_workers=num_workers, cores=cores)
+    return f"{opening}: {because}."
+
+
+def in_env_us(results: Sequence[Result]) -> float | None:
+    """What one step costs inside the environment, in microseconds, from the plainest contender."""
+    by_key = {result.key: result for result in results}
+    for key in ("loop", "serial", "gym-sync"):
+        if key in by_key:
+            return 1e6 / by_key[key].rate
+    return None
+
+
+def explanation(
+    best: Result, step_us: float | None, *, num_envs: int, num_workers: int, cores: int
+) -> str:
+    """Why ``best`` won, as the second half of a sentence."""
+    step = f"a step takes about {duration(step_us)}" if step_us is not None else "steps are short"
+    if best.key in _IN_PROCESS:
+        if num_envs == 1:
+            return f"with one environment there is nothing to run side by side, and {step}"
+        if cores == 1:
+            return f"only one core may be used, so worker processes only add their own cost; {step}"
+        return (
+            f"{step}, so all {num_envs} environments together cost less than "
+            "waking worker processes and fetching their answers would save"
+        )
+    if best.shares is None:
+        return f"{step}, so it pays to use {cores} cores although every environment has its process"
+    inside = f"{best.shares.env:.0%} of the workers' time is spent inside environments"
+    if best.key == "process-halves":
+        return f"{inside}, because one half of them steps while the other is served; {step}"
+    per_worker = -(-num_envs // num_workers)
+    return f"{inside}, and one wake-up is shared by {per_worker} environments; {step}"
+
+
+def duration(microseconds: float) -> str:
+    """A time in the unit people would use."""
+    for unit, size in (("s", 1e6), ("ms", 1e3)):
+        if microseconds >= size:
+            return f"{microseconds / size:.3g} {unit}"
+    return f"{microseconds:.3g} us"
+
+
+def as_json(result: Result) -> dict[str, Any]:
+    """One contender's numbers for scripts."""
+    shares = result.shares
+    return {
+        "key": result.key,
+        "label": result.label,
+        "steps_per_s": round(result.rate, 1),
+        "ratio": None if result.ratio is None else round(result.ratio, 4),
+        "rates": [round(rate, 1) for rate in result.rates],
+        "ratios": [round(ratio, 4) for ratio in result.ratios],
+        "shares": None
+        if shares is None
+        else {
+            "env": round(shares.env, 4),
+            "waiting": round(shares.waiting, 4),
+            "copying": round(shares.copying, 4),
+        },
+    }
+
+
+def render(
+    settings: Mapping[str, Any],
+    results: Sequence[Result],
+    left_out: Mapping[str, str],
+    auto_plan: str | None,
+    conclusion: str,
+) -> tuple[Block, ...]:
+    """The same facts for people."""
+    baseline = next((one.label for one in results if one.key == settings["baseline"]), None)
+    rows = []
+    levels: list[Level] = []
+    for result in results:
+        shares = result.shares
+        rows.append(
+            (
+                result.label,
+                f"{result.rate:,.0f}",
+                "-" if result.ratio is None else f"{result.ratio:.2f}x",
+                f"{result.spread:.0%}",
+                *(
+                    ("", "", "")
+                    if shares is None
+                    else (f"{shares.env:.0%}", f"{shares.waiting:.0%}", f"{shares.copying:.0%}")
+                ),
+            )
+        )
+        levels.append("ok" if result is results[0] else "info")
+    notes = [
+        f"ratio: to {baseline}, median of the rounds; +-: half the range of the rounds. "
+        if baseline
+        else "+-: half the range of the rounds. ",
+        "in env, waiting: share of the workers' time; copying: share of this process's time.",
+    ]
+    blocks: list[Block] = [
+        Heading(
+            f"{settings['env']}: {settings['num_envs']} environments on {settings['cores']} "
+            f"core{'' if settings['cores'] == 1 else 's'}, {settings['rounds']} rounds of "
+            f"{settings['seconds']:g} s, {settings['autoreset']} autoreset"
+        ),
+        Table(
+            columns=("contender", "steps/s", "ratio", "+-", "in env", "waiting", "copying"),
+            rows=tuple(rows),
+            right=frozenset({"steps/s", "ratio", "+-", "in env", "waiting", "copying"}),
+            levels=tuple(levels),
+            notes=("".join(notes),),
+        ),
+    ]
+    blocks += [Text(f"left out: {key}: {why}", "warn") for key, why in left_out.items()]
+    if auto_plan:
+        blocks.append(Text(f"auto: {auto_plan}"))
+    blocks.append(Text(conclusion, "ok" if results else "bad"))
+    return tuple(blocks)

@@ -1,0 +1,112 @@
+"""What a command module offers, and what it gets from the application.
+
+A command is a module with an ``add_arguments`` and a ``run`` function, named in ``app.COMMANDS``.
+It parses nothing itself, prints nothing itself and never exits: it returns a ``Report`` or raises.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from envfleet.cli.report import Block, Report
+from envfleet.observe.progress import Progress
+
+__all__ = [
+    "Command",
+    "Context",
+    "Help",
+    "Usage",
+    "at_least",
+    "comma_list",
+    "one_of",
+    "positive_seconds",
+]
+
+
+T = TypeVar("T")
+
+
+class Usage(Exception):
+    """The user asked for something that cannot be: one sentence, exit code 2."""
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What the application lends a command while it runs."""
+
+    progress: Progress
+    say: Callable[[Block], None]
+    """Show something at once, on stderr: a warning that has to come before the work, say."""
+
+
+class Command(Protocol):
+    """The shape of a command module."""
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Declare the command's arguments; ``--json`` and friends are already there."""
+
+    def run(self, args: argparse.Namespace, context: Context) -> Report:
+        """Do the work."""
+
+
+class Help(argparse.HelpFormatter):
+    """Wraps paragraphs like argparse, and leaves text with line breaks (examples) as it is."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        if "\n" in text:
+            return "\n".join(indent + line for line in text.splitlines())
+        return super()._fill_text(text, width, indent)
+
+
+def at_least(minimum: int) -> Callable[[str], int]:
+    """An argparse type: a whole number not below ``minimum``."""
+
+    def parse(text: str) -> int:
+        try:
+            number = int(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
+        if number < minimum:
+            raise argparse.ArgumentTypeError(f"must be at least {minimum}, got {number}")
+        return number
+
+    return parse
+
+
+def positive_seconds(text: str) -> float:
+    """An argparse type: a number of seconds above zero."""
+    try:
+        seconds = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds") from None
+    if not 0 < seconds < float("inf"):
+        raise argparse.ArgumentTypeError(f"must be a number of seconds above 0, got {text}")
+    return seconds
+
+
+def comma_list(parse: Callable[[str], T]) -> Callable[[str], tuple[T, ...]]:
+    """An argparse type: several values with commas between them, each read by ``parse``."""
+
+    def parse_all(text: str) -> tuple[T, ...]:
+        parts = [part.strip() for part in text.split(",") if part.strip()]
+        if not parts:
+            raise argparse.ArgumentTypeError("needs at least one value")
+        return tuple(dict.fromkeys(parse(part) for part in parts))
+
+    return parse_all
+
+
+def one_of(*choices: str) -> Callable[[str], str]:
+    """An argparse type: one of ``choices``, for use inside ``comma_list``."""
+
+    def parse(text: str) -> str:
+        if text not in choices:
+            raise argparse.ArgumentTypeError(
+                f"{text!r} is not known here; choose from {', '.join(choices)}"
+            )
+        return text
+
+    return parse

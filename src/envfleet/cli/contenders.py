@@ -1,0 +1,391 @@
+"""The ways to step many environments that ``bench`` and ``tune`` put side by side.
+
+Each contender steps the same environments with the same prepared actions, so that a slice measures
+stepping and nothing else. Actions are drawn before the clock starts. Other people's vectorisers are
+imported when they are opened; one that is not installed is simply not offered.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import multiprocessing
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, TypeAlias
+
+import gymnasium
+import numpy as np
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
+from gymnasium.vector.utils import batch_space, iterate
+
+from envfleet.cli.environments import EnvChoice
+from envfleet.cli.measure import Contender, Shares, Slice
+
+__all__ = [
+    "FleetHalves",
+    "FleetStep",
+    "GymnasiumVector",
+    "PlainLoop",
+    "SB3Vector",
+    "Workload",
+    "halves",
+    "has_sb3",
+    "shares_of",
+]
+
+Slots: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
+
+_POOL = 16
+"""Prepared batches of actions; cycled. Enough that no environment sees a short rhythm."""
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What every contender steps."""
+
+    choice: EnvChoice
+    num_envs: int
+    autoreset: str = "next_step"
+    start_method: str | None = None
+    seed: int = 0
+
+    @property
+    def env_fns(self) -> list[Callable[[], gymnasium.Env[Any, Any]]]:
+        """One builder per environment, for vectorisers that take a list."""
+        return [self.choice.env_fn] * self.num_envs
+
+    @cached_property
+    def actions(self) -> tuple[Any, ...]:
+        """Prepared batches of actions for all environments."""
+        return self.actions_for(self.num_envs)
+
+    def actions_for(self, num: int) -> tuple[Any, ...]:
+        """Prepared batches of actions for ``num`` environments."""
+        space = batch_space(self.choice.action_space, num)
+        space.seed(self.seed)
+        return tuple(space.sample() for _ in range(_POOL))
+
+    def actions_one_by_one(self) -> tuple[tuple[Any, ...], ...]:
+        """The same batches, cut into single actions."""
+        space = batch_space(self.choice.action_space, self.num_envs)
+        return tuple(tuple(iterate(space, batch)) for batch in self.actions)
+
+
+def timed_steps(step: Callable[[], int], seconds: float) -> Slice:
+    """Call ``step`` until ``seconds`` are over; it returns how many environment steps it made."""
+    # the other contenders have just used the caches: one round is not counted
+    step()
+    steps = 0
+    start_s = time.perf_counter()
+    while True:
+        steps += step()
+        elapsed_s = time.perf_counter() - start_s
+        if elapsed_s >= seconds:
+            return Slice(steps, elapsed_s)
+
+
+@dataclass
+class PlainLoop:
+    """A ``for`` loop over the environments: no batching, no parallelism, no library."""
+
+    work: Workload
+    key: str = "loop"
+    label: str = "plain for loop"
+    _envs: list[gymnasium.Env[Any, Any]] = field(default_factory=list)
+
+    def open(self) -> None:
+        """Build and reset the environments."""
+        for slot in range(self.work.num_envs):
+            self._envs.append(self.work.choice.env_fn())
+            self._envs[-1].reset(seed=self.work.seed + slot)
+        self._pool = itertools.cycle(self.work.actions_one_by_one())
+        self._ended = [False] * self.work.num_envs
+
+    def run(self, seconds: float) -> Slice:
+        """Step the environments one after the other."""
+        envs, pool, ended = self._envs, self._pool, self._ended
+        resets_at_once = self.work.autoreset == "same_step"
+
+        def step() -> int:
+            for slot, action in enumerate(next(pool)):
+                if ended[slot]:
+                    envs[slot].reset()
+                    ended[slot] = False
+                    continue
+                _, _, terminated, truncated, _ = envs[slot].step(action)
+                if terminated or truncated:
+                    if resets_at_once:
+                        envs[slot].reset()
+                    else:
+                        ended[slot] = True
+            return len(envs)
+
+        return timed_steps(step, seconds)
+
+    def close(self) -> None:
+        """Close the environments."""
+        for env in self._envs:
+            env.close()
+
+
+@dataclass
+class GymnasiumVector:
+    """Gymnasium's SyncVectorEnv or AsyncVectorEnv."""
+
+    work: Workload
+    parallel: bool
+    _envs: SyncVectorEnv | AsyncVectorEnv | None = None
+
+    @property
+    def key(self) -> str:
+        """Its name on the command line."""
+        return "gym-async" if self.parallel else "gym-sync"
+
+    @property
+    def label(self) -> str:
+        """Its name in tables."""
+        return f"Gymnasium {'Async' if self.parallel else 'Sync'}VectorEnv"
+
+    def open(self) -> None:
+        """Start and reset."""
+        mode = AutoresetMode[self.work.autoreset.upper()]
+        if not self.parallel:
+            self._envs = SyncVectorEnv(self.work.env_fns, autoreset_mode=mode)
+        else:
+            self._envs = AsyncVectorEnv(
+                self.work.env_fns,
+                context=self.work.start_method,
+                autoreset_mode=mode,
+                shared_memory=fits_gymnasium(self.work.choice.observation_space),
+            )
+        self._envs.reset(seed=self.work.seed)
+        self._pool = itertools.cycle(self.work.actions)
+
+    def run(self, seconds: float) -> Slice:
+        """Call ``step``."""
+        envs, pool = self._envs, self._pool
+        assert envs is not None
+
+        def step() -> int:
+            envs.step(next(pool))
+            return envs.num_envs
+
+        return timed_steps(step, seconds)
+
+    def close(self) -> None:
+        """Close; kill what does not end."""
+        if self._envs is None:
+            return
+        if isinstance(self._envs, AsyncVectorEnv):
+            try:
+                self._envs.close(timeout=5)
+            except Exception:
+                self._envs.close(terminate=True)
+                raise
+        else:
+            self._envs.close()
+
+
+def fits_gymnasium(space: gymnasium.Space[Any]) -> bool:
+    """Whether Gymnasium's shared memory takes the space; it refuses some only after starting."""
+    if isinstance(space, gymnasium.spaces.Dict):
+        return all(fits_gymnasium(part) for part in space.spaces.values())
+    if isinstance(space, gymnasium.spaces.Tuple):
+        return all(fits_gymnasium(part) for part in space.spaces)
+    return isinstance(
+        space,
+        gymnasium.spaces.Box
+        | gymnasium.spaces.Discrete
+        | gymnasium.spaces.MultiDiscrete
+        | gymnasium.spaces.MultiBinary,
+    )
+
+
+def has_sb3() -> bool:
+    """Whether Stable-Baselines3 is installed."""
+    try:
+        return importlib.util.find_spec("stable_baselines3") is not None
+    except ValueError:
+        return False
+
+
+@dataclass
+class SB3Vector:
+    """Stable-Baselines3's DummyVecEnv or SubprocVecEnv. Both always reset within the step."""
+
+    work: Workload
+    parallel: bool
+    _envs: Any = None
+
+    @property
+    def key(self) -> str:
+        """Its name on the command line."""
+        return "sb3-subproc" if self.parallel else "sb3-dummy"
+
+    @property
+    def label(self) -> str:
+        """Its name in tables."""
+        return f"SB3 {'Subproc' if self.parallel else 'Dummy'}VecEnv"
+
+    def open(self) -> None:
+        """Start and reset."""
+        from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv
+
+        if self.parallel:
+            # its own default is forkserver, where each process imports torch again: the same method
+            # for everybody compares stepping, not starting
+            method = self.work.start_method or multiprocessing.get_context().get_start_method()
+            self._envs = SubprocVecEnv(self.work.env_fns, start_method=method)
+        else:
+            self._envs = DummyVecEnv(self.work.env_fns)
+        self._envs.seed(self.work.seed)
+        self._envs.reset()
+        self._pool = itertools.cycle(self.work.actions)
+
+    def run(self, seconds: float) -> Slice:
+        """Call ``step``."""
+        envs, pool, num_envs = self._envs, self._pool, self.work.num_envs
+
+        def step() -> int:
+            envs.step(next(pool))
+            return num_envs
+
+        return timed_steps(step, seconds)
+
+    def close(self) -> None:
+        """Close."""
+        if self._envs is not None:
+            self._envs.close()
+
+
+@dataclass
+class FleetStep:
+    """envfleet, every environment stepped by one ``step`` call."""
+
+    work: Workload
+    key: str
+    label: str
+    backend: str
+    num_workers: int | None = None
+    envs: Any = None
+
+    def open(self) -> None:
+        """Start and reset."""
+        import envfleet
+
+        self.envs = envfleet.make_vec(
+            self.work.choice.env_fn,
+            self.work.num_envs,
+            backend=self.backend,
+            num_workers=self.num_workers,
+            start_method=self.work.start_method if self.backend == "process" else None,
+            autoreset=self.work.autoreset,
+        )
+        self.envs.reset(seed=self.work.seed)
+        self.prepare()
+
+    def prepare(self) -> None:
+        """Get ready to run slices."""
+        self._pool = itertools.cycle(self.work.actions)
+
+    def run(self, seconds: float) -> Slice:
+        """Call ``step``."""
+        envs, pool, num_envs = self.envs, self._pool, self.work.num_envs
+
+        def step() -> int:
+            envs.step(next(pool))
+            return num_envs
+
+        return self.timed(step, seconds)
+
+    def timed(self, step: Callable[[], int], seconds: float) -> Slice:
+        """Measure, and see from the fleet's own clocks where the time went."""
+        # a worker notes how long it waited when the next command comes, and since the last slice
+        # that is long: this step takes it off the books
+        step()
+        before = dict(self.envs.timings)
+        start_s = time.perf_counter()
+        slice_ = timed_steps(step, seconds)
+        elapsed_s = time.perf_counter() - start_s
+        shares = shares_of(before, dict(self.envs.timings), elapsed_s, self.workers_in_use())
+        return Slice(slice_.steps, slice_.seconds, shares)
+
+    def workers_in_use(self) -> int:
+        """How many workers the fleet runs."""
+        return len(self.envs.fleet.bounds)
+
+    def close(self) -> None:
+        """Close."""
+        if self.envs is not None:
+            self.envs.close()
+
+
+@dataclass
+class FleetHalves(FleetStep):
+    """envfleet, one half in flight while the other is served (``send`` and ``recv``)."""
+
+    def prepare(self) -> None:
+        """Cut the slots in two."""
+        parts = halves(self.envs.fleet.bounds)
+        self._halves = [part for part in parts if len(part)]
+        self._pools: dict[int, Iterator[Any]] = {}
+
+    def actions(self, num: int) -> Any:
+        """The next prepared batch for ``num`` slots."""
+        if num not in self._pools:
+            self._pools[num] = itertools.cycle(self.work.actions_for(num))
+        return next(self._pools[num])
+
+    def run(self, seconds: float) -> Slice:
+        """Put both halves in flight, take whatever is ready, answer it, and go on."""
+        envs, actions = self.envs, self.actions
+        wanted = min(len(half) for half in self._halves)
+
+        def step() -> int:
+            slots = envs.recv(min_slots=wanted).slots
+            envs.send(actions(len(slots)), slots)
+            return len(slots)
+
+        for half in self._halves:
+            envs.send(actions(len(half)), half)
+        try:
+            # both ends of the measurement see the same number of slots in flight
+            return self.timed(step, seconds)
+        finally:
+            envs.recv()
+
+
+def halves(bounds: Sequence[tuple[int, int]]) -> tuple[Slots, Slots]:
+    """Two halves of the slots, cut between workers so that each worker serves one half.
+
+    Args:
+        bounds: Which slots each worker hosts. A single worker is cut in the middle.
+    """
+    slots = np.arange(bounds[-1][1])
+    cut = (len(slots) + 1) // 2 if len(bounds) == 1 else bounds[len(bounds) // 2][0]
+    return slots[:cut], slots[cut:]
+
+
+def shares_of(
+    before: Mapping[str, float], after: Mapping[str, float], elapsed_s: float, num_workers: int
+) -> Shares | None:
+    """Where ``elapsed_s`` went, from two readings of a fleet's clocks; None if they stood still."""
+
+    def spent(name: str) -> float:
+        return max(0.0, after.get(name, 0.0) - before.get(name, 0.0))
+
+    if not spent("env_s"):
+        return None
+    return Shares(
+        env=min(1.0, spent("env_s") / (elapsed_s * num_workers)),
+        waiting=min(1.0, spent("worker_wait_s") / (elapsed_s * num_workers)),
+        copying=min(1.0, spent("copy_s") / elapsed_s),
+    )
+
+
+def in_order_of_start(contenders: Sequence[Contender]) -> list[Contender]:
+    """The order to open them in: threads last, because forking a process with threads is unsafe."""
+    return sorted(contenders, key=lambda one: one.key.startswith("thread"))

@@ -1,0 +1,241 @@
+"""Reads the machine: the thin, impure half of ``doctor``.
+
+Owns asking. Law: asking changes nothing, takes seconds at most and leaves no process behind, even
+where a start method hangs. What the answers mean is ``judge.py``'s business.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import platform
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from envfleet.cli import judge
+from envfleet.cli.report import Finding
+from envfleet.engine import machine
+
+__all__ = ["CHECKS", "EXTRAS", "LEAST"]
+
+LEAST = {"numpy": "2.0", "gymnasium": "1.2", "cloudpickle": "3.0"}
+EXTRAS = (
+    "rich",
+    "torch",
+    "stable-baselines3",
+    "mujoco",
+    "pettingzoo",
+    "joblib",
+    "ray",
+    "transformers",
+)
+_BLAS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
+_TRIAL_S = 30.0
+
+
+def python() -> Finding:
+    """Which Python runs this."""
+    is_gil_enabled: Callable[[], bool] = getattr(sys, "_is_gil_enabled", lambda: True)
+    major, minor, micro = sys.version_info[:3]
+    system = f"{platform.system()} {platform.machine()}"
+    return judge.python_version((major, minor, micro), is_gil_enabled(), system)
+
+
+def packages() -> Finding:
+    """What envfleet stands on."""
+    return judge.required_packages({name: installed(name) for name in LEAST}, LEAST)
+
+
+def extras() -> Finding:
+    """What else could be used."""
+    return judge.optional_packages({name: installed(name) for name in EXTRAS})
+
+
+def installed(name: str) -> str | None:
+    """The installed version of a distribution, without importing it."""
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def cores() -> Finding:
+    """How many cores there are, and how many of them are ours."""
+    affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
+    quota = machine.cgroup_cores()
+    return judge.cores(os.cpu_count() or 1, affinity, quota, machine.usable_cores())
+
+
+def load() -> Finding:
+    """How busy the machine is."""
+    return judge.load(os.getloadavg()[0], machine.usable_cores())
+
+
+def memory() -> Finding:
+    """How much memory is left."""
+    available, limit = machine.available_memory()
+    try:
+        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (OSError, ValueError):
+        total = None
+    return judge.memory(available, total, limit, machine.usable_cores())
+
+
+def shared_memory() -> Finding:
+    """Whether memory can be shared between processes."""
+    try:
+        stat = os.statvfs("/dev/shm")
+        shm: tuple[int, int] | tuple[None, None] = (
+            stat.f_blocks * stat.f_frsize,
+            stat.f_bavail * stat.f_frsize,
+        )
+    except OSError:
+        shm = (None, None)
+    return judge.shared_memory(memfd_works(), shm[0], shm[1], sys.platform)
+
+
+def memfd_works() -> bool:
+    """Whether an anonymous shared file can be made; a seccomp profile may forbid it."""
+    try:
+        os.close(os.memfd_create("envfleet-doctor"))
+    except (AttributeError, OSError):
+        return False
+    return True
+
+
+def open_files() -> Finding:
+    """How many descriptors are left."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    used, _ = machine.open_files()
+    return judge.open_files(used, bounded(soft), bounded(hard), machine.usable_cores())
+
+
+def bounded(limit: int) -> int:
+    """A resource limit as a number that can be computed with."""
+    return sys.maxsize if limit == resource.RLIM_INFINITY else limit
+
+
+def processes() -> Finding:
+    """How many processes may still be started: the container's limit, or the user's."""
+    allowed = read_number(Path("/sys/fs/cgroup/pids.max"))
+    in_use = read_number(Path("/sys/fs/cgroup/pids.current"))
+    soft, _ = resource.getrlimit(resource.RLIMIT_NPROC)
+    if allowed is None and soft != resource.RLIM_INFINITY:
+        allowed, in_use = soft, own_processes()
+    return judge.processes(in_use, allowed, machine.usable_cores())
+
+
+def read_number(path: Path) -> int | None:
+    """The number in a small file of the kernel's; None where it says "max" or is not there."""
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def own_processes() -> int | None:
+    """How many processes this user runs."""
+    try:
+        return sum(
+            path.stat().st_uid == os.getuid() for path in Path("/proc").glob("[0-9]*/task/*")
+        )
+    except OSError:
+        return None
+
+
+def kernel_calls() -> Finding:
+    """Whether eventfd and pidfd really work; having the functions is not enough in a sandbox."""
+    return judge.kernel_calls(works(_try_eventfd), works(_try_pidfd), sys.platform)
+
+
+def _try_eventfd() -> None:
+    os.close(os.eventfd(0))
+
+
+def _try_pidfd() -> None:
+    os.close(os.pidfd_open(os.getpid()))
+
+
+def works(attempt: Callable[[], None]) -> bool:
+    """Whether a call to the kernel succeeds here."""
+    try:
+        attempt()
+    except (AttributeError, OSError):
+        return False
+    return True
+
+
+def blas_threads() -> Finding:
+    """Which thread limits are set for numeric libraries."""
+    values = {name: os.environ[name] for name in _BLAS if name in os.environ}
+    return judge.blas_threads(values, machine.usable_cores())
+
+
+def start_method(method: str) -> Finding:
+    """Start a process with ``method`` and see whether it answers."""
+    result, error = trial("start", method)
+    default = multiprocessing.get_context().get_start_method()
+    seconds = float(result) if result is not None else None
+    return judge.start_method(judge.StartTrial(method, seconds, error), method == default)
+
+
+def wake_up() -> Finding:
+    """Measure what waking another process costs."""
+    result, error = trial("wake")
+    return judge.wake_up(np.asarray(result or [], dtype=float).tolist(), error)
+
+
+def trial(*arguments: str) -> tuple[Any, str | None]:
+    """Run a trial of ``probe_child`` in its own process group: its result, or what went wrong."""
+    child = subprocess.Popen(
+        [sys.executable, "-m", "envfleet.cli.probe_child", *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+    )
+    try:
+        output, errors = child.communicate(timeout=_TRIAL_S)
+    except subprocess.TimeoutExpired:
+        return None, f"no answer in {_TRIAL_S:g} s"
+    finally:
+        # the whole group: a hung grandchild would outlive its killed parent
+        with suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+        child.communicate()
+    if child.returncode != 0:
+        last = errors.strip().splitlines()
+        return None, last[-1] if last else f"exit code {child.returncode}"
+    return json.loads(output), None
+
+
+CHECKS: tuple[tuple[str, Callable[[], Finding]], ...] = (
+    ("python", python),
+    ("packages", packages),
+    ("extras", extras),
+    ("cores", cores),
+    ("load", load),
+    ("memory", memory),
+    ("shared memory", shared_memory),
+    ("open files", open_files),
+    ("processes", processes),
+    ("kernel", kernel_calls),
+    ("BLAS threads", blas_threads),
+    *(
+        (f"start: {method}", lambda method=method: start_method(method))
+        for method in multiprocessing.get_all_start_methods()
+    ),
+    ("wake-up", wake_up),
+)

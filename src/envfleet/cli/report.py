@@ -1,0 +1,90 @@
+"""What a command has to say: one document for scripts and the same facts as blocks for people.
+
+Pure data. Law: a report never depends on where it will be shown; ``screen.py`` decides that.
+Everything in ``document`` is plain JSON (strings, numbers, booleans, None, lists, dicts with
+string keys).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+__all__ = ["Block", "Code", "Finding", "Findings", "Heading", "Level", "Report", "Table", "Text"]
+
+Level = Literal["ok", "warn", "bad", "info"]
+
+
+@dataclass(frozen=True, slots=True)
+class Heading:
+    """The first line of a screen or of a part of it."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A paragraph; ``level`` colours it where there are colours."""
+
+    text: str
+    level: Level = "info"
+
+
+@dataclass(frozen=True, slots=True)
+class Code:
+    """Lines to paste somewhere: shown as they are, never wrapped."""
+
+    lines: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Rows under column names. Cells are strings; ``right`` names the columns of numbers."""
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    right: frozenset[str] = frozenset()
+    levels: tuple[Level, ...] = ()
+    """One per row, or empty when no row stands out."""
+    notes: tuple[str, ...] = ()
+    """Small print under the table."""
+
+    def __post_init__(self) -> None:
+        """Refuse rows that do not fit the columns: they would shift silently."""
+        for row in self.rows:
+            if len(row) != len(self.columns):
+                raise ValueError(
+                    f"a row of {len(row)} cells under {len(self.columns)} columns: {row}"
+                )
+        if self.levels and len(self.levels) != len(self.rows):
+            raise ValueError(f"{len(self.levels)} levels for {len(self.rows)} rows")
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing looked at: how it stands, and what to change when it does not stand well."""
+
+    name: str
+    level: Level
+    text: str
+    remedy: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """A list of findings, shown one per line."""
+
+    items: tuple[Finding, ...]
+
+
+Block = Heading | Text | Code | Table | Findings
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The outcome of one command."""
+
+    ok: bool
+    """False when the thing checked failed: the exit code is then 1."""
+    document: dict[str, Any]
+    blocks: tuple[Block, ...] = field(default=())

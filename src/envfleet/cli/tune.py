@@ -1,0 +1,345 @@
+"""``envfleet tune ENV``: measures backends and numbers of workers, and prints the line to paste.
+
+Owns which settings are tried and which one is advised. Law: the advice follows from the measured
+numbers alone (``advise`` is pure); of settings that are equally fast the simplest wins, because
+fewer processes mean less memory, a shorter start and easier debugging.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from envfleet.cli.bench import as_json, duration
+from envfleet.cli.command import Context, at_least, positive_seconds
+from envfleet.cli.contenders import FleetHalves, FleetStep, Workload, in_order_of_start
+from envfleet.cli.environments import EnvChoice, add_env_arguments, choose
+from envfleet.cli.measure import Result, Slice, compare, summarise
+from envfleet.cli.report import Block, Code, Heading, Level, Report, Table, Text
+from envfleet.engine.machine import usable_cores
+
+__all__ = ["Advice", "Setting", "add_arguments", "advise", "line_to_paste", "run", "worker_counts"]
+
+_EPILOG = """\
+examples:
+  envfleet tune CartPole-v1 --num-envs 64
+  envfleet tune Ant-v5 --num-envs 16 --rounds 9 --seconds 1
+  envfleet tune my_package:MyEnv --num-envs 8 --start-method spawn
+
+A first pass drops settings that are less than half as fast as the best; the others are measured in
+interleaved rounds. Of settings within 3 % of the best, the simplest is advised.
+"""
+
+_CLOSE_ENOUGH = 0.97
+_HOPELESS = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One way to run the fleet."""
+
+    backend: str
+    num_workers: int
+    lockstep: bool
+    """True for ``step``; False for ``send``/``recv`` with two halves in flight."""
+
+    @property
+    def key(self) -> str:
+        """A unique short name; threads sort last when they are started."""
+        return f"{self.backend}-{self.num_workers}-{'step' if self.lockstep else 'halves'}"
+
+    @property
+    def label(self) -> str:
+        """The name in progress bars."""
+        how = "step" if self.lockstep else "send/recv"
+        return f"{self.backend}, {self.num_workers} workers, {how}"
+
+    @property
+    def simplicity(self) -> tuple[int, int]:
+        """Smaller is simpler."""
+        return ("serial", "thread", "process").index(self.backend), self.num_workers
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """What to use, and why."""
+
+    setting: Setting
+    why: str
+    hint: str | None
+    """What a different way of calling would gain, if anything."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of ``tune``."""
+    parser.description = (
+        "Measure backends, numbers of workers and both ways of stepping, and print the make_vec "
+        "line that is fastest on this machine."
+    )
+    parser.epilog = _EPILOG
+    add_env_arguments(parser)
+    parser.add_argument(
+        "--num-envs", type=at_least(1), required=True, metavar="N", help="environments"
+    )
+    parser.add_argument(
+        "--max-workers",
+        type=at_least(1),
+        metavar="W",
+        help="most workers to try (default: the cores that may be used)",
+    )
+    parser.add_argument(
+        "--seconds",
+        type=positive_seconds,
+        metavar="S",
+        help="length of one slice (default: 0.5; with --quick 0.1)",
+    )
+    parser.add_argument(
+        "--rounds",
+        type=at_least(1),
+        metavar="R",
+        help="slices of each setting (default: 7; with --quick 3)",
+    )
+    parser.add_argument("--quick", action="store_true", help="a rough answer in a few seconds")
+    parser.add_argument(
+        "--start-method",
+        choices=multiprocessing.get_all_start_methods(),
+        help="how worker processes start (default: envfleet's own choice)",
+    )
+
+
+def run(args: argparse.Namespace, context: Context) -> Report:
+    """Measure, advise."""
+    choice = choose(args.env, args.env_kwargs)
+    rounds = args.rounds or (3 if args.quick else 7)
+    seconds = args.seconds or (0.1 if args.quick else 0.5)
+    cores = usable_cores()
+    most = min(args.max_workers or cores, args.num_envs)
+    settings = settings_for(worker_counts(most), args.num_envs)
+    work = Workload(choice, args.num_envs, start_method=args.start_method)
+    slices, failures = measure(settings, work, rounds, seconds, context)
+    labels = {setting.key: setting.label for setting in settings}
+    results = summarise(slices, labels, "serial-1-step")
+    by_key = {setting.key: setting for setting in settings}
+    advice = advise(results, by_key, num_envs=args.num_envs, cores=cores)
+    lines = line_to_paste(choice, args.num_envs, advice.setting, args.start_method)
+    facts = {
+        "env": choice.name,
+        "num_envs": args.num_envs,
+        "cores": cores,
+        "rounds": rounds,
+        "seconds": seconds,
+        "start_method": args.start_method,
+        "python": platform.python_version(),
+    }
+    return Report(
+        ok=True,
+        document=facts
+        | {
+            "results": [
+                as_json(result)
+                | {
+                    "backend": by_key[result.key].backend,
+                    "num_workers": by_key[result.key].num_workers,
+                    "lockstep": by_key[result.key].lockstep,
+                }
+                for result in results
+            ],
+            "failed": failures,
+            "advice": {
+                "backend": advice.setting.backend,
+                "num_workers": advice.setting.num_workers,
+                "why": advice.why,
+                "hint": advice.hint,
+                "code": "\n".join(lines),
+            },
+        },
+        blocks=render(facts, results, by_key, failures, advice, lines),
+    )
+
+
+def worker_counts(most: int) -> list[int]:
+    """Numbers of workers to try: all of them up to eight, then doubling, and always the last two.
+
+    One core less than all leaves room for the process that learns, so it is worth its own row.
+    """
+    counts = set(range(1, min(most, 8) + 1))
+    number = 8
+    while number < most:
+        counts.add(number)
+        number *= 2
+    return sorted(count for count in counts | {most - 1, most} if count >= 1)
+
+
+def settings_for(counts: Sequence[int], num_envs: int) -> list[Setting]:
+    """Every setting worth a measurement."""
+    settings = [Setting("serial", 1, lockstep=True)]
+    for count in counts:
+        settings.append(Setting("process", count, lockstep=True))
+        # one environment cannot be in two halves
+        if num_envs > 1:
+            settings.append(Setting("process", count, lockstep=False))
+    settings += [Setting("thread", count, lockstep=True) for count in counts if count > 1]
+    return settings
+
+
+def measure(
+    settings: Sequence[Setting], work: Workload, rounds: int, seconds: float, context: Context
+) -> tuple[dict[str, list[Slice]], dict[str, str]]:
+    """A short pass over everything, then the rounds with what is left."""
+    shown = min(0.1, seconds)
+    first, failures = compare(
+        in_order_of_start([contender(setting, work) for setting in settings]),
+        rounds=2,
+        seconds=shown,
+        progress=context.progress,
+        title="first pass",
+    )
+    kept = promising(first)
+    slices, later = compare(
+        in_order_of_start([contender(one, work) for one in settings if one.key in kept]),
+        rounds=rounds,
+        seconds=seconds,
+        progress=context.progress,
+        title="tune",
+    )
+    dropped = {
+        key: f"dropped after the first pass at {max(one.rate for one in own):,.0f} steps/s"
+        for key, own in first.items()
+        if key not in kept
+    }
+    return slices, failures | dropped | later
+
+
+def promising(first: Mapping[str, Sequence[Slice]]) -> set[str]:
+    """The settings that a second look could still make the best; serial always stays to compare."""
+    best = {key: max(one.rate for one in own) for key, own in first.items()}
+    limit = _HOPELESS * max(best.values(), default=0.0)
+    return {key for key, rate in best.items() if rate >= limit or key == "serial-1-step"}
+
+
+def contender(setting: Setting, work: Workload) -> FleetStep:
+    """Something that can run the setting."""
+    kind = FleetStep if setting.lockstep else FleetHalves
+    workers = None if setting.backend == "serial" else setting.num_workers
+    return kind(work, setting.key, setting.label, setting.backend, workers)
+
+
+def advise(
+    results: Sequence[Result], settings: Mapping[str, Setting], *, num_envs: int, cores: int
+) -> Advice:
+    """The simplest setting for ``step`` that is as good as the best, and why.
+
+    Raises:
+        RuntimeError: Nothing could be measured.
+    """
+    if not results:
+        raise RuntimeError("no setting could be measured; try envfleet doctor, then --traceback")
+    lockstep = [result for result in results if settings[result.key].lockstep] or list(results)
+    best = max(lockstep, key=lambda result: result.rate)
+    near = [result for result in lockstep if result.rate >= _CLOSE_ENOUGH * best.rate]
+    chosen = min(near, key=lambda result: settings[result.key].simplicity)
+    setting = settings[chosen.key]
+    serial = next((one for one in results if settings[one.key].backend == "serial"), None)
+    why = reasons(chosen, setting, serial, num_envs=num_envs, cores=cores)
+    if chosen is not best:
+        gain = best.rate / chosen.rate - 1
+        why += f"; {settings[best.key].label} is only {gain:.1%} faster"
+    halves = [result for result in results if not settings[result.key].lockstep]
+    hint = None
+    if halves:
+        top = max(halves, key=lambda result: result.rate)
+        if top.rate > 1.05 * chosen.rate:
+            other = settings[top.key]
+            hint = (
+                f"With send/recv and two halves in flight, {other.backend} with "
+                f"{other.num_workers} workers makes {top.rate:,.0f} steps/s, "
+                f"{top.rate / chosen.rate:.2f}x of that."
+            )
+    return Advice(setting, why + ".", hint)
+
+
+def reasons(
+    chosen: Result, setting: Setting, serial: Result | None, *, num_envs: int, cores: int
+) -> str:
+    """Why a setting is the one to use, as a sentence without its full stop."""
+    cost = "" if serial is None else f"a step takes about {duration(1e6 / serial.rate)}"
+    if setting.backend == "serial":
+        if num_envs == 1:
+            return f"With one environment nothing can run side by side ({cost})"
+        if cores == 1:
+            return f"Only one core may be used here, and workers would only add their cost ({cost})"
+        return f"Workers would cost more than they save: {cost}, {num_envs} environments"
+    gain = "" if serial is None else f"{chosen.rate / serial.rate:.2f}x of serial"
+    inside = "" if chosen.shares is None else f"{chosen.shares.env:.0%} of their time in envs"
+    crew = f"{setting.num_workers} {setting.backend} worker{'s' if setting.num_workers > 1 else ''}"
+    facts = ", ".join(part for part in (gain, inside, cost) if part)
+    return f"{crew} make {chosen.rate:,.0f} steps/s: {facts}"
+
+
+def line_to_paste(
+    choice: EnvChoice, num_envs: int, setting: Setting, start_method: str | None
+) -> list[str]:
+    """The lines that build the advised fleet."""
+    arguments = [choice.expression, f"num_envs={num_envs}", f'backend="{setting.backend}"']
+    if setting.backend != "serial":
+        arguments.append(f"num_workers={setting.num_workers}")
+    if setting.backend == "process" and start_method:
+        arguments.append(f'start_method="{start_method}"')
+    if choice.env_kwargs:
+        arguments.append(f"env_kwargs={choice.env_kwargs}")
+    lines = [choice.imports] if choice.imports else []
+    return [*lines, f"envs = envfleet.make_vec({', '.join(arguments)})"]
+
+
+def render(
+    facts: Mapping[str, Any],
+    results: Sequence[Result],
+    settings: Mapping[str, Setting],
+    failures: Mapping[str, str],
+    advice: Advice,
+    lines: Sequence[str],
+) -> tuple[Block, ...]:
+    """The same facts for people."""
+    rows = []
+    levels: list[Level] = []
+    for result in results:
+        setting = settings[result.key]
+        shares = result.shares
+        is_advised = setting == advice.setting
+        rows.append(
+            (
+                setting.backend,
+                str(setting.num_workers),
+                "step" if setting.lockstep else "send/recv",
+                f"{result.rate:,.0f}",
+                "-" if result.ratio is None else f"{result.ratio:.2f}x",
+                f"{result.spread:.0%}",
+                "" if shares is None else f"{shares.env:.0%}",
+                "<- advised" if is_advised else "",
+            )
+        )
+        levels.append("ok" if is_advised else "info")
+    blocks: list[Block] = [
+        Heading(
+            f"{facts['env']}: {facts['num_envs']} environments on {facts['cores']} "
+            f"core{'' if facts['cores'] == 1 else 's'}, {facts['rounds']} rounds of "
+            f"{facts['seconds']:g} s"
+        ),
+        Table(
+            columns=("backend", "workers", "calls", "steps/s", "vs serial", "+-", "in env", ""),
+            rows=tuple(rows),
+            right=frozenset({"workers", "steps/s", "vs serial", "+-", "in env"}),
+            levels=tuple(levels),
+        ),
+    ]
+    if failures:
+        left = (f"{settings[key].label}: {why}" for key, why in failures.items())
+        blocks += [Text(f"left out: {line}", "warn") for line in left]
+    blocks += [Text(advice.why, "ok"), Code(tuple(lines))]
+    if advice.hint:
+        blocks.append(Text(advice.hint))
+    return tuple(blocks)

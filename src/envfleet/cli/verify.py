@@ -1,0 +1,394 @@
+"""``envfleet verify ENV``: is every parallel run of it bit-equal to a plain loop?
+
+Owns which runs are compared and what their outcome means. Recording and comparing streams is the
+work of ``envfleet.testing``. Law: an environment that does not even repeat itself by hand is
+reported as that, before any backend is blamed; whatever differs is named by slot, step and field.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from envfleet.cli.command import Context, Usage, at_least, comma_list, one_of
+from envfleet.cli.environments import add_env_arguments, choose
+from envfleet.cli.report import Block, Finding, Findings, Heading, Level, Report, Table, Text
+from envfleet.errors import ConfigError
+from envfleet.testing import (
+    Difference,
+    Streams,
+    count_episodes,
+    first_difference,
+    fleet_driven,
+    hand_driven,
+    uses_global_random,
+)
+
+__all__ = ["MODES", "Comparison", "Run", "add_arguments", "conclude", "run", "runs_for"]
+
+MODES = ("next_step", "same_step", "disabled")
+
+_EPILOG = """\
+examples:
+  envfleet verify CartPole-v1
+  envfleet verify my_package:MyEnv --steps 1000
+  envfleet verify my_package:MyEnv --workers 1,2,4 --start-methods fork,spawn,forkserver
+
+Every slot gets seed + slot and its own actions. A loop over single environments is the reference;
+each backend, layout and autoreset mode has to give the same observations, rewards, flags and infos,
+bit by bit. The exit code is 1 when anything differs or the environment uses global random state.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One way to run the fleet that has to equal the plain loop."""
+
+    backend: str
+    num_workers: int
+    start_method: str | None
+    autoreset: str
+    min_slots: int | None = None
+    """Driven with ``send`` and ``recv(min_slots=...)`` when given, else with ``step``."""
+
+    @property
+    def label(self) -> str:
+        """For progress bars and sentences."""
+        method = f" {self.start_method}" if self.start_method else ""
+        workers = f"{self.num_workers} worker{'' if self.num_workers == 1 else 's'}"
+        return f"{self.backend}{method}, {workers}, {self.autoreset}"
+
+    @property
+    def kwargs(self) -> dict[str, Any]:
+        """What ``fleet_driven`` passes on to ``make_vec``."""
+        kwargs: dict[str, Any] = {"backend": self.backend}
+        if self.backend != "serial":
+            kwargs["num_workers"] = self.num_workers
+        if self.start_method:
+            kwargs["start_method"] = self.start_method
+        if self.backend == "process":
+            # a hang in a worker has to end as an error that names it
+            kwargs |= {"step_timeout_s": 60.0, "reset_timeout_s": 60.0}
+        if self.min_slots is not None:
+            kwargs["min_slots"] = self.min_slots
+        return kwargs
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What came of one run."""
+
+    run: Run
+    seconds: float
+    difference: Difference | None = None
+    error: str | None = None
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether the run gave the reference's streams."""
+        return self.difference is None and self.error is None
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of ``verify``."""
+    parser.description = (
+        "Prove that the environment gives the same streams on every backend, with any number of "
+        "workers and in every autoreset mode, as in a plain loop; find use of global random state."
+    )
+    parser.epilog = _EPILOG
+    add_env_arguments(parser)
+    parser.add_argument(
+        "--num-envs",
+        type=at_least(1),
+        default=5,
+        metavar="N",
+        help="environments (default: 5, which no number of workers but 1 divides)",
+    )
+    parser.add_argument(
+        "--steps",
+        type=at_least(1),
+        default=200,
+        metavar="T",
+        help="steps of every environment (default: 200)",
+    )
+    parser.add_argument("--seed", type=at_least(0), default=0, help="seed of slot 0 (default: 0)")
+    parser.add_argument(
+        "--workers",
+        type=comma_list(at_least(1)),
+        default=(1, 2, 3),
+        metavar="W,...",
+        help="numbers of workers (default: 1,2,3)",
+    )
+    methods = multiprocessing.get_all_start_methods()
+    parser.add_argument(
+        "--start-methods",
+        type=comma_list(one_of(*methods)),
+        default=tuple(name for name in ("fork", "spawn") if name in methods),
+        metavar="M,...",
+        help=f"how worker processes start, of {', '.join(methods)} (default: fork,spawn)",
+    )
+    parser.add_argument(
+        "--autoreset",
+        type=comma_list(one_of(*MODES)),
+        default=MODES,
+        metavar="MODE,...",
+        help=f"autoreset modes (default: {','.join(MODES)})",
+    )
+    parser.add_argument(
+        "--backends",
+        type=comma_list(one_of("serial", "thread", "process")),
+        default=("serial", "thread", "process"),
+        metavar="B,...",
+        help="backends (default: serial,thread,process)",
+    )
+
+
+def run(args: argparse.Namespace, context: Context) -> Report:
+    """Record the reference, compare every run with it."""
+    choice = choose(args.env, args.env_kwargs)
+    workers = [number for number in args.workers if number <= args.num_envs]
+    if not workers:
+        raise Usage(
+            f"--workers {','.join(map(str, args.workers))} are all more than --num-envs "
+            f"{args.num_envs}; a worker needs an environment"
+        )
+    runs = runs_for(args.backends, workers, args.start_methods, args.autoreset, args.num_envs)
+    comparisons: list[Comparison] = []
+    with context.progress.bar("verify", len(runs) + len(args.autoreset) + 2) as bar:
+        bar.note("global random state")
+        shared_random = uses_global_random(choice.env_fn, args.steps, args.seed)
+        bar.advance()
+        references: dict[str, Streams] = {}
+        for mode in args.autoreset:
+            bar.note(f"by hand, {mode}")
+            references[mode] = by_hand(choice.env_fn, args, mode)
+            bar.advance()
+        bar.note("by hand, again")
+        first_mode = args.autoreset[0]
+        unrepeatable = first_difference(
+            references[first_mode], by_hand(choice.env_fn, args, first_mode)
+        )
+        bar.advance()
+        for one in runs:
+            bar.note(one.label)
+            comparisons.append(compared(one, references[one.autoreset], choice.env_fn, args))
+            bar.advance()
+    episodes = {
+        mode: sum(count_episodes(slot) for slot in streams.slots)
+        for mode, streams in references.items()
+    }
+    conclusion, ok = conclude(comparisons, unrepeatable, shared_random)
+    facts = {
+        "env": choice.name,
+        "num_envs": args.num_envs,
+        "steps": args.steps,
+        "seed": args.seed,
+        "episodes": episodes,
+    }
+    return Report(
+        ok=ok,
+        document=facts
+        | {
+            "comparisons": [as_json(one) for one in comparisons],
+            "repeats_itself": unrepeatable is None,
+            "unrepeatable": None if unrepeatable is None else difference_json(unrepeatable),
+            "global_random": shared_random,
+            "conclusion": conclusion,
+        },
+        blocks=render(facts, comparisons, unrepeatable, shared_random, conclusion, ok),
+    )
+
+
+def by_hand(env_fn: Callable[[], Any], args: argparse.Namespace, mode: str) -> Streams:
+    """The reference in one autoreset mode."""
+    return hand_driven(env_fn, args.num_envs, args.steps, args.seed, mode)
+
+
+def runs_for(
+    backends: Sequence[str],
+    workers: Sequence[int],
+    start_methods: Sequence[str],
+    modes: Sequence[str],
+    num_envs: int,
+) -> list[Run]:
+    """Every run to compare: backends, layouts and modes by ``step``, and first-ready once."""
+    runs = []
+    for mode in modes:
+        if "serial" in backends:
+            runs.append(Run("serial", 1, None, mode))
+        if "thread" in backends:
+            runs += [Run("thread", number, None, mode) for number in workers]
+        if "process" in backends:
+            for method in start_methods:
+                runs += [Run("process", number, method, mode) for number in workers]
+    # the layout changes the order in which slots come back only through who is ready first, so one
+    # run per parallel backend, with its widest layout, is enough
+    if num_envs > 1:
+        first_ready = max(1, num_envs // 2)
+        if "thread" in backends:
+            runs.append(Run("thread", max(workers), None, modes[0], first_ready))
+        if "process" in backends:
+            runs.append(Run("process", max(workers), start_methods[0], modes[0], first_ready))
+    return runs
+
+
+def compared(
+    one: Run, reference: Streams, env_fn: Callable[[], Any], args: argparse.Namespace
+) -> Comparison:
+    """Record one run and compare it with the reference."""
+    start_s = time.perf_counter()
+    try:
+        streams = fleet_driven(
+            env_fn, args.num_envs, args.steps, args.seed, one.autoreset, **one.kwargs
+        )
+    except ConfigError:
+        raise
+    except Exception as exc:
+        error = f"{type(exc).__name__}: {' '.join(str(exc).split())}"
+        return Comparison(one, time.perf_counter() - start_s, error=error)
+    seconds = time.perf_counter() - start_s
+    return Comparison(one, seconds, difference=first_difference(reference, streams))
+
+
+def conclude(
+    comparisons: Sequence[Comparison], unrepeatable: Difference | None, shared_random: str | None
+) -> tuple[str, bool]:
+    """One sentence about all comparisons, and whether everything is well."""
+    differing = [one for one in comparisons if not one.is_equal]
+    if unrepeatable is not None:
+        return (
+            "The environment does not repeat itself: two plain loops with the same seed already "
+            f"part at slot {unrepeatable.slot}, step {unrepeatable.step}, field "
+            f"{unrepeatable.field}. No backend can make it reproducible; draw from self.np_random "
+            "only, and keep time, ids and shared objects out of what it returns.",
+            False,
+        )
+    if differing:
+        first = differing[0]
+        where = (
+            f"it failed with {first.error}"
+            if first.difference is None
+            else f"slot {first.difference.slot}, step {first.difference.step}, field "
+            f"{first.difference.field}"
+        )
+        return (
+            f"{len(differing)} of {len(comparisons)} runs differ from the plain loop; the first "
+            f"({first.run.label}): {where}.",
+            False,
+        )
+    if shared_random is not None:
+        return (
+            "All runs were equal, but the environment uses random state that others in its process "
+            "share, so this holds only as long as nobody else uses it.",
+            False,
+        )
+    return f"All {len(comparisons)} runs equal the plain loop, bit by bit.", True
+
+
+def difference_json(difference: Difference) -> dict[str, Any]:
+    """A difference for scripts; the values as text, because they may be anything."""
+    return {
+        "slot": int(difference.slot),
+        "step": int(difference.step),
+        "field": difference.field,
+        "expected": repr(difference.expected)[:500],
+        "got": repr(difference.got)[:500],
+        "text": str(difference),
+    }
+
+
+def as_json(one: Comparison) -> dict[str, Any]:
+    """One comparison for scripts."""
+    return {
+        "backend": one.run.backend,
+        "num_workers": one.run.num_workers,
+        "start_method": one.run.start_method,
+        "autoreset": one.run.autoreset,
+        "first_ready": one.run.min_slots is not None,
+        "equal": one.is_equal,
+        "seconds": round(one.seconds, 3),
+        "difference": None if one.difference is None else difference_json(one.difference),
+        "error": one.error,
+    }
+
+
+def render(
+    facts: dict[str, Any],
+    comparisons: Sequence[Comparison],
+    unrepeatable: Difference | None,
+    shared_random: str | None,
+    conclusion: str,
+    ok: bool,
+) -> tuple[Block, ...]:
+    """The same facts for people."""
+    rows = []
+    levels: list[Level] = []
+    for one in comparisons:
+        rows.append(
+            (
+                one.run.backend,
+                one.run.start_method or "",
+                str(one.run.num_workers),
+                one.run.autoreset,
+                "step" if one.run.min_slots is None else "send/recv",
+                f"{one.seconds:.2f}",
+                outcome(one),
+            )
+        )
+        levels.append("info" if one.is_equal else "bad")
+    blocks: list[Block] = [
+        Heading(
+            f"{facts['env']}: {facts['num_envs']} environments, {facts['steps']} steps each, seeds "
+            f"from {facts['seed']}, against a plain loop"
+        ),
+        Table(
+            columns=("backend", "start", "workers", "autoreset", "calls", "seconds", "outcome"),
+            rows=tuple(rows),
+            right=frozenset({"workers", "seconds"}),
+            levels=tuple(levels),
+        ),
+    ]
+    details = [
+        Finding(one.run.label, "bad", str(one.difference or one.error))
+        for one in comparisons
+        if not one.is_equal
+    ]
+    if details:
+        blocks.append(Findings(tuple(details[:5])))
+    checks = [
+        Finding("repeats itself", "ok", "two plain loops with the same seed are equal")
+        if unrepeatable is None
+        else Finding("repeats itself", "bad", str(unrepeatable)),
+        Finding("global random state", "ok", "not used")
+        if shared_random is None
+        else Finding("global random state", "bad", shared_random),
+        episodes_finding(facts["episodes"]),
+    ]
+    blocks += [Findings(tuple(checks)), Text(conclusion, "ok" if ok else "bad")]
+    return tuple(blocks)
+
+
+def outcome(one: Comparison) -> str:
+    """A cell: equal, or where not."""
+    if one.error is not None:
+        return "FAILED"
+    if one.difference is None:
+        return "equal"
+    return f"DIFFERS: slot {one.difference.slot} step {one.difference.step} {one.difference.field}"
+
+
+def episodes_finding(episodes: dict[str, int]) -> Finding:
+    """Whether resets were part of what was compared."""
+    fewest = min(episodes.values())
+    if fewest == 0:
+        return Finding(
+            "episodes",
+            "warn",
+            "no episode ended, so resets were not compared",
+            "raise --steps until some do",
+        )
+    return Finding("episodes", "ok", f"{fewest} ended in the reference, resets included")

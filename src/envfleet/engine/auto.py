@@ -1,0 +1,181 @@
+"""What runs where, when the caller leaves it open: measure the environment briefly, then decide and say why.
+
+The measurement runs in a worker process, so an environment that crashes or hangs does it there. The
+decision is a pure function of numbers.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, cast
+
+import gymnasium
+from gymnasium import spaces
+
+from envfleet.engine.machine import usable_cores
+from envfleet.engine.options import BackendName, Deadlines, EnvFn, StartMethod
+from envfleet.engine.servant import NativeFn
+
+PROBE_S = 0.05
+"""How long the environment is stepped to learn what a step takes."""
+ROUND_TRIP_S = 60e-6
+"""Waking workers and being woken, per batch, as measured on small virtual machines."""
+THREAD_TRIP_S = 30e-6
+MIN_GAIN = 1.15
+"""Parallel work must promise this much: below it the promise is noise."""
+MAX_WAITING_WORKERS = 32
+WAITING_SHARE = 0.5
+"""An environment that uses the processor for less than this share of its time is mostly waiting."""
+_NOT_FORK_SAFE = ("torch", "jax", "tensorflow")
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What runs where, and why, as one sentence."""
+
+    backend: BackendName
+    start_method: StartMethod
+    num_workers: int
+    why: str
+
+    def describe(self, num_envs: int) -> str:
+        """The sentence that `envs.plan` shows."""
+        share = -(-num_envs // self.num_workers)
+        count = f"{num_envs} environment{'s' if num_envs > 1 else ''}"
+        many = "s" if self.num_workers > 1 else ""
+        if self.backend == "serial":
+            where = "in this process, one after another"
+        else:
+            kind = "thread" if self.backend == "thread" else f"process ({self.start_method})"
+            kind = kind.replace("process", f"process{'es' if many else ''}", 1)
+            kind += many if self.backend == "thread" else ""
+            where = f"in {self.num_workers} worker {kind}, up to {share} each"
+        return f"{count} {where}: {self.why}."
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What a step of the environment costs."""
+
+    step_s: float
+    cpu_share: float
+
+
+def choose_start_method(asked: StartMethod | None) -> StartMethod:
+    """Fork where it is safe, because it is fast and needs no guard; else forkserver, else spawn."""
+    available = multiprocessing.get_all_start_methods()
+    if asked is not None:
+        return asked
+    threads = threading.active_count() > 1
+    if "fork" in available and sys.platform == "linux" and not threads:
+        if not any(name in sys.modules for name in _NOT_FORK_SAFE):
+            return "fork"
+    return "forkserver" if "forkserver" in available else "spawn"
+
+
+def decide(
+    num_envs: int, cores: int, measured: Measured, start_method: StartMethod, *, may_be_serial: bool
+) -> Plan:
+    """The fastest of serial, threads and processes by what was measured."""
+    step_s = measured.step_s
+    serial_s = num_envs * step_s
+    workers = min(cores, num_envs)
+    process_s = -(-num_envs // workers) * step_s + ROUND_TRIP_S
+    took = f"one step takes {_micros(step_s)}"
+    if measured.cpu_share < WAITING_SHARE:
+        waiting = min(num_envs, MAX_WAITING_WORKERS)
+        thread_s = -(-num_envs // waiting) * step_s + THREAD_TRIP_S
+        if thread_s * MIN_GAIN < min(serial_s, process_s):
+            why = (
+                f"{took} and waits for {1 - measured.cpu_share:.0%} of it, so threads that wait side by "
+                f"side are {serial_s / thread_s:.1f} times as fast as one"
+            )
+            return Plan("thread", start_method, waiting, why)
+    if process_s * MIN_GAIN < serial_s or not may_be_serial:
+        gain = serial_s / process_s
+        if not may_be_serial and process_s * MIN_GAIN >= serial_s:
+            why = f"{took}, which does not pay for processes, but only they can be supervised"
+        else:
+            why = f"{took}, so {workers} of {cores} cores promise {gain:.1f} times the speed of one"
+        return Plan("process", start_method, workers, why)
+    why = (
+        f"{took}, and a round trip to workers takes {_micros(ROUND_TRIP_S)}, so they would not pay"
+    )
+    return Plan("serial", start_method, 1, why)
+
+
+def plan_fleet(env_fns: Sequence[EnvFn], start_method: StartMethod, *, may_be_serial: bool) -> Plan:
+    """Measure and decide for these environments on this machine."""
+    cores = usable_cores()
+    num_envs = len(env_fns)
+    if isinstance(env_fns[0], NativeFn):
+        workers = min(cores, num_envs)
+        if workers == 1 and may_be_serial:
+            return Plan("serial", start_method, 1, "a natively vectorised environment on one core")
+        why = f"one natively vectorised environment for each of {cores} cores"
+        return Plan("process", start_method, workers, why)
+    if num_envs == 1 and may_be_serial:
+        return Plan("serial", start_method, 1, "there is nothing to run beside it")
+    if cores == 1 and may_be_serial:
+        return Plan("serial", start_method, 1, "there is one core to use")
+    measured = measure(env_fns[0], start_method)
+    return decide(num_envs, cores, measured, start_method, may_be_serial=may_be_serial)
+
+
+def measure(env_fn: EnvFn, start_method: StartMethod) -> Measured:
+    """Step one environment in a worker process for a moment."""
+    from envfleet.engine.fleet import Fleet
+
+    # in a worker: what crashes or never returns must not do it here
+    fleet = Fleet(
+        [partial(_Probe, env_fn)],
+        backend="process",
+        start_method=start_method,
+        deadlines=Deadlines(reset_s=60.0),
+    )
+    try:
+        (result,) = fleet.call("result")
+        return cast(Measured, result)
+    finally:
+        fleet.close()
+
+
+class _Probe(gymnasium.Env[Any, Any]):
+    """Measures another environment when it is built; the worker that builds it reports the result."""
+
+    observation_space = spaces.Discrete(1)
+    action_space = spaces.Discrete(1)
+
+    def __init__(self, env_fn: EnvFn) -> None:
+        env = env_fn()
+        if isinstance(env, gymnasium.vector.VectorEnv):
+            env.close()
+            self.result = Measured(1.0, 1.0)
+            return
+        env.action_space.seed(0)
+        env.reset(seed=0)
+        env.step(env.action_space.sample())  # the first step often builds caches
+        actions = [env.action_space.sample() for _ in range(64)]
+        env.reset(seed=0)
+        steps = 0
+        started_s, started_cpu_s = time.perf_counter(), time.thread_time()
+        while (spent_s := time.perf_counter() - started_s) < PROBE_S or steps < 3:
+            _, _, terminated, truncated, _ = env.step(actions[steps % 64])
+            steps += 1
+            if terminated or truncated:
+                env.reset()
+        cpu_s = time.thread_time() - started_cpu_s
+        env.close()
+        self.result = Measured(spent_s / steps, min(1.0, cpu_s / spent_s))
+
+
+def _micros(seconds: float) -> str:
+    if seconds < 1e-3:
+        return f"{seconds * 1e6:.0f} us"
+    return f"{seconds * 1e3:.1f} ms"

@@ -1,0 +1,97 @@
+"""How workers are started, woken and watched: the seam between a fleet and the places where hosts run.
+
+A backend launches workers and waits for news of them; everything else a fleet needs is asked of the
+handle. `post` and `take` are in order: the n-th reply belongs to the n-th command.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from envfleet.engine.messages import Command, EnvFacts, Failure, Reply
+from envfleet.engine.options import Autoreset, EnvFn
+from envfleet.engine.slab import Control, ControlPlan, Data, Kind, Slab
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One worker to be started."""
+
+    worker: int
+    first: int
+    env_fns: Sequence[EnvFn]
+    autoreset: Autoreset
+
+
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """The shared memory of a fleet, as its workers are given it."""
+
+    slab: Slab
+    plan: ControlPlan
+    control: Control
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """The planned part of the slab: the bound views, and how another process binds its own."""
+
+    data: Data
+    kinds: Sequence[Kind]
+    offset: int
+    length: int
+
+
+class WorkerHandle(Protocol):
+    """The parent's end of one worker."""
+
+    worker: int
+    first: int
+    count: int
+    facts: list[EnvFacts] | None
+    """Known once the environments are built."""
+    start_failure: tuple[str, Failure] | None
+    """("import" | "build", what happened) if the worker could not come up."""
+
+    @property
+    def is_dead(self) -> bool:
+        """True once the worker has ended without being asked to."""
+
+    def bind(self, binding: Binding) -> None:
+        """Give the worker its rows."""
+
+    def post(self, command: Command) -> None:
+        """Hand over a command; does not wait."""
+
+    def take(self) -> list[Reply | None]:
+        """Replies that have arrived since the last call, in the order of commands."""
+
+    def exit_code(self) -> int | None:
+        """How the worker ended, if it did and if that is known."""
+
+    def stack(self) -> str:
+        """Where the worker's code stands now, or stood when it crashed."""
+
+    def stop(self) -> None:
+        """End the worker now, whatever it does, and give up its resources. Idempotent."""
+
+
+class Backend(Protocol):
+    """Starts workers and waits for news of them."""
+
+    name: str
+
+    def launch(self, launch: Launch) -> WorkerHandle:
+        """Start one worker; returns before its environments are built."""
+
+    def wait(
+        self, pending: Sequence[WorkerHandle], timeout_s: float | None, *, want_all: bool
+    ) -> None:
+        """Wait until one of `pending` has news: a reply, a start, an end. With `want_all` it may be late
+        in reporting one while others of `pending` are still busy, which saves the caller wake-ups.
+        """
+
+    def close(self) -> None:
+        """Give up what the backend itself holds. Its workers have been stopped."""

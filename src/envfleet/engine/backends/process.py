@@ -1,0 +1,414 @@
+"""Workers as processes of this machine, woken by bells, watched by the kernel.
+
+The parent waits for done-bells, for the control path and for the end of processes in one call, so a death
+is an event like any other. What a worker process owns ends with it; what the parent holds for it (two
+bells, a socket, a process descriptor, a file for stacks) is given up in `stop`, and nowhere else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import multiprocessing
+import os
+import pickle
+import select
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import cloudpickle
+
+from envfleet.engine.backends import Binding, Ground, Launch, WorkerHandle
+from envfleet.engine.channel import ParentChannel
+from envfleet.engine.machine import open_files, usable_cores
+from envfleet.engine.messages import Command, EnvFacts, Failure, Op, Reply
+from envfleet.engine.options import StartMethod
+from envfleet.engine.signals import Bell
+from envfleet.engine.worker import (
+    HAS_MESSAGE,
+    HAS_REPLY,
+    PARTIAL,
+    STACK_SIGNAL,
+    Descriptors,
+    NotReady,
+    Ready,
+    WorkerSpec,
+    load_facts,
+    main,
+)
+from envfleet.errors import EnvNotPicklable, MissingMainGuard, TooManyOpenFiles
+
+FILES_PER_WORKER = 8
+"""What the parent holds open for one worker while it is being started."""
+GUARD_EXIT = 117
+"""Exit code by which a child says that it found itself importing a script without a guard."""
+_STACK_WAIT_S = 0.3
+
+
+def refuse_unguarded_main() -> None:
+    """Called when a fleet is opened: ends this process if it is a worker still importing the main script."""
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        os._exit(GUARD_EXIT)
+
+
+class ProcessHandle:
+    """The parent's end of one worker process."""
+
+    def __init__(self, launch: Launch, ground: Ground, context: Any, spec: WorkerSpec) -> None:
+        self.worker, self.first, self.count = launch.worker, launch.first, len(launch.env_fns)
+        self.facts: list[EnvFacts] | None = None
+        self.start_failure: tuple[str, Failure] | None = None
+        self.is_dead = False
+        self._is_bound = False
+        self._ring = ground.control.rings[launch.worker]
+        self._post_words = ground.control.posts[launch.worker]
+        self._tickets = ground.control.tickets
+        self._post_words[0] = self._post_words[1] = 0
+        self._size = len(self._ring) // 3
+        self._posted = self._taken = self._rung = 0
+        with contextlib.ExitStack() as undo:
+            self.commands, self.done = Bell.create(), Bell.create()
+            undo.callback(self.commands.close)
+            undo.callback(self.done.close)
+            self.channel, theirs = ParentChannel.pair()
+            undo.callback(self.channel.close)
+            undo.callback(os.close, theirs)
+            self._stack_fd = _scratch_file()
+            descriptors = Descriptors(
+                channel=theirs,
+                slab=ground.slab.fd,
+                commands=self.commands.fd,
+                commands_write=self.commands.write_fd,
+                done=self.done.write_fd,
+                done_read=self.done.fd,
+                stack=self._stack_fd,
+            )
+            undo.callback(os.close, self._stack_fd)
+            self.process = context.Process(
+                target=main,
+                args=(spec, descriptors),
+                name=f"envfleet-worker-{launch.worker}",
+                daemon=True,
+            )
+            with _one_thread_each():
+                self.process.start()
+            os.close(theirs)
+            undo.pop_all()
+        self._owns_exit_fd = hasattr(os, "pidfd_open")
+        self.exit_fd = (
+            os.pidfd_open(self.process.pid) if self._owns_exit_fd else self.process.sentinel
+        )
+        self._is_open = True
+
+    def bind(self, binding: Binding) -> None:
+        """Tell the worker where its rows lie."""
+        kinds = [(kind.observation_space, kind.action_space, kind.slots) for kind in binding.kinds]
+        self.channel.send(cloudpickle.dumps((binding.offset, binding.length, kinds)))
+
+    def post(self, command: Command) -> None:
+        """Write the ring entry and ring; steps need no message."""
+        entry = self._posted % self._size * 3
+        flags = 0
+        if command.payload is not None or (command.slots is not None and command.op is not Op.STEP):
+            flags = HAS_MESSAGE
+            self.channel.send(cloudpickle.dumps((command.slots, command.payload)))
+        elif command.slots is not None:
+            flags = PARTIAL
+            self._tickets[command.slots] = command.request & 0xFFFFFFFF
+        ring = self._ring
+        ring[entry], ring[entry + 1], ring[entry + 2] = command.request, command.op, flags
+        self._posted += 1
+        self._post_words[0] = self._posted
+        self.commands.ring()
+
+    def note_done(self) -> None:
+        """The done-bell is ringing: take it."""
+        self._rung += self.done.take()
+
+    def take(self) -> list[Reply | None]:
+        """Replies in the order of commands; those without anything to say are None."""
+        if self._taken == self._rung:
+            return []
+        replies: list[Reply | None] = []
+        while self._taken < self._rung:
+            flags = self._ring[self._taken % self._size * 3 + 2]
+            reply = None
+            if flags & HAS_REPLY:
+                if not self.channel.inbox:
+                    self.channel.pump()
+                reply = pickle.loads(self.channel.inbox.popleft())
+            replies.append(reply)
+            self._taken += 1
+        return replies
+
+    def note_message(self) -> None:
+        """The control path is readable or writable: move bytes, and notice the worker's first message."""
+        self.channel.pump()
+        if self.facts is None and self.start_failure is None and self.channel.inbox:
+            message = pickle.loads(self.channel.inbox.popleft())
+            if isinstance(message, Ready):
+                self.facts = load_facts(message.facts)
+            elif isinstance(message, NotReady):
+                self.start_failure = (message.why, message.failure)
+
+    def note_end(self) -> None:
+        """The process has ended: what it finished before still counts."""
+        with contextlib.suppress(OSError):
+            self.note_message()
+        poll = select.poll()
+        poll.register(self.done.fd, select.POLLIN)
+        if poll.poll(0):
+            self.note_done()
+        self.is_dead = True
+
+    def exit_code(self) -> int | None:
+        """The process's exit code; negative for a signal."""
+        self.process.join(1.0)
+        code: int | None = self.process.exitcode
+        return code
+
+    def stack(self) -> str:
+        """What faulthandler wrote when the process crashed, or writes now that it is asked to."""
+        if self.process.is_alive() and STACK_SIGNAL is not None and not self.is_dead:
+            state = _state_of(self.process.pid)
+            if state == "T":
+                return (
+                    "the process is stopped (SIGSTOP, or a debugger); it cannot say where it stands"
+                )
+            size = os.fstat(self._stack_fd).st_size
+            os.kill(self.process.pid, STACK_SIGNAL)
+            deadline = time.monotonic() + _STACK_WAIT_S
+            while os.fstat(self._stack_fd).st_size == size and time.monotonic() < deadline:
+                time.sleep(0.005)
+            time.sleep(0.01)
+            return self._read_stack(size)
+        return self._read_stack(0)
+
+    def _read_stack(self, start: int) -> str:
+        return os.pread(self._stack_fd, 1 << 16, start).decode(errors="replace").strip()
+
+    def stop(self) -> None:
+        """Kill what still runs, reap it, close every descriptor."""
+        if not self._is_open:
+            return
+        self._is_open = False
+        if self.process.is_alive():
+            self.process.kill()
+        self.process.join(5.0)
+        with contextlib.suppress(ValueError):  # still running after SIGKILL: stuck in the kernel
+            self.process.close()
+        self.commands.close()
+        self.done.close()
+        self.channel.close()
+        os.close(self._stack_fd)
+        if self._owns_exit_fd:
+            os.close(self.exit_fd)
+
+
+class ProcessBackend:
+    """Worker processes under one start method."""
+
+    name = "process"
+
+    def __init__(self, ground: Ground, start_method: StartMethod, num_workers: int) -> None:
+        self._ground, self.start_method = ground, start_method
+        self._context = multiprocessing.get_context(start_method)
+        self._may_spin = num_workers <= usable_cores()
+        self._num_workers = num_workers
+        self._watch = _Watch()
+        self._check_files()
+
+    def launch(self, launch: Launch) -> ProcessHandle:
+        """Start a process that builds the environments."""
+        spec = WorkerSpec(
+            worker=launch.worker,
+            first=launch.first,
+            env_fns=_pickled(launch),
+            autoreset=launch.autoreset,
+            control=self._ground.plan,
+            parent_pid=os.getpid(),
+            may_spin=self._may_spin,
+            dies_with_thread=self.start_method != "forkserver"
+            and threading.current_thread() is threading.main_thread(),
+        )
+        try:
+            handle = ProcessHandle(launch, self._ground, self._context, spec)
+        except OSError as exc:
+            if exc.errno in (errno.EMFILE, errno.ENFILE):
+                raise self._too_many_files() from exc
+            raise
+        self._watch.add(handle)
+        return handle
+
+    def wait(
+        self, pending: Sequence[WorkerHandle], timeout_s: float | None, *, want_all: bool
+    ) -> None:
+        """Wait for a bell, a message or an end."""
+        last = pending[-1] if want_all and pending else None
+        self._watch.wait(last if isinstance(last, ProcessHandle) else None, timeout_s)
+
+    def forget(self, handle: ProcessHandle) -> None:
+        """Stop watching a worker; to be called before it is stopped."""
+        self._watch.remove(handle)
+
+    def guard_error(self) -> MissingMainGuard:
+        """What to raise for a worker that ended with `GUARD_EXIT`."""
+        script = getattr(sys.modules.get("__main__"), "__file__", None) or "the main script"
+        return MissingMainGuard(script, self.start_method)
+
+    def close(self) -> None:
+        """Give up the watch."""
+        self._watch.close()
+
+    def _check_files(self) -> None:
+        used, allowed = open_files()
+        if used + self._num_workers * FILES_PER_WORKER > allowed:
+            self._watch.close()
+            raise self._too_many_files()
+
+    def _too_many_files(self) -> TooManyOpenFiles:
+        used, allowed = open_files()
+        need = self._num_workers * FILES_PER_WORKER
+        return TooManyOpenFiles(allowed, used, need, self._num_workers)
+
+
+class _Watch:
+    """One place to wait for all workers: their bells, and (as one nested set) messages and ends.
+
+    Waiting for one worker's bell alone, with messages and ends of all, is what lock-step needs: the
+    parent then sleeps until the last worker is done instead of being woken by each.
+    """
+
+    def __init__(self) -> None:
+        self._urgent, self._all = _new_set(), _new_set()
+        self._is_nested = hasattr(self._urgent, "fileno")
+        if self._is_nested:
+            self._all.register(self._urgent.fileno(), select.POLLIN)
+        self._by_fd: dict[int, tuple[ProcessHandle, str]] = {}
+        self._alone: dict[int, Any] = {}
+
+    def add(self, handle: ProcessHandle) -> None:
+        done, channel = handle.done.fd, handle.channel
+        for fd, what in ((channel.fd, "message"), (handle.exit_fd, "end")):
+            self._by_fd[fd] = (handle, what)
+            self._urgents.register(fd, select.POLLIN)
+        self._by_fd[done] = (handle, "done")
+        self._all.register(done, select.POLLIN)
+        if self._is_nested:
+            alone = select.poll()
+            alone.register(done, select.POLLIN)
+            alone.register(self._urgent.fileno(), select.POLLIN)
+            self._alone[done] = alone
+
+        def watch_for_room(has_backlog: bool) -> None:
+            mask = select.POLLIN | (select.POLLOUT if has_backlog else 0)
+            if channel.fd in self._by_fd:
+                self._urgents.modify(channel.fd, mask)
+
+        channel.on_backlog = watch_for_room
+
+    def remove(self, handle: ProcessHandle) -> None:
+        for fd in (handle.channel.fd, handle.exit_fd):
+            self._ignore(fd)
+        if self._by_fd.pop(handle.done.fd, None) is not None:
+            self._all.unregister(handle.done.fd)
+        self._alone.pop(handle.done.fd, None)
+
+    def wait(self, last: ProcessHandle | None, timeout_s: float | None) -> None:
+        alone = self._alone.get(last.done.fd) if last is not None else None
+        if alone is not None:
+            ready = alone.poll(None if timeout_s is None else timeout_s * 1000)
+        else:
+            ready = _poll(self._all, timeout_s)
+        for fd, _ in ready:
+            known = self._by_fd.get(fd)
+            if known is None:
+                for urgent, _ in _poll(self._urgent, 0):
+                    self._attend(urgent)
+            elif known[1] == "done":
+                known[0].note_done()
+            else:
+                self._attend(fd)
+
+    def close(self) -> None:
+        for watched in (self._urgent, self._all):
+            if hasattr(watched, "close"):
+                watched.close()
+
+    @property
+    def _urgents(self) -> Any:
+        return self._urgent if self._is_nested else self._all
+
+    def _attend(self, fd: int) -> None:
+        handle, what = self._by_fd[fd]
+        if what == "end":
+            handle.note_end()
+            self._ignore(fd)  # it stays readable and would end every later wait at once
+        else:
+            handle.note_message()
+            if handle.channel.is_broken:
+                self._ignore(fd)
+
+    def _ignore(self, fd: int) -> None:
+        if self._by_fd.pop(fd, None) is not None:
+            self._urgents.unregister(fd)
+
+
+def _new_set() -> Any:
+    return select.epoll() if hasattr(select, "epoll") else select.poll()
+
+
+def _poll(watched: Any, timeout_s: float | None) -> list[tuple[int, int]]:
+    in_seconds = hasattr(watched, "fileno")
+    timeout = timeout_s if in_seconds or timeout_s is None else timeout_s * 1000
+    ready: list[tuple[int, int]] = watched.poll(timeout)
+    return ready
+
+
+def _pickled(launch: Launch) -> bytes:
+    try:
+        blob: bytes = cloudpickle.dumps(list(launch.env_fns))
+        return blob
+    except Exception as whole:
+        for slot, env_fn in enumerate(launch.env_fns, launch.first):
+            try:
+                cloudpickle.dumps(env_fn)
+            except Exception as exc:
+                name = getattr(env_fn, "__qualname__", repr(env_fn))
+                raise EnvNotPicklable(slot, name, str(exc) or type(exc).__name__) from exc
+        raise EnvNotPicklable(launch.first, "its env_fn", str(whole)) from whole
+
+
+@contextlib.contextmanager
+def _one_thread_each() -> Iterator[None]:
+    """Start-up environment of a worker: numpy's BLAS reads these once, when it is loaded."""
+    names = [
+        name
+        for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+        if name not in os.environ
+    ]
+    os.environ.update(dict.fromkeys(names, "1"))
+    try:
+        yield
+    finally:
+        for name in names:
+            os.environ.pop(name, None)
+
+
+def _scratch_file() -> int:
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("envfleet-stack")
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
+
+
+def _state_of(pid: int) -> str:
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0]
+    except OSError:
+        return ""

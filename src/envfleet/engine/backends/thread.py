@@ -1,0 +1,148 @@
+"""Workers as threads of this process: for environments that wait, or that release the interpreter lock.
+
+A thread cannot be killed. One that hangs is abandoned instead: a worker holds its *gate* whenever it is
+not inside an environment, and abandoning takes the gate, so an abandoned thread that comes back finds
+itself out before it can write a row that is somebody else's by then.
+"""
+
+from __future__ import annotations
+
+import queue
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from envfleet.engine.backends import Binding, Ground, Launch, WorkerHandle
+from envfleet.engine.messages import Command, EnvFacts, Failure, Op, Reply
+from envfleet.engine.servant import BuildFailed, Servant
+
+
+class _Abandoned(BaseException):
+    """Unwinds a thread that came back too late."""
+
+
+class ThreadHandle:
+    """One host in a thread of its own."""
+
+    is_dead = False
+
+    def __init__(
+        self, launch: Launch, ground: Ground, news: queue.SimpleQueue[ThreadHandle]
+    ) -> None:
+        self.worker, self.first, self.count = launch.worker, launch.first, len(launch.env_fns)
+        self.facts: list[EnvFacts] | None = None
+        self.start_failure: tuple[str, Failure] | None = None
+        self._launch, self._control, self._news = launch, ground.control, news
+        self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
+        self._done: queue.SimpleQueue[Reply | None] = queue.SimpleQueue()
+        self._gate = threading.Lock()
+        self._is_abandoned = False
+        name = f"envfleet-worker-{launch.worker}"
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def bind(self, binding: Binding) -> None:
+        """Give the host its rows."""
+        self._commands.put(Command(0, Op.BIND, payload=binding))
+
+    def post(self, command: Command) -> None:
+        """Hand it over."""
+        self._commands.put(command)
+
+    def take(self) -> list[Reply | None]:
+        """What has been served."""
+        done = []
+        while not self._done.empty():
+            done.append(self._done.get())
+        return done
+
+    def exit_code(self) -> int | None:
+        """Threads have none."""
+        return None
+
+    def stack(self) -> str:
+        """Where the thread stands."""
+        frame = sys._current_frames().get(self._thread.ident or -1)
+        return "".join(traceback.format_stack(frame)) if frame else "the thread has ended"
+
+    def stop(self) -> None:
+        """Let it go: it ends when its environment comes back, and writes nothing more."""
+        with self._gate:
+            self._is_abandoned = True
+        self._commands.put(Command(0, Op.IDLE))
+        if self._thread is not threading.current_thread():
+            self._thread.join(0.05)
+
+    def _run(self) -> None:
+        launch = self._launch
+        post = self._control.posts[launch.worker]
+        try:
+            with self._gate:
+                try:
+                    servant = Servant(
+                        launch.first, launch.env_fns, launch.autoreset, post, self._guard
+                    )
+                    self.facts = servant.facts()
+                except BuildFailed as exc:
+                    self.start_failure = ("build", exc.failure)
+                    return
+                finally:
+                    self._news.put(self)
+                while self._serve(servant):
+                    pass
+        except _Abandoned:
+            return
+
+    def _serve(self, servant: Servant) -> bool:
+        command = self._guard(self._commands.get)()
+        if command.op is Op.BIND:
+            servant.bind(self._control, command.payload.data)
+            return True
+        self._done.put(servant.handle(command))
+        self._news.put(self)
+        return command.op is not Op.CLOSE
+
+    def _guard(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Leave the gate while `function` runs; never come back through it once abandoned."""
+        gate = self._gate
+
+        def outside(*args: Any, **kwargs: Any) -> Any:
+            gate.release()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                gate.acquire()
+                if self._is_abandoned:
+                    raise _Abandoned
+
+        return outside
+
+
+class ThreadBackend:
+    """Every worker a daemon thread; one queue brings news of all of them."""
+
+    name = "thread"
+
+    def __init__(self, ground: Ground) -> None:
+        self._ground = ground
+        self._news: queue.SimpleQueue[ThreadHandle] = queue.SimpleQueue()
+
+    def launch(self, launch: Launch) -> ThreadHandle:
+        """Start a thread that builds the environments."""
+        return ThreadHandle(launch, self._ground, self._news)
+
+    def wait(
+        self, pending: Sequence[WorkerHandle], timeout_s: float | None, *, want_all: bool
+    ) -> None:
+        """Wait for news, and take in all there is."""
+        try:
+            self._news.get(timeout=timeout_s)
+            while not self._news.empty():
+                self._news.get_nowait()
+        except queue.Empty:
+            return
+
+    def close(self) -> None:
+        """Holds nothing."""

@@ -1,0 +1,60 @@
+"""What a caller gets: the rows of some slots, taken out of shared memory, in Gymnasium's shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from envfleet.engine.incident import Incident
+from envfleet.engine.infos import Info, PackedInfos, collate
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Results of some slots; row i of every field belongs to `slots[i]`."""
+
+    slots: npt.NDArray[np.intp]
+    obs: Any
+    """What to act on next: batched as Gymnasium does, or a tuple of observations in a mixed fleet."""
+    rewards: npt.NDArray[np.float64]
+    terminated: npt.NDArray[np.bool_]
+    truncated: npt.NDArray[np.bool_]
+    valid: npt.NDArray[np.bool_]
+    """False where the row is no transition: a reset row of next_step, or a slot that was restarted."""
+    final_obs: Any
+    """The true successor of each action: where an episode ended its last observation, else `obs`."""
+    incidents: tuple[Incident, ...] = ()
+    packed: PackedInfos = field(default=PackedInfos(), repr=False)
+    plain: Sequence[tuple[int, Info]] = field(default=(), repr=False)
+
+    def __len__(self) -> int:
+        """How many slots."""
+        return len(self.slots)
+
+    @cached_property
+    def infos(self) -> dict[str, Any]:
+        """Gymnasium's vector form: `key` -> values, `_key` -> which rows have it."""
+        if not self.packed.groups and not self.plain:
+            return {}
+        return collate(len(self.slots), self.packed, self.plain)
+
+    def infos_among(self, num_slots: int) -> dict[str, Any]:
+        """The same for all slots of a fleet, where only this batch's have any."""
+        packed = PackedInfos(
+            tuple((schema, self.slots[where], cells) for schema, where, cells in self.packed.groups)
+        )
+        plain = [(int(self.slots[position]), info) for position, info in self.plain]
+        return collate(num_slots, packed, plain)
+
+    @cached_property
+    def each_info(self) -> list[Info]:
+        """One dict per row, as its environment gave it."""
+        each: list[Info] = [{} for _ in self.slots]
+        for position, info in (*self.packed.each(), *self.plain):
+            each[position].update(info)
+        return each

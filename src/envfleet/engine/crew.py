@@ -1,0 +1,202 @@
+"""The workers of one fleet: started together, replaced one by one, ended for certain.
+
+The crew owns every resource of a fleet: shared block, backend, workers. Half-built means undone; `stop` is
+idempotent, bounded, and safe to call from a finalizer or at exit.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+
+from envfleet.engine.backends import Backend, Binding, Ground, Launch, WorkerHandle
+from envfleet.engine.backends.process import GUARD_EXIT, ProcessBackend, ProcessHandle
+from envfleet.engine.backends.serial import SerialBackend
+from envfleet.engine.backends.thread import ThreadBackend
+from envfleet.engine.messages import Command, EnvFacts, Failure, Op, read_place
+from envfleet.engine.options import Autoreset, BackendName, Deadlines, EnvFn, StartMethod
+from envfleet.engine.schedule import deal
+from envfleet.engine.slab import Control, ControlPlan, Data, Slab, group_kinds
+from envfleet.errors import (
+    ConfigError,
+    EnvConstructionFailed,
+    EnvNotImportable,
+    EnvNotRegistered,
+    RemoteTraceback,
+    StartTimeout,
+    WorkerDied,
+)
+
+_UNREGISTERED = ("NameNotFound", "NamespaceNotFound", "VersionNotFound", "UnregisteredEnv")
+
+
+class Crew:
+    """Workers, the block they share, and how they are come by."""
+
+    def __init__(
+        self,
+        env_fns: Sequence[EnvFn],
+        *,
+        backend: BackendName,
+        start_method: StartMethod,
+        num_workers: int,
+        autoreset: Autoreset,
+        deadlines: Deadlines,
+    ) -> None:
+        self.env_fns, self.deadlines = tuple(env_fns), deadlines
+        self.bounds = deal(len(self.env_fns), num_workers)
+        self._autoreset = autoreset
+        self._owner_pid = os.getpid()
+        self.handles: list[WorkerHandle] = []
+        self.fallen_back: set[int] = set()
+        """Workers whose slots now live in this process."""
+        self._is_stopped = False
+        self._backend: Backend | None = None
+        self._slab = Slab.create()
+        try:
+            plan = ControlPlan.of(self.bounds)
+            self._slab.grow(plan.nbytes, len(self.env_fns))
+            self.control = Control(plan, self._slab.map(0, plan.nbytes))
+            self._ground = Ground(self._slab, plan, self.control)
+            if backend == "process":
+                self._backend = ProcessBackend(self._ground, start_method, num_workers)
+            else:
+                self._backend = {"serial": SerialBackend, "thread": ThreadBackend}[backend](
+                    self._ground
+                )
+            self._local = SerialBackend(self._ground)
+            for worker in range(num_workers):
+                self.handles.append(self._backend.launch(self._launch(worker)))
+            self.facts: list[EnvFacts] = [
+                facts for handle in self.handles for facts in self._await(handle)
+            ]
+            self._binding = self._bind_all(plan.nbytes)
+        except BaseException:
+            self.stop()
+            raise
+
+    @property
+    def data(self) -> Data:
+        """The bound columns."""
+        return self._binding.data
+
+    def wait(
+        self, pending: Sequence[WorkerHandle], timeout_s: float | None, *, want_all: bool
+    ) -> None:
+        """Wait for news of `pending`; those that fell back to this process are served first."""
+        assert self._backend is not None
+        local = [handle for handle in pending if handle.worker in self.fallen_back]
+        if local:
+            self._local.wait(local, timeout_s, want_all=False)
+            timeout_s = 0.0
+            pending = [handle for handle in pending if handle not in local]
+        if pending:
+            self._backend.wait(pending, timeout_s, want_all=want_all)
+
+    def dismiss(self, worker: int) -> None:
+        """End one worker and everything held for it."""
+        handle = self.handles[worker]
+        if isinstance(handle, ProcessHandle) and isinstance(self._backend, ProcessBackend):
+            self._backend.forget(handle)
+        handle.stop()
+
+    def replace(self, worker: int, *, in_process: bool) -> WorkerHandle:
+        """Dismiss a worker and put a new one in its place, built and bound."""
+        assert self._backend is not None
+        self.dismiss(worker)
+        backend: Backend = self._local if in_process else self._backend
+        if in_process:
+            self.fallen_back.add(worker)
+        handle = backend.launch(self._launch(worker))
+        self.handles[worker] = handle
+        self._await(handle)
+        handle.bind(self._binding)
+        return handle
+
+    def close(self, owed: Sequence[int]) -> list[Failure]:
+        """Ask every worker to close its environments, wait a bounded time, end what is left.
+
+        `owed` says how many replies each worker still owes, so that the last one is recognised.
+        """
+        failures: list[Failure] = []
+        closing = [handle for handle in self.handles if not handle.is_dead]
+        for handle in closing:
+            handle.post(Command(0, Op.CLOSE))
+        give_up_s = time.monotonic() + self.deadlines.close_s
+        waiting = {handle.worker: owed[handle.worker] + 1 for handle in closing}
+        while waiting and (left_s := give_up_s - time.monotonic()) > 0:
+            pending = [handle for handle in closing if handle.worker in waiting]
+            self.wait(pending, left_s, want_all=False)
+            for handle in pending:
+                for reply in handle.take():
+                    waiting[handle.worker] -= 1
+                    if waiting[handle.worker] == 0 and reply is not None:
+                        failures += reply.failures
+                if waiting[handle.worker] <= 0 or handle.is_dead:
+                    del waiting[handle.worker]
+        self.stop()
+        return failures
+
+    def stop(self) -> None:
+        """End all workers at once; in a forked copy of this process that is not its business."""
+        if os.getpid() != self._owner_pid or self._is_stopped:
+            return
+        self._is_stopped = True
+        for handle in self.handles:
+            self.dismiss(handle.worker)
+        if self._backend is not None:
+            self._backend.close()
+        self._slab.close()
+
+    def _launch(self, worker: int) -> Launch:
+        lo, hi = self.bounds[worker]
+        return Launch(worker, lo, self.env_fns[lo:hi], self._autoreset)
+
+    def _bind_all(self, offset: int) -> Binding:
+        kinds = group_kinds([(f.observation_space, f.action_space) for f in self.facts])
+        length = Data.measure(kinds)
+        self._slab.grow(offset + length, len(self.facts))
+        data = Data(kinds, self._slab.map(offset, length))
+        binding = Binding(data, kinds, offset, length)
+        for handle in self.handles:
+            handle.bind(binding)
+        return binding
+
+    def _await(self, handle: WorkerHandle) -> list[EnvFacts]:
+        assert self._backend is not None
+        slots = range(handle.first, handle.first + handle.count)
+        limit_s = max(self.deadlines.start_s, self.deadlines.reset_s or 0.0)
+        give_up_s = time.monotonic() + limit_s
+        while handle.facts is None:
+            if handle.start_failure is not None:
+                raise _start_error(*handle.start_failure, slots)
+            if handle.is_dead:
+                raise self._death_at_start(handle, slots)
+            left_s = give_up_s - time.monotonic()
+            if left_s <= 0:
+                raise StartTimeout(handle.worker, slots, limit_s, handle.stack())
+            self._backend.wait([handle], left_s, want_all=False)
+        return handle.facts
+
+    def _death_at_start(self, handle: WorkerHandle, slots: Sequence[int]) -> Exception:
+        exit_code = handle.exit_code()
+        if exit_code == GUARD_EXIT and isinstance(self._backend, ProcessBackend):
+            return self._backend.guard_error()
+        op, slot = read_place(self.control.posts[handle.worker][1])
+        doing = "start-up" if slot is None else f"{op.phrase} of slot {slot}"
+        return WorkerDied(handle.worker, slots, exit_code, doing, handle.stack())
+
+
+def _start_error(why: str, failure: Failure, slots: Sequence[int]) -> Exception:
+    error: Exception
+    if why == "import":
+        error = EnvNotImportable(slots, failure.reason)
+    elif failure.kind in _UNREGISTERED:
+        error = EnvNotRegistered(failure.slot, failure.reason)
+    elif failure.kind == ConfigError.__name__:
+        error = ConfigError(failure.reason.partition(": ")[2])
+    else:
+        error = EnvConstructionFailed(failure.slot, failure.reason)
+    error.__cause__ = RemoteTraceback(failure.traceback)
+    return error

@@ -1,0 +1,432 @@
+"""k environments in one place: reset, step, autoreset, plans, exceptions turned into replies.
+
+A host writes its slots' rows and nothing else. It never raises because of an environment: a failure is
+part of the reply, and the failed slot waits for a reset or a rebuild. Autoreset is Gymnasium's: in
+`next_step` the call after an end resets and ignores its action, in `same_step` the end and the reset
+happen in one call and the last observation is kept apart, `disabled` leaves resetting to the caller.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from enum import IntEnum
+from typing import Any, TypeVar
+
+import numpy as np
+
+from envfleet.engine import snapshot as snapshots
+from envfleet.engine.infos import Info, InfoWriter
+from envfleet.engine.messages import EnvFacts, Failure, Op, Reply, place
+from envfleet.engine.options import PLAIN_RESET, Autoreset, EnvFn, ResetPlan
+from envfleet.engine.slab import Control, Data
+
+Guard = Callable[[Callable[..., Any]], Callable[..., Any]]
+T = TypeVar("T")
+
+FAILURES = (Exception, SystemExit)
+"""What an environment may raise without harming anybody else. Ctrl-C is not for us to swallow."""
+NO_RNG, SEEDED, RNG_STATE = 0, 1, 2
+_RNG = struct.Struct("=B7x16s16sII")
+_RESERVED_CALLS = ("reset", "step", "close", "_setattr", "_check_spaces")
+
+
+class State(IntEnum):
+    """What a step means for a slot."""
+
+    RUNNING = 0
+    ENDED = 1
+    """next_step: the episode is over and the next step resets."""
+    OWES_TRUNCATION = 2
+    """The environment was rebuilt; the next step reports the lost episode as truncated."""
+    UNUSABLE = 3
+    """It raised, or was never reset."""
+
+
+class EnvHost:
+    """Scalar environments of the slots `first .. first + len(env_fns) - 1`."""
+
+    is_native = False
+
+    def __init__(
+        self,
+        first: int,
+        envs: Sequence[Any],
+        env_fns: Sequence[EnvFn],
+        autoreset: Autoreset,
+        guard: Guard,
+    ) -> None:
+        self.first, self.count = first, len(envs)
+        self._fns, self._autoreset, self._guard = list(env_fns), autoreset, guard
+        self._envs = list(envs)
+        self._steps = [guard(env.step) for env in envs]
+        self._state = bytearray([State.UNUSABLE] * self.count)
+        self._queues: list[deque[ResetPlan]] = [deque() for _ in envs]
+        self._last_spill: dict[int, dict[int, Any]] = {}
+        # set until known to be clear: a slot may still carry the infos of a worker that died
+        self._has_info = bytearray([1] * self.count)
+        self._after_end = State.ENDED if autoreset == "next_step" else State.RUNNING
+        self._had_invalid = True
+        self._reply = Reply()
+        self._is_plain = True
+
+    def facts(self) -> list[EnvFacts]:
+        """Spaces and the like, slot by slot."""
+        return [
+            EnvFacts(
+                env.observation_space,
+                env.action_space,
+                dict(env.metadata or {}),
+                getattr(env, "render_mode", None),
+                getattr(env, "spec", None),
+                native=False,
+            )
+            for env in self._envs
+        ]
+
+    def bind(self, control: Control, data: Data, post: memoryview) -> None:
+        """Take the shared rows of this host's slots."""
+        self._control, self._data, self._post = control, data, post
+        slots = range(self.first, self.first + self.count)
+        kinds, rows = data.kind_of[slots.start : slots.stop], data.row_of[slots.start : slots.stop]
+        where = list(zip(kinds.tolist(), rows.tolist(), strict=True))
+        self._write_obs = [data.obs[kind].writer(row) for kind, row in where]
+        self._write_final = [data.final_obs[kind].writer(row) for kind, row in where]
+        self._where = where
+        is_block = bool((kinds == kinds[0]).all() and (np.diff(rows) == 1).all())
+        self._block = slice(int(rows[0]), int(rows[-1]) + 1) if is_block else None
+        self._step_places = [place(Op.STEP, slot) for slot in slots]
+        self._slice = slice(slots.start, slots.stop)
+        self._infos = InfoWriter(control.infos, control.schemas, self.first)
+
+    # ---- commands -------------------------------------------------------------------------------
+
+    def step(self, slots: Sequence[int] | None, spills: dict[int, Any] | None) -> Reply | None:
+        """Step these slots (None: all) with the actions that lie in the slab."""
+        rows = range(self.count) if slots is None else [slot - self.first for slot in slots]
+        rewards: list[Any] = []
+        terminated: list[Any] = []
+        truncated: list[Any] = []
+        invalid: list[int] = []
+        state, steps, write_obs = self._state, self._steps, self._write_obs
+        has_info, post, places = self._has_info, self._post, self._step_places
+        for row, action in zip(rows, self._actions(slots, spills), strict=True):
+            post[1] = places[row]
+            if state[row]:
+                reward, is_terminated, is_truncated = self._step_unusual(row)
+                invalid.append(row)
+            else:
+                try:
+                    obs, reward, is_terminated, is_truncated, info = steps[row](action)
+                    spill = write_obs[row](obs)
+                except FAILURES as exc:
+                    self._fail(row, "step", exc)
+                    reward, is_terminated, is_truncated = 0.0, False, False
+                else:
+                    if spill is not None:
+                        self._spill(row, spill)
+                    if is_terminated or is_truncated:
+                        if self._autoreset == "same_step":
+                            self._end_and_reset(row, obs, info)
+                        else:
+                            state[row] = self._after_end
+                            self._inform(row, info)
+                    elif info or has_info[row]:
+                        self._inform(row, info)
+            rewards.append(reward)
+            terminated.append(is_terminated)
+            truncated.append(is_truncated)
+        self._store(rows, slots, rewards, terminated, truncated, invalid)
+        return self._take_reply()
+
+    def reset(self, slots: Sequence[int] | None, plans: Sequence[ResetPlan]) -> Reply | None:
+        """Reset these slots by their plans; a manual reset cancels a pending autoreset."""
+        rows = range(self.count) if slots is None else [slot - self.first for slot in slots]
+        for row, plan in zip(rows, plans, strict=True):
+            self._try_reset(row, plan)
+        zeros = [0.0] * len(rows)
+        self._store(rows, slots, zeros, zeros, zeros, list(rows))
+        return self._take_reply()
+
+    def queue(self, slots: Sequence[int], plans: Sequence[ResetPlan]) -> Reply | None:
+        """Keep a plan for each slot's next autoreset that has none yet, in order."""
+        for slot, plan in zip(slots, plans, strict=True):
+            self._queues[slot - self.first].append(plan)
+        return None
+
+    def rebuild(
+        self, slots: Sequence[int], orders: Sequence[tuple[ResetPlan, Any]]
+    ) -> Reply | None:
+        """Replace environments by new ones; each slot then owes its caller a truncated row."""
+        for slot, (plan, spill) in zip(slots, orders, strict=True):
+            row = slot - self.first
+            self._post[1] = place(Op.REBUILD, slot)
+            try:
+                self._replace(row)
+            except FAILURES as exc:
+                self._fail(row, "the constructor", exc)
+                continue
+            self._queues[row].appendleft(plan)
+            self._state[row] = State.OWES_TRUNCATION
+            if spill is not None:
+                self._last_spill[row] = spill
+        return self._take_reply()
+
+    def call(self, slots: Sequence[int], name: str, args: Any, kwargs: Any) -> Reply | None:
+        """Call or read `name` on each environment, through its wrappers."""
+        if name in _RESERVED_CALLS:
+            error = ValueError(f"{name!r} cannot be called by name; use the fleet's own {name}")
+            self._reply.failures.append(Failure.of(slots[0], f"call of {name!r}", error))
+            return self._take_reply()
+        for slot in slots:
+            self._post[1] = place(Op.CALL, slot)
+            try:
+                attribute = self._envs[slot - self.first].get_wrapper_attr(name)
+                value = (
+                    self._guard(attribute)(*args, **kwargs) if callable(attribute) else attribute
+                )
+            except FAILURES as exc:
+                self._reply.failures.append(Failure.of(slot, f"call of {name!r}", exc))
+            else:
+                self._reply.values[slot] = value
+        return self._take_reply()
+
+    def set_attr(self, slots: Sequence[int], name: str, values: Sequence[Any]) -> Reply | None:
+        """Set `name` where it is found among the wrappers."""
+        for slot, value in zip(slots, values, strict=True):
+            self._post[1] = place(Op.CALL, slot)
+            try:
+                self._envs[slot - self.first].set_wrapper_attr(name, value)
+            except FAILURES as exc:
+                self._reply.failures.append(Failure.of(slot, f"set_attr of {name!r}", exc))
+        return self._take_reply()
+
+    def snapshot(self, slots: Sequence[int]) -> Reply | None:
+        """Take each environment's state, by the best way it offers."""
+        for slot in slots:
+            row = slot - self.first
+            self._post[1] = place(Op.SNAPSHOT, slot)
+            try:
+                taken = snapshots.take(self._envs[row])
+            except FAILURES as exc:
+                self._reply.failures.append(Failure.of(slot, "snapshot", exc))
+            else:
+                queued = tuple(self._queues[row])
+                self._reply.values[slot] = (taken, State(self._state[row]), queued)
+        return self._take_reply()
+
+    def restore(self, slots: Sequence[int], states: Sequence[Any]) -> Reply | None:
+        """Put states back; for a replay the environment is built anew and driven there."""
+        for slot, (taken, state, queued, obs) in zip(slots, states, strict=True):
+            row = slot - self.first
+            self._post[1] = place(Op.RESTORE, slot)
+            try:
+                if isinstance(taken, snapshots.Replay):
+                    self._replace(row)
+                env = self._envs[row]
+                self._adopt(row, snapshots.put_back(env, taken))
+                spill = self._write_obs[row](obs)
+            except FAILURES as exc:
+                self._fail(row, "restore", exc)
+                continue
+            if spill is not None:
+                self._spill(row, spill)
+            self._state[row] = state
+            self._queues[row] = deque(queued)
+        return self._take_reply()
+
+    def close(self) -> Reply | None:
+        """Close every environment; one that fails to does not keep the others open."""
+        for row, env in enumerate(self._envs):
+            self._post[1] = place(Op.CLOSE, self.first + row)
+            try:
+                self._guard(env.close)()
+            except FAILURES as exc:
+                self._reply.failures.append(Failure.of(self.first + row, "close", exc))
+        return self._take_reply()
+
+    # ---- parts of a step ------------------------------------------------------------------------
+
+    def _actions(self, slots: Sequence[int] | None, spills: dict[int, Any] | None) -> Iterable[Any]:
+        if spills is None and self._block is not None:
+            columns = self._data.actions[self._where[0][0]]
+            if slots is None:
+                return columns.read_each(self._block)
+            rows = np.fromiter((self._where[slot - self.first][1] for slot in slots), np.intp)
+            return columns.read_each(rows)
+        spills = spills or {}
+        chosen = range(self.first, self.first + self.count) if slots is None else slots
+        return [
+            self._data.actions[kind].read(row, spills.get(slot))
+            for slot, (kind, row) in ((slot, self._where[slot - self.first]) for slot in chosen)
+        ]
+
+    def _step_unusual(self, row: int) -> tuple[float, bool, bool]:
+        state = self._state[row]
+        if state == State.ENDED:
+            self._try_reset(row, self._next_plan(row))
+            return 0.0, False, False
+        if state == State.OWES_TRUNCATION:
+            if self._autoreset == "same_step":
+                last = self._last_obs(row)
+                self._end_and_reset(row, last, {})
+            else:
+                self._state[row] = State.ENDED if self._autoreset == "next_step" else State.UNUSABLE
+                self._inform(row, {})
+            if row in self._last_spill:
+                self._reply.spills.setdefault(self.first + row, self._last_spill[row])
+                self._is_plain = False
+            return 0.0, False, True
+        error = RuntimeError("the slot was stepped before it was reset")
+        self._fail(row, "step", error)
+        return 0.0, False, False
+
+    def _end_and_reset(self, row: int, obs: Any, info: Info) -> None:
+        # before the reset: an environment that reuses its array would overwrite its last observation
+        spill = self._write_final[row](obs)
+        slot = self.first + row
+        if spill is not None:
+            self._reply.final_spills[slot] = spill
+            self._is_plain = False
+        if info:
+            self._reply.final_infos[slot] = dict(info)
+            self._is_plain = False
+        self._try_reset(row, self._next_plan(row))
+
+    def _try_reset(self, row: int, plan: ResetPlan) -> None:
+        slot = self.first + row
+        self._post[1] = place(Op.RESET, slot)
+        env = self._envs[row]
+        try:
+            self._record_rng(row, env, plan)
+            obs, info = plan.apply(self._guard(env.reset))
+            spill = self._write_obs[row](obs)
+        except FAILURES as exc:
+            self._fail(row, "reset", exc)
+            return
+        self._state[row] = State.RUNNING
+        if spill is not None:
+            self._spill(row, spill)
+        self._inform(row, info)
+
+    def _next_plan(self, row: int) -> ResetPlan:
+        queue = self._queues[row]
+        return queue.popleft() if queue else PLAIN_RESET
+
+    def _record_rng(self, row: int, env: Any, plan: ResetPlan) -> None:
+        """Keep what the coming episode starts from, where it outlives this process."""
+        cell = self._control.rng[self.first + row]
+        if plan.seed is not None:
+            cell[0] = SEEDED
+            return
+        try:
+            state = env.unwrapped.np_random.bit_generator.state
+            inner = state["state"]
+            _RNG.pack_into(
+                cell.data,
+                0,
+                RNG_STATE,
+                inner["state"].to_bytes(16, "little"),
+                inner["inc"].to_bytes(16, "little"),
+                state["has_uint32"],
+                state["uinteger"],
+            )
+        except (AttributeError, KeyError, TypeError):  # another generator, or none
+            cell[0] = NO_RNG
+
+    def _inform(self, row: int, info: Info) -> None:
+        if not info:
+            if self._has_info[row]:
+                self._infos.clear(row)
+                self._has_info[row] = 0
+            return
+        self._has_info[row] = 1
+        if not self._infos.write(row, info):
+            self._reply.infos[self.first + row] = dict(info)
+            self._is_plain = False
+
+    def _spill(self, row: int, spill: dict[int, Any]) -> None:
+        self._last_spill[row] = spill
+        self._reply.spills[self.first + row] = spill
+        self._is_plain = False
+
+    def _last_obs(self, row: int) -> Any:
+        kind, index = self._where[row]
+        return self._data.obs[kind].read(index, self._last_spill.get(row))
+
+    def _store(
+        self,
+        rows: Sequence[int],
+        slots: Sequence[int] | None,
+        rewards: list[Any],
+        terminated: list[Any],
+        truncated: list[Any],
+        invalid: list[int],
+    ) -> None:
+        control = self._control
+        where: Any = self._slice if slots is None else np.asarray(slots)
+        try:
+            control.rewards[where] = rewards
+        except (TypeError, ValueError):
+            self._store_one_by_one(rows, rewards)
+        control.terminated[where] = terminated
+        control.truncated[where] = truncated
+        if invalid or self._had_invalid:
+            control.valid[where] = True
+            control.valid[[self.first + row for row in invalid]] = False
+            self._had_invalid = bool(invalid) or slots is not None
+
+    def _store_one_by_one(self, rows: Sequence[int], rewards: list[Any]) -> None:
+        for row, reward in zip(rows, rewards, strict=True):
+            slot = self.first + row
+            try:
+                self._control.rewards[slot] = float(np.asarray(reward).item())
+            except (TypeError, ValueError):
+                self._control.rewards[slot] = 0.0
+                error = TypeError(f"the reward must be one number, got {reward!r}")
+                self._fail(row, "step", error)
+
+    def _fail(self, row: int, doing: str, exc: BaseException) -> None:
+        self._state[row] = State.UNUSABLE
+        self._inform(row, {})
+        self._reply.failures.append(Failure.of(self.first + row, doing, exc))
+        self._is_plain = False
+
+    def _replace(self, row: int) -> None:
+        old = self._envs[row]
+        try:
+            self._guard(old.close)()
+        except FAILURES:
+            pass  # it is being replaced because it is broken
+        self._adopt(row, self._guard(self._fns[row])())
+
+    def _adopt(self, row: int, env: Any) -> None:
+        self._envs[row] = env
+        self._steps[row] = self._guard(env.step)
+
+    def _take_reply(self) -> Reply | None:
+        reply = self._reply
+        if self._infos.fresh:
+            reply.schemas, self._infos.fresh = self._infos.fresh, []
+            self._is_plain = False
+        if self._is_plain and not reply.values and not reply.failures:
+            return None
+        self._reply, self._is_plain = Reply(), True
+        return reply
+
+
+def unpack_rng(cell: bytes) -> dict[str, Any] | None:
+    """The generator state that `_record_rng` kept, as numpy takes it; None if the episode was seeded."""
+    flag, state, inc, has_uint32, uinteger = _RNG.unpack_from(cell)
+    if flag != RNG_STATE:
+        return None
+    return {
+        "bit_generator": "PCG64",
+        "state": {
+            "state": int.from_bytes(state, "little"),
+            "inc": int.from_bytes(inc, "little"),
+        },
+        "has_uint32": has_uint32,
+        "uinteger": uinteger,
+    }

@@ -1,0 +1,250 @@
+"""Infos on their two ways: numeric ones with stable keys as fields, the rest as they are; then collated.
+
+A worker that sees an info dict of numbers (or small numeric arrays) registers its *schema*, the keys and
+types, once; from then on only the bytes are written into the slot's cell. Anything else, and what is too
+large, travels by the control path. Both ways give back equal dicts with equal types.
+
+`collate` makes Gymnasium's vector form of many dicts: `key` -> values, `_key` -> which slots have it.
+Unlike Gymnasium's own it promotes (an int beside a float is no longer cut off) and keeps ragged arrays.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from envfleet.engine.slab import INFO_BYTES
+
+NO_INFO = 0
+ON_CONTROL_PATH = 0xFFFF
+_MAX_SCHEMAS = 64
+"""A worker whose infos never settle stops registering: each schema costs one message."""
+_PYTHON_KINDS: dict[type, str] = {float: "f8", int: "i8", bool: "?"}
+_FORMATS = {"f8": "d", "f4": "f", "i8": "q", "i4": "i", "i2": "h", "i1": "b"}
+_FORMATS |= {"u8": "Q", "u4": "I", "u2": "H", "u1": "B", "b1": "?", "f2": "e"}
+
+Array = npt.NDArray[Any]
+Info = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Schema:
+    """The keys of an info dict and the type of each value; arrays also have a dtype and a shape."""
+
+    keys: tuple[str, ...]
+    types: tuple[type, ...]
+    dtypes: tuple[str, ...]
+    shapes: tuple[tuple[int, ...] | None, ...]
+    """None for scalars."""
+
+    @classmethod
+    def of(cls, info: Info) -> Schema | None:
+        """The schema of `info`, or None if it cannot travel as fields."""
+        dtypes, shapes = [], []
+        for key, value in info.items():
+            if not isinstance(key, str):
+                return None
+            if type(value) in _PYTHON_KINDS:
+                dtype, shape = np.dtype(_PYTHON_KINDS[type(value)]), None
+            elif isinstance(value, np.bool_ | np.number):
+                dtype, shape = value.dtype, None
+            elif type(value) is np.ndarray:
+                dtype, shape = value.dtype, value.shape
+            else:
+                return None
+            if dtype.str[1:] not in _FORMATS or not dtype.isnative:
+                return None
+            dtypes.append(dtype.str[1:])
+            shapes.append(shape)
+        types = tuple(type(value) for value in info.values())
+        schema = cls(tuple(info), types, tuple(dtypes), tuple(shapes))
+        return schema if struct.calcsize(schema.format) <= INFO_BYTES else None
+
+    @property
+    def format(self) -> str:
+        """The struct format of a cell."""
+        parts = [
+            _FORMATS[dtype]
+            if shape is None
+            else f"{int(np.prod(shape)) * np.dtype(dtype).itemsize}s"
+            for dtype, shape in zip(self.dtypes, self.shapes, strict=True)
+        ]
+        return "=" + "".join(parts)
+
+    @property
+    def record(self) -> np.dtype[Any]:
+        """The same cell as a numpy record, so that a key of many slots is one strided view."""
+        formats, offsets, offset = [], [], 0
+        for dtype, shape in zip(self.dtypes, self.shapes, strict=True):
+            formats.append(np.dtype((dtype, shape or ())))
+            offsets.append(offset)
+            offset += formats[-1].itemsize
+        names = [f"f{index}" for index in range(len(self.keys))]
+        return np.dtype(
+            {"names": names, "formats": formats, "offsets": offsets, "itemsize": INFO_BYTES}
+        )
+
+
+class InfoWriter:
+    """The worker's side: puts one slot's info into its cell if it can."""
+
+    def __init__(self, cells: Array, schema_of_slot: Array, first_slot: int) -> None:
+        self._cells = memoryview(cells).cast("B")
+        self._schema_of_slot = memoryview(schema_of_slot)
+        self._first = first_slot
+        self._known: dict[tuple[Any, ...], tuple[int, Any, tuple[Any, ...]]] = {}
+        self.fresh: list[Schema] = []
+        """Schemas registered since the last reply; their ids count up from 1."""
+
+    def clear(self, row: int) -> None:
+        """This slot has no info now."""
+        self._schema_of_slot[self._first + row] = NO_INFO
+
+    def write(self, row: int, info: Info) -> bool:
+        """Write a non-empty info; False if it must travel by the control path."""
+        slot = self._first + row
+        key = (*info, *map(type, info.values()))
+        known = self._known.get(key) or self._register(key, info)
+        number, pack_into, arrays = known
+        if pack_into is None:
+            self._schema_of_slot[slot] = ON_CONTROL_PATH
+            return False
+        values: Iterable[Any] = info.values()
+        if arrays:
+            values = list(values)
+            for index, shape, dtype in arrays:
+                if values[index].shape != shape or values[index].dtype != dtype:
+                    self._schema_of_slot[slot] = ON_CONTROL_PATH
+                    return False
+                values[index] = values[index].tobytes()
+        try:
+            pack_into(self._cells, slot * INFO_BYTES, *values)
+        except struct.error:  # an int beyond 64 bits
+            self._schema_of_slot[slot] = ON_CONTROL_PATH
+            return False
+        self._schema_of_slot[slot] = number
+        return True
+
+    def _register(self, key: tuple[Any, ...], info: Info) -> tuple[int, Any, tuple[Any, ...]]:
+        schema = Schema.of(info) if len(self._known) < _MAX_SCHEMAS else None
+        if schema is None:
+            known: tuple[int, Any, tuple[Any, ...]] = (ON_CONTROL_PATH, None, ())
+            if len(self._known) >= _MAX_SCHEMAS:
+                return known
+        else:
+            arrays = tuple(
+                (index, shape, np.dtype(dtype))
+                for index, (shape, dtype) in enumerate(
+                    zip(schema.shapes, schema.dtypes, strict=True)
+                )
+                if shape is not None
+            )
+            number = 1 + sum(1 for entry in self._known.values() if entry[1] is not None)
+            known = (number, struct.Struct(schema.format).pack_into, arrays)
+            self.fresh.append(schema)
+        self._known[key] = known
+        return known
+
+
+@dataclass(frozen=True, slots=True)
+class PackedInfos:
+    """Cells of some slots, copied out of the slab, with the schemas to read them."""
+
+    groups: tuple[tuple[Schema, Array, Array], ...] = ()
+    """(schema, positions in the batch, cells [len(positions), INFO_BYTES])."""
+
+    def columns(self) -> Iterable[tuple[str, type, Array, Array]]:
+        """Every key of every group: (key, type, positions, values)."""
+        for schema, positions, cells in self.groups:
+            table = cells.view(schema.record)[:, 0]
+            for index, (key, kind) in enumerate(zip(schema.keys, schema.types, strict=True)):
+                yield key, kind, positions, np.ascontiguousarray(table[f"f{index}"])
+
+    def each(self) -> Iterable[tuple[int, Info]]:
+        """Every slot's own dict, types as the environment gave them."""
+        for schema, positions, cells in self.groups:
+            table = cells.view(schema.record)[:, 0]
+            columns = [np.ascontiguousarray(table[f"f{i}"]) for i in range(len(schema.keys))]
+            for index, position in enumerate(positions.tolist()):
+                yield (
+                    position,
+                    {
+                        key: column[index].copy()
+                        if kind is np.ndarray
+                        else kind(column[index].item() if kind in _PYTHON_KINDS else column[index])
+                        for key, kind, column in zip(
+                            schema.keys, schema.types, columns, strict=True
+                        )
+                    },
+                )
+
+
+@dataclass(slots=True)
+class _Column:
+    """Values of one key while a vector info is put together."""
+
+    positions: list[Array] = field(default_factory=list)
+    values: list[Array] = field(default_factory=list)
+    """Stacked numeric values, one array per group of slots."""
+    objects: list[tuple[int, Any]] = field(default_factory=list)
+    dicts: list[tuple[int, Info]] = field(default_factory=list)
+
+
+def collate(num: int, packed: PackedInfos, plain: Sequence[tuple[int, Info]]) -> dict[str, Any]:
+    """Put infos of `num` slots together; `plain` holds (position, dict) pairs that came as they are."""
+    columns: dict[str, _Column] = {}
+    for key, _, positions, values in packed.columns():
+        column = columns.setdefault(key, _Column())
+        column.positions.append(positions)
+        column.values.append(values)
+    for position, info in plain:
+        for key, value in info.items():
+            column = columns.setdefault(key, _Column())
+            if isinstance(value, dict) and key != "final_obs":
+                column.dicts.append((position, value))
+            elif key != "final_obs" and _is_numeric(value):
+                column.positions.append(np.array([position]))
+                column.values.append(np.asarray(value)[None])
+            else:
+                column.objects.append((position, value))
+    vector: dict[str, Any] = {}
+    for key, column in columns.items():
+        mask = np.zeros(num, np.bool_)
+        for positions in column.positions:
+            mask[positions] = True
+        for position, _ in (*column.objects, *column.dicts):
+            mask[position] = True
+        vector[key], vector[f"_{key}"] = _join(num, column), mask
+    return vector
+
+
+def _join(num: int, column: _Column) -> Any:
+    numeric = bool(column.values)
+    if column.dicts and not numeric and not column.objects:
+        return collate(num, PackedInfos(), column.dicts)
+    shapes = {values.shape[1:] for values in column.values}
+    if numeric and len(shapes) == 1 and not column.objects and not column.dicts:
+        joined = np.zeros((num, *shapes.pop()), np.result_type(*column.values))
+        for positions, values in zip(column.positions, column.values, strict=True):
+            joined[positions] = values
+        return joined
+    objects = np.full(num, None, object)
+    for positions, values in zip(column.positions, column.values, strict=True):
+        for position, value in zip(positions.tolist(), values, strict=True):
+            objects[position] = value
+    for position, value in (*column.objects, *column.dicts):
+        objects[position] = value
+    return objects
+
+
+def _is_numeric(value: Any) -> bool:
+    if type(value) in _PYTHON_KINDS:
+        return type(value) is not int or -(2**63) <= value < 2**63
+    if isinstance(value, np.ndarray):
+        return value.dtype.kind in "biufc"
+    return isinstance(value, np.number | np.bool_)

@@ -1,0 +1,81 @@
+"""What was done to each slot since its episode began: enough to do it again.
+
+One entry per send, kept while some running episode needs it; a bound on the bytes keeps endless episodes
+from filling the memory, after which a slot's log is marked as no longer complete.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from envfleet.engine.options import PLAIN_RESET, ResetPlan
+
+LIMIT_BYTES = 64 << 20
+_LIST_ITEM_BYTES = 64
+_TRIM_EVERY = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeLog:
+    """How one slot's running episode began and went."""
+
+    plan: ResetPlan
+    actions: tuple[Any, ...]
+    is_complete: bool
+
+
+class Journal:
+    """Actions of all slots, and where each slot's episode begins among them."""
+
+    def __init__(self, num_slots: int) -> None:
+        self._entries: deque[tuple[npt.NDArray[np.intp] | None, Any]] = deque()
+        self._base = 0
+        self._bytes = 0
+        self._starts = np.zeros(num_slots, np.int64)
+        self._plans: list[ResetPlan] = [PLAIN_RESET] * num_slots
+
+    def sent(self, slots: npt.NDArray[np.intp] | None, actions: Any) -> None:
+        """Keep actions, which must be the journal's own, of these slots (None: all)."""
+        self._entries.append((slots, actions))
+        self._bytes += getattr(actions, "nbytes", None) or len(actions) * _LIST_ITEM_BYTES
+        if len(self._entries) % _TRIM_EVERY == 0 or self._bytes > LIMIT_BYTES:
+            self._trim()
+
+    def began(self, slots: Iterable[int], plans: Iterable[ResetPlan]) -> None:
+        """These slots have just been reset by these plans."""
+        now = self._base + len(self._entries)
+        for slot, plan in zip(slots, plans, strict=True):
+            self._starts[slot], self._plans[slot] = now, plan
+
+    def log_of(self, slot: int) -> EpisodeLog:
+        """The slot's episode so far."""
+        start = int(self._starts[slot])
+        actions = []
+        for index in range(max(0, start - self._base), len(self._entries)):
+            slots, batch = self._entries[index]
+            if slots is None:
+                actions.append(batch[slot])
+            else:
+                where = np.flatnonzero(slots == slot)
+                if where.size:
+                    actions.append(batch[int(where[0])])
+        return EpisodeLog(self._plans[slot], tuple(actions), start >= self._base)
+
+    def take_back(self, slot: int, plan: ResetPlan, actions: Sequence[Any]) -> None:
+        """The slot was brought to the state that these actions lead to."""
+        self.began([slot], [plan])
+        for action in actions:
+            self.sent(np.array([slot]), [action])
+
+    def _trim(self) -> None:
+        needed_from = int(self._starts.min())
+        while self._entries and (self._base < needed_from or self._bytes > LIMIT_BYTES):
+            _, actions = self._entries.popleft()
+            self._bytes -= getattr(actions, "nbytes", None) or len(actions) * _LIST_ITEM_BYTES
+            self._base += 1

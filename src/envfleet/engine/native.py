@@ -1,0 +1,242 @@
+"""A natively vectorised environment as a host: m slots that are stepped by one call.
+
+The environment resets itself, so its own autoreset mode must be the fleet's. Its slots share one generator
+in most implementations: streams are then a function of the seed and of the number of slots in the
+instance, not of the slot alone, so a run is repeatable for the same split into workers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from gymnasium.vector import VectorEnv
+
+from envfleet.engine.host import FAILURES, Guard
+from envfleet.engine.infos import Info
+from envfleet.engine.messages import EnvFacts, Failure, Op, Reply, place
+from envfleet.engine.options import Autoreset, ResetPlan
+from envfleet.engine.slab import Control, Data
+from envfleet.errors import ConfigError
+
+
+class NativeHost:
+    """One `gymnasium.vector.VectorEnv` in the slots `first .. first + env.num_envs - 1`."""
+
+    is_native = True
+
+    def __init__(self, first: int, env: VectorEnv, autoreset: Autoreset, guard: Guard) -> None:
+        mode = env.metadata.get("autoreset_mode")
+        native_mode = str(getattr(mode, "name", mode)).lower()
+        if mode is not None and native_mode != autoreset:
+            raise ConfigError(
+                f"{env} resets itself in mode {native_mode!r} but the fleet was asked for "
+                f"{autoreset!r}; pass autoreset={native_mode!r}, or build the environment with that mode"
+            )
+        self.first, self.count = first, env.num_envs
+        self._env, self._autoreset = env, autoreset
+        self._step, self._reset = guard(env.step), guard(env.reset)
+        self._ended = np.zeros(self.count, np.bool_)
+        self._owes_truncation = False
+        self._reply = Reply()
+
+    def facts(self) -> list[EnvFacts]:
+        """Spaces and the like, the same for every slot."""
+        env = self._env
+        facts = EnvFacts(
+            env.single_observation_space,
+            env.single_action_space,
+            dict(env.metadata or {}),
+            env.render_mode,
+            env.spec,
+            native=True,
+        )
+        return [facts] * self.count
+
+    def bind(self, control: Control, data: Data, post: memoryview) -> None:
+        """Take the shared rows; one kind, so they are one block."""
+        self._control, self._post = control, post
+        kind, row = int(data.kind_of[self.first]), int(data.row_of[self.first])
+        self._rows = slice(row, row + self.count)
+        self._obs, self._final_obs = data.obs[kind], data.final_obs[kind]
+        self._actions = data.actions[kind]
+        self._slots = slice(self.first, self.first + self.count)
+        self._place = place(Op.STEP, self.first)
+
+    def step(self, slots: Sequence[int] | None, spills: dict[int, Any] | None) -> Reply | None:
+        """Step the whole instance."""
+        if not self._is_whole(slots, "step"):
+            return self._take_reply()
+        self._post[1] = self._place
+        actions = self._actions.read_batch(self._rows, _by_position(spills, self.first))
+        if self._owes_truncation:
+            return self._come_back()
+        try:
+            obs, rewards, terminated, truncated, infos = self._step(actions)
+            self._put_obs(obs)
+        except FAILURES as exc:
+            self._reply.failures.append(Failure.of(self.first, "step", exc))
+            return self._take_reply()
+        control, rows = self._control, self._slots
+        control.rewards[rows] = rewards
+        control.terminated[rows] = terminated
+        control.truncated[rows] = truncated
+        if self._autoreset == "next_step":
+            np.logical_not(self._ended, out=control.valid[rows])
+            np.logical_or(terminated, truncated, out=self._ended)
+        else:
+            control.valid[rows] = True
+        if infos:
+            self._put_infos(infos)
+        return self._take_reply()
+
+    def reset(self, slots: Sequence[int] | None, plans: Sequence[ResetPlan]) -> Reply | None:
+        """Reset the whole instance; the first slot's seed seeds it, and options must be the same for all."""
+        if not self._is_whole(slots, "reset"):
+            return self._take_reply()
+        self._post[1] = place(Op.RESET, self.first)
+        plan = plans[0]
+        try:
+            if any(other.options != plan.options for other in plans):
+                raise ConfigError("a natively vectorised environment takes one options for all")
+            obs, infos = plan.apply(self._reset)
+            self._put_obs(obs)
+        except FAILURES as exc:
+            self._reply.failures.append(Failure.of(self.first, "reset", exc))
+            return self._take_reply()
+        self._ended[:] = False
+        self._owes_truncation = False
+        control, rows = self._control, self._slots
+        control.rewards[rows] = 0.0
+        control.terminated[rows] = control.truncated[rows] = control.valid[rows] = False
+        if infos:
+            self._put_infos(infos)
+        return self._take_reply()
+
+    def queue(self, slots: Sequence[int], plans: Sequence[ResetPlan]) -> Reply | None:
+        """Not possible: the instance resets its slots by itself."""
+        error = ConfigError(
+            "a natively vectorised environment resets itself; nothing can be queued"
+        )
+        self._reply.failures.append(Failure.of(self.first, "queue_reset", error))
+        return self._take_reply()
+
+    def rebuild(
+        self, slots: Sequence[int], orders: Sequence[tuple[ResetPlan, Any]]
+    ) -> Reply | None:
+        """A new instance was built with its worker; it starts with a truncated row for every slot."""
+        self._owes_truncation = True
+        self._plan = orders[0][0]
+        return self._take_reply()
+
+    def call(self, slots: Sequence[int], name: str, args: Any, kwargs: Any) -> Reply | None:
+        """Call the instance's own `call`, or read its attribute."""
+        self._post[1] = place(Op.CALL, self.first)
+        try:
+            if hasattr(self._env, "call"):
+                values = self._env.call(name, *args, **kwargs)
+            else:
+                attribute = getattr(self._env, name)
+                value = attribute(*args, **kwargs) if callable(attribute) else attribute
+                values = [value] * self.count
+        except FAILURES as exc:
+            self._reply.failures.append(Failure.of(self.first, f"call of {name!r}", exc))
+        else:
+            self._reply.values = {slot: values[slot - self.first] for slot in slots}
+        return self._take_reply()
+
+    def set_attr(self, slots: Sequence[int], name: str, values: Sequence[Any]) -> Reply | None:
+        """Set one value for the whole instance."""
+        try:
+            if hasattr(self._env, "set_attr"):
+                self._env.set_attr(name, list(values))
+            else:
+                setattr(self._env, name, values[0])
+        except FAILURES as exc:
+            self._reply.failures.append(Failure.of(self.first, f"set_attr of {name!r}", exc))
+        return self._take_reply()
+
+    def snapshot(self, slots: Sequence[int]) -> Reply | None:
+        """Not possible slot by slot."""
+        return self._no_state("snapshot")
+
+    def restore(self, slots: Sequence[int], states: Sequence[Any]) -> Reply | None:
+        """Not possible slot by slot."""
+        return self._no_state("restore")
+
+    def close(self) -> Reply | None:
+        """Close the instance."""
+        self._post[1] = place(Op.CLOSE, self.first)
+        try:
+            self._env.close()
+        except FAILURES as exc:
+            self._reply.failures.append(Failure.of(self.first, "close", exc))
+        return self._take_reply()
+
+    def _no_state(self, doing: str) -> Reply | None:
+        error = ConfigError(
+            "the slots of a natively vectorised environment have no state of their own"
+        )
+        self._reply.failures.append(Failure.of(self.first, doing, error))
+        return self._take_reply()
+
+    def _is_whole(self, slots: Sequence[int] | None, doing: str) -> bool:
+        if slots is None or len(slots) == self.count:
+            return True
+        error = ConfigError(
+            f"slots {self.first} to {self.first + self.count - 1} are one natively vectorised "
+            f"environment: {doing} all of them together"
+        )
+        self._reply.failures.append(Failure.of(self.first, doing, error))
+        return False
+
+    def _come_back(self) -> Reply | None:
+        self._owes_truncation = False
+        last = self._obs.read_batch(self._rows) if self._autoreset == "same_step" else None
+        reply = self.reset(None, [self._plan] * self.count)
+        if last is not None:
+            self._final_obs.write_batch(self._rows, last)
+        self._control.truncated[self._slots] = True
+        return reply
+
+    def _put_obs(self, obs: Any) -> None:
+        spills = self._obs.write_batch(self._rows, obs)
+        for position, spill in (spills or {}).items():
+            self._reply.spills[self.first + position] = spill
+
+    def _put_infos(self, infos: dict[str, Any]) -> None:
+        for position, info in _split(infos, self.count).items():
+            slot = self.first + position
+            final_obs = info.pop("final_obs", None)
+            if final_obs is not None:
+                spill = self._final_obs.writer(self._rows.start + position)(final_obs)
+                if spill is not None:
+                    self._reply.final_spills[slot] = spill
+            final_info = info.pop("final_info", None)
+            if final_info:
+                self._reply.final_infos[slot] = final_info
+            if info:
+                self._reply.infos[slot] = info
+
+    def _take_reply(self) -> Reply | None:
+        reply, self._reply = self._reply, Reply()
+        return reply if reply != Reply() else None
+
+
+def _by_position(spills: dict[int, Any] | None, first: int) -> dict[int, Any] | None:
+    return spills and {slot - first: spill for slot, spill in spills.items()}
+
+
+def _split(infos: dict[str, Any], count: int) -> dict[int, Info]:
+    """Gymnasium's vector form back into one dict per slot that has any."""
+    each: dict[int, Info] = {}
+    for key, values in infos.items():
+        if key.startswith("_") and key[1:] in infos:
+            continue
+        mask = infos.get(f"_{key}", np.ones(count, np.bool_))
+        inner = _split(values, count) if isinstance(values, dict) else values
+        for position in np.flatnonzero(mask).tolist():
+            value = inner.get(position, {}) if isinstance(values, dict) else inner[position]
+            each.setdefault(position, {})[key] = value
+    return each

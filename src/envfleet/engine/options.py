@@ -1,0 +1,87 @@
+"""The engine's small value objects: what a caller may ask for, checked when it is made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias, get_args
+
+from envfleet.errors import ConfigError
+
+EnvFn: TypeAlias = Callable[[], Any]
+Autoreset: TypeAlias = Literal["next_step", "same_step", "disabled"]
+OnFailure: TypeAlias = Literal["raise", "restart", "fallback"]
+BackendName: TypeAlias = Literal["serial", "thread", "process"]
+StartMethod: TypeAlias = Literal["fork", "spawn", "forkserver"]
+
+
+def one_of(name: str, value: object, kind: Any) -> Any:
+    """Return `value` if the Literal `kind` lists it, else say what it may be."""
+    choices = get_args(kind)
+    if value not in choices:
+        raise ConfigError(f"{name} must be one of {', '.join(map(repr, choices))}; got {value!r}")
+    return value
+
+
+def check_seconds(name: str, value: float | None) -> None:
+    """Refuse a limit that is not a positive number of seconds or None."""
+    if value is not None and not value > 0:
+        raise ConfigError(
+            f"{name} must be positive seconds, or None to wait for ever; got {value!r}"
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Deadlines:
+    """How long the fleet waits before it presumes that something hangs."""
+
+    step_s: float | None = None
+    """Longest one environment may take for one step; None lets it take as long as it takes."""
+    reset_s: float | None = None
+    """Longest one environment may take for one reset or call."""
+    start_s: float = 120.0
+    """Longest the environments of one worker may take to be built."""
+    close_s: float = 3.0
+    """Longest `close` waits for environments to close before their workers are killed."""
+    warn_s: float = 30.0
+    """With no deadline in force: after how long a warning says who is waited for, and where it stands."""
+
+    def __post_init__(self) -> None:
+        for name in ("step_s", "reset_s", "start_s", "close_s", "warn_s"):
+            check_seconds(name, getattr(self, name))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RestartPolicy:
+    """How many failures of one slot are forgiven."""
+
+    max_restarts: int = 5
+    """Failures of one slot within the window that are answered by a restart."""
+    window_s: float = 600.0
+    """Older failures are forgotten, so that a rare crash never ends a long run."""
+
+    def __post_init__(self) -> None:
+        if self.max_restarts < 0:
+            raise ConfigError(f"max_restarts must be 0 or more, got {self.max_restarts}")
+        check_seconds("window_s", self.window_s)
+
+
+@dataclass(frozen=True, slots=True)
+class ResetPlan:
+    """How one slot is to be reset: Gymnasium's two arguments."""
+
+    seed: int | None = None
+    options: Mapping[str, Any] | None = None
+
+    def apply(self, reset: Callable[..., Any]) -> tuple[Any, dict[str, Any]]:
+        """Call `reset` by this plan; an empty plan calls exactly `reset()`, as Gymnasium's autoreset does."""
+        if self.seed is None and self.options is None:
+            obs, info = reset()
+        else:
+            # the caller's mapping must not be changed by an environment that pops from its options
+            options = None if self.options is None else dict(self.options)
+            obs, info = reset(seed=self.seed, options=options)
+        return obs, info
+
+
+PLAIN_RESET = ResetPlan()

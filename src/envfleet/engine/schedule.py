@@ -1,0 +1,20 @@
+"""Pure decisions about slots: how they are dealt to workers, and which of them form the next batch."""
+
+from __future__ import annotations
+
+
+def deal(num_slots: int, num_workers: int) -> list[tuple[int, int]]:
+    """Neighbouring slots for each worker, the first ones one larger where it does not come out even."""
+    size, rest = divmod(num_slots, num_workers)
+    bounds, start = [], 0
+    for worker in range(num_workers):
+        end = start + size + (worker < rest)
+        bounds.append((start, end))
+        start = end
+    return bounds
+
+
+def is_enough(num_ready: int, num_in_flight: int, min_slots: int | None) -> bool:
+    """Whether a batch can be given: all that was sent, or `min_slots`; never more than there can be."""
+    coming = num_ready + num_in_flight
+    return num_ready >= (coming if min_slots is None else min(min_slots, coming))

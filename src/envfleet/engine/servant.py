@@ -1,0 +1,186 @@
+"""What every worker does, wherever it runs: build hosts, carry out commands, answer.
+
+A servant knows nothing of processes, threads or pipes. It never raises out of `handle` because of an
+environment, and builds nothing by halves: if one constructor fails, those already built are closed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import gymnasium
+from gymnasium.vector import VectorEnv
+
+from envfleet.engine.host import FAILURES, EnvHost, Guard
+from envfleet.engine.messages import Command, EnvFacts, Failure, Op, Reply, place
+from envfleet.engine.native import NativeHost
+from envfleet.engine.options import Autoreset, EnvFn
+from envfleet.engine.slab import Control, Data
+from envfleet.errors import ConfigError
+
+Host = EnvHost | NativeHost
+
+
+@dataclass(frozen=True, slots=True)
+class NativeFn:
+    """Marks a function that builds a natively vectorised environment of a given size."""
+
+    build: Callable[[int], VectorEnv]
+    name: str = "native environment"
+
+    def __call__(self) -> VectorEnv:
+        """Build one of size 1, so that a marker is an `EnvFn` too."""
+        return self.build(1)
+
+
+class BuildFailed(Exception):
+    """A constructor raised; carries what the parent needs to name it."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure)
+        self.failure = failure
+
+
+def no_guard(function: Callable[..., Any]) -> Callable[..., Any]:
+    """For workers that cannot be abandoned: environments are called directly."""
+    return function
+
+
+class Servant:
+    """The environments of one worker, in one or several hosts side by side."""
+
+    def __init__(
+        self,
+        first: int,
+        env_fns: Sequence[EnvFn],
+        autoreset: Autoreset,
+        post: memoryview,
+        guard: Guard = no_guard,
+    ) -> None:
+        self._post = post
+        self.hosts: list[Host] = _build(first, env_fns, autoreset, post, guard)
+        self._only = self.hosts[0] if len(self.hosts) == 1 else None
+
+    def facts(self) -> list[EnvFacts]:
+        """What each slot's environment is like, in the order of slots."""
+        return [facts for host in self.hosts for facts in host.facts()]
+
+    def bind(self, control: Control, data: Data) -> None:
+        """Take the shared rows."""
+        for host in self.hosts:
+            host.bind(control, data, self._post)
+
+    def handle(self, command: Command) -> Reply | None:
+        """Carry out one command; a reply is given only if there is something to say."""
+        if command.op is Op.STEP and self._only is not None:
+            try:
+                reply = self._only.step(command.slots, command.payload)
+            except FAILURES as exc:
+                slot = self._only.first if command.slots is None else command.slots[0]
+                reply = Reply(failures=[Failure.of(slot, "step", exc)])
+        else:
+            reply = self._fan_out(command)
+        self._post[1] = 0
+        return reply
+
+    def _fan_out(self, command: Command) -> Reply | None:
+        whole = Reply()
+        for host in self.hosts:
+            span = range(host.first, host.first + host.count)
+            chosen = span if command.slots is None else command.slots
+            positions = [index for index, slot in enumerate(chosen) if slot in span]
+            if not positions:
+                continue
+            slots = [chosen[index] for index in positions]
+            try:
+                part = _carry_out(host, command, slots, positions)
+            except FAILURES as exc:
+                part = Reply(failures=[Failure.of(slots[0], command.op.phrase, exc)])
+            if part is not None:
+                for field in fields(Reply):
+                    mine, theirs = getattr(whole, field.name), getattr(part, field.name)
+                    mine.extend(theirs) if isinstance(mine, list) else mine.update(theirs)
+        return whole if whole != Reply() else None
+
+
+def _carry_out(
+    host: Host, command: Command, slots: Sequence[int], positions: Sequence[int]
+) -> Reply | None:
+    payload = command.payload
+    match command.op:
+        case Op.STEP:
+            return host.step(slots, payload)
+        case Op.RESET:
+            return host.reset(slots, [payload[index] for index in positions])
+        case Op.QUEUE:
+            return host.queue(slots, [payload[index] for index in positions])
+        case Op.REBUILD:
+            return host.rebuild(slots, [payload[index] for index in positions])
+        case Op.CALL:
+            name, args, kwargs, values = payload
+            if values is not None:
+                return host.set_attr(slots, name, [values[index] for index in positions])
+            return host.call(slots, name, args, kwargs)
+        case Op.SNAPSHOT:
+            return host.snapshot(slots)
+        case Op.RESTORE:
+            return host.restore(slots, [payload[index] for index in positions])
+        case Op.CLOSE:
+            return host.close()
+        case _:
+            raise ConfigError(f"a worker cannot carry out {command.op!r}")
+
+
+def _build(
+    first: int, env_fns: Sequence[EnvFn], autoreset: Autoreset, post: memoryview, guard: Guard
+) -> list[Host]:
+    hosts: list[Host] = []
+    scalars: list[Any] = []
+    built: list[Any] = []
+    row = 0
+
+    def flush() -> None:
+        if scalars:
+            start = row - len(scalars)
+            fns = env_fns[start:row]
+            hosts.append(EnvHost(first + start, list(scalars), fns, autoreset, guard))
+            scalars.clear()
+
+    try:
+        while row < len(env_fns):
+            post[1] = place(Op.BUILD, first + row)
+            env_fn, left = env_fns[row], len(env_fns) - row
+            if isinstance(env_fn, NativeFn):
+                size = next((i for i in range(left) if env_fns[row + i] is not env_fn), left)
+                env = guard(env_fn.build)(size)
+            else:
+                env = guard(env_fn)()
+            built.append(env)
+            if isinstance(env, VectorEnv):
+                if env.num_envs > left:
+                    raise ConfigError(
+                        f"{env} has {env.num_envs} environments but its worker has {left} slots left; "
+                        "make the slots of each worker a multiple of it (num_envs, num_workers)"
+                    )
+                flush()
+                hosts.append(NativeHost(first + row, env, autoreset, guard))
+                row += env.num_envs
+            elif isinstance(env, gymnasium.Env):
+                scalars.append(env)
+                row += 1
+            else:
+                raise ConfigError(
+                    f"the function returned {type(env).__name__}, not a gymnasium.Env or VectorEnv"
+                )
+        flush()
+    except FAILURES as exc:
+        for env in built:
+            try:
+                guard(env.close)()
+            except FAILURES:
+                continue  # the first failure is the one to report
+        raise BuildFailed(Failure.of(first + row, "the constructor", exc)) from exc
+    post[1] = 0
+    return hosts

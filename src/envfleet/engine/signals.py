@@ -1,0 +1,47 @@
+"""How a worker is woken and how it says that it is done: a bell, which is a counter in the kernel.
+
+The counter is the truth, and ringing and taking it order memory between the two sides. A word in shared
+memory may hint that a bell is about to ring, never replace it.
+"""
+
+from __future__ import annotations
+
+import os
+
+HAS_EVENTFD = hasattr(os, "eventfd")
+
+
+class Bell:
+    """`ring` adds one, `take` waits for at least one and returns how many; `fd` is pollable for reading."""
+
+    def __init__(self, read_fd: int, write_fd: int) -> None:
+        self.fd, self.write_fd = read_fd, write_fd
+        self._is_eventfd = read_fd == write_fd
+
+    @classmethod
+    def create(cls) -> Bell:
+        """An eventfd where there is one, else a pipe."""
+        if HAS_EVENTFD:
+            fd = os.eventfd(0)
+            return cls(fd, fd)
+        return cls(*os.pipe())
+
+    def ring(self) -> None:
+        """Add one."""
+        if self._is_eventfd:
+            os.eventfd_write(self.write_fd, 1)
+        else:
+            os.write(self.write_fd, b"\0")
+
+    def take(self) -> int:
+        """Wait until the count is not zero, return it and set it to zero."""
+        if self._is_eventfd:
+            return os.eventfd_read(self.fd)
+        return len(os.read(self.fd, 4096))
+
+    def close(self) -> None:
+        """Give up the descriptors of this side."""
+        for fd in {self.fd, self.write_fd}:
+            if fd >= 0:
+                os.close(fd)
+        self.fd = self.write_fd = -1

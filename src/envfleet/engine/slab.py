@@ -1,0 +1,185 @@
+"""One shared block for the whole fleet: a control part of known size, then a part planned from the spaces.
+
+Law: a slot's record is written by exactly one worker, and only between a command for it and its reply;
+actions, tickets and ring entries are written by the parent only while that slot or entry is not in flight.
+
+The block has no name in the file system (memfd, elsewhere an unlinked temporary file): when the last
+process that maps it is gone so is the block, whoever was killed and how. Nothing has to be unlinked.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from envfleet.engine.machine import available_memory
+from envfleet.errors import NotEnoughSharedMemory
+from envfleet.layout import Columns, plan
+
+INFO_BYTES = 512
+"""Room for one slot's numeric infos: 64 doubles. A larger info travels by the control path."""
+RNG_BYTES = 48
+RING_SPARE = 16
+"""Ring entries beyond one per slot, for commands that are not steps."""
+_LINE = 64
+_PAGE = mmap.ALLOCATIONGRANULARITY
+
+Array = npt.NDArray[Any]
+
+
+class Slab:
+    """The file descriptor and how parts of it are mapped. The creator grows it; everybody closes its own."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+
+    @classmethod
+    def create(cls) -> Slab:
+        """Make an empty block."""
+        if hasattr(os, "memfd_create"):
+            return cls(os.memfd_create("envfleet"))
+        with tempfile.TemporaryFile() as file:
+            return cls(os.dup(file.fileno()))
+
+    def grow(self, size: int, num_slots: int) -> None:
+        """Make the block `size` bytes long, or say that the memory is not there."""
+        available, why = available_memory()
+        if size > available:
+            raise NotEnoughSharedMemory(size, available, num_slots, why)
+        try:
+            os.ftruncate(self.fd, size)
+        except OSError as exc:
+            raise NotEnoughSharedMemory(size, available, num_slots, exc.strerror or "") from exc
+
+    def map(self, offset: int, length: int) -> mmap.mmap:
+        """Map a page-aligned part."""
+        return mmap.mmap(self.fd, length, offset=offset)
+
+    def close(self) -> None:
+        """Give up the descriptor; existing maps and the arrays on them stay valid."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+def _aligned(nbytes: int, to: int = _LINE) -> int:
+    return -(-nbytes // to) * to
+
+
+@dataclass(frozen=True, slots=True)
+class ControlPlan:
+    """Where every field that does not depend on the spaces lies."""
+
+    num_slots: int
+    ring_sizes: tuple[int, ...]
+
+    @classmethod
+    def of(cls, bounds: Sequence[tuple[int, int]]) -> ControlPlan:
+        """Plan for workers that own the slot ranges `bounds`."""
+        return cls(bounds[-1][1], tuple(hi - lo + RING_SPARE for lo, hi in bounds))
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the control part, a whole number of pages."""
+        return _aligned(Control.measure(self), _PAGE)
+
+
+class Control:
+    """The control part, bound: per-slot scalars, and per worker a ring of commands and where it stands."""
+
+    def __init__(self, plan_: ControlPlan, buffer: Any) -> None:
+        n = plan_.num_slots
+        self._buffer, self._offset = buffer, 0
+        self.rewards = self._take((n,), "f8")
+        self.terminated = self._take((n,), "?")
+        self.truncated = self._take((n,), "?")
+        self.valid = self._take((n,), "?")
+        """False where the row is no transition: next_step's reset row, or a restarted slot."""
+        self.tickets = self._take((n,), "u4")
+        """The request that a slot was last sent in, so that a worker finds the slots of a partial send."""
+        self.schemas = self._take((n,), "u2")
+        self.infos = self._take((n, INFO_BYTES), "u1")
+        self.rng = self._take((n, RNG_BYTES), "u1")
+        self.posts = [memoryview(self._take((8,), "u8")) for _ in plan_.ring_sizes]
+        """Per worker: [commands posted (a hint for spinning), where it stands, ns in hosts, ns waiting]."""
+        self.rings = [memoryview(self._take((size * 3,), "u8")) for size in plan_.ring_sizes]
+        """Per worker: triples (request, operation, flags)."""
+
+    @classmethod
+    def measure(cls, plan_: ControlPlan) -> int:
+        """Bytes needed, found by binding to nothing."""
+        control = cls.__new__(cls)
+        control.__init__(plan_, None)  # type: ignore[misc]
+        return control._offset
+
+    def _take(self, shape: tuple[int, ...], dtype: str) -> Array:
+        kind = np.dtype(dtype)
+        count = int(np.prod(shape))
+        start, self._offset = self._offset, self._offset + _aligned(count * kind.itemsize)
+        if self._buffer is None:
+            return np.zeros(shape, kind)
+        return np.frombuffer(self._buffer, kind, count, start).reshape(shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """Slots that share one observation and one action space, and so one set of columns."""
+
+    observation_space: Any
+    action_space: Any
+    slots: tuple[int, ...]
+
+
+class Data:
+    """The part planned from the spaces: observations, final observations and actions of every kind."""
+
+    def __init__(self, kinds: Sequence[Kind], buffer: Any, offset: int = 0) -> None:
+        self.kinds = tuple(kinds)
+        self.obs: list[Columns] = []
+        self.final_obs: list[Columns] = []
+        self.actions: list[Columns] = []
+        num_slots = sum(len(kind.slots) for kind in kinds)
+        self.kind_of = np.zeros(num_slots, np.intp)
+        self.row_of = np.zeros(num_slots, np.intp)
+        for index, kind in enumerate(kinds):
+            rows = len(kind.slots)
+            self.kind_of[list(kind.slots)] = index
+            self.row_of[list(kind.slots)] = np.arange(rows)
+            obs, actions = plan(kind.observation_space), plan(kind.action_space)
+            for layout, columns in (
+                (obs, self.obs),
+                (obs, self.final_obs),
+                (actions, self.actions),
+            ):
+                columns.append(layout.bind(buffer, offset, rows))
+                offset += _aligned(layout.nbytes(rows))
+
+    @staticmethod
+    def measure(kinds: Sequence[Kind]) -> int:
+        """Bytes needed for `kinds`, at least one page."""
+        total = 0
+        for kind in kinds:
+            rows = len(kind.slots)
+            total += 2 * _aligned(plan(kind.observation_space).nbytes(rows))
+            total += _aligned(plan(kind.action_space).nbytes(rows))
+        return max(_aligned(total, _PAGE), _PAGE)
+
+
+def group_kinds(spaces: Sequence[tuple[Any, Any]]) -> list[Kind]:
+    """Group slots by equal spaces, in the order in which the spaces first appear."""
+    groups: list[tuple[Any, Any, list[int]]] = []
+    for slot, (observation_space, action_space) in enumerate(spaces):
+        for known_obs, known_action, slots in groups:
+            if known_obs == observation_space and known_action == action_space:
+                slots.append(slot)
+                break
+        else:
+            groups.append((observation_space, action_space, [slot]))
+    return [Kind(obs, action, tuple(slots)) for obs, action, slots in groups]

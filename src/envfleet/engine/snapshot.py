@@ -1,0 +1,173 @@
+"""The state of one environment, taken and put back by the best way that environment offers.
+
+In this order: the environment's own pair of state methods, MuJoCo's whole data, pickle, and where none of
+these is possible a replay: the seed (or generator state) of the running episode and its actions, driven
+through a new environment. A `Snapshot` says which way it was taken.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import cloudpickle
+import gymnasium
+import numpy as np
+
+from envfleet.engine.options import ResetPlan
+from envfleet.errors import SnapshotError
+
+Method = Literal["own", "mujoco", "pickle", "replay"]
+
+_OWN_METHODS = (
+    ("get_state", "set_state"),
+    ("state_dict", "load_state_dict"),
+    ("clone_state", "restore_state"),
+)
+_PLAIN = (bool, int, float, str, bytes, type(None), np.ndarray, np.generic, np.random.Generator)
+
+
+@dataclass(frozen=True, slots=True)
+class OwnState:
+    """Taken by the environment's own methods, plus its generator and its wrappers' counters."""
+
+    method: Literal["own", "mujoco"]
+    inner: Any
+    around: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Pickled:
+    """The whole environment, wrappers included."""
+
+    blob: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """How to get there again: the start of the running episode and its actions."""
+
+    seed: int | None
+    options: Mapping[str, Any] | None
+    rng: dict[str, Any] | None
+    actions: Sequence[Any]
+
+
+Taken = OwnState | Pickled | Replay | None
+"""None: this environment can only be replayed; the fleet's journal knows how."""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """One slot at one moment: enough to go on from there, in this fleet or in another one."""
+
+    taken: OwnState | Pickled | Replay
+    obs: Any
+    state: int
+    queued: tuple[ResetPlan, ...]
+
+    @property
+    def method(self) -> Method:
+        """Which way it was taken: own, mujoco, pickle or replay."""
+        if isinstance(self.taken, OwnState):
+            return self.taken.method
+        return "pickle" if isinstance(self.taken, Pickled) else "replay"
+
+
+def take(env: Any) -> Taken:
+    """The state of `env`, or None if only a replay will do."""
+    inner = env.unwrapped
+    pair = _own_methods(inner)
+    try:
+        if pair is not None:
+            return OwnState("own", _call_take(inner, pair[0]), _around(env, with_inner=False))
+        if _is_mujoco(inner):
+            return OwnState("mujoco", pickle.dumps(inner.data), _around(env, with_inner=True))
+        if any(isinstance(layer, gymnasium.utils.EzPickle) for layer in _layers(env)):
+            return None  # pickling it works but gives back a freshly constructed environment
+        return Pickled(cloudpickle.dumps(env))
+    except Exception:  # whatever pickling an unknown environment raises, a replay is still possible
+        return None
+
+
+def put_back(env: Any, taken: OwnState | Pickled | Replay) -> Any:
+    """Bring `env` (for a replay: a new one) to the state `taken`; returns the environment to go on with."""
+    if isinstance(taken, Pickled):
+        restored = pickle.loads(taken.blob)
+        env.close()
+        return restored
+    if isinstance(taken, Replay):
+        drive(env, taken)
+        return env
+    inner = env.unwrapped
+    if taken.method == "mujoco":
+        import mujoco
+
+        mujoco.mj_copyData(inner.data, inner.model, pickle.loads(taken.inner))
+    else:
+        pair = _own_methods(inner)
+        if pair is None:
+            raise SnapshotError(f"{inner} has no method to take back its own state")
+        getattr(inner, pair[1])(taken.inner)
+    for layer, attributes in zip(_layers(env), pickle.loads(taken.around), strict=True):
+        vars(layer).update(attributes)
+    return env
+
+
+def drive(env: Any, replay: Replay) -> None:
+    """Reset a new environment as the episode began and take its actions again."""
+    begin(env, replay)
+    for action in replay.actions:
+        env.step(action)
+
+
+def begin(env: Any, replay: Replay) -> tuple[Any, dict[str, Any]]:
+    """The reset that started the episode."""
+    if replay.seed is None and replay.rng is not None:
+        generator = np.random.PCG64()
+        generator.state = replay.rng
+        env.unwrapped.np_random = np.random.Generator(generator)
+    return ResetPlan(replay.seed, replay.options).apply(env.reset)
+
+
+def _layers(env: Any) -> Iterator[Any]:
+    while env is not env.unwrapped:
+        yield env
+        env = env.env
+    yield env
+
+
+def _own_methods(inner: Any) -> tuple[str, str] | None:
+    for take_name, put_name in _OWN_METHODS:
+        if callable(getattr(inner, take_name, None)) and callable(getattr(inner, put_name, None)):
+            return take_name, put_name
+    return None
+
+
+def _call_take(inner: Any, name: str) -> Any:
+    if name == "clone_state":  # ALE leaves its generator out unless asked
+        try:
+            return inner.clone_state(include_rng=True)
+        except TypeError:
+            pass
+    return getattr(inner, name)()
+
+
+def _is_mujoco(inner: Any) -> bool:
+    return type(getattr(inner, "data", None)).__name__ == "MjData" and hasattr(inner, "model")
+
+
+def _around(env: Any, *, with_inner: bool) -> bytes:
+    """Plain attributes of every layer: step counters, flags, generators; not resources or caches."""
+    layers = list(_layers(env))
+    kept = []
+    for layer in layers:
+        names: Any = vars(layer)
+        if layer is layers[-1] and not with_inner:
+            names = [name for name in ("_np_random", "_np_random_seed") if name in vars(layer)]
+        kept.append(
+            {name: vars(layer)[name] for name in names if isinstance(vars(layer)[name], _PLAIN)}
+        )
+    return pickle.dumps(kept)

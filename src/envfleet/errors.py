@@ -1,0 +1,353 @@
+"""Every exception envfleet raises, in one tree.
+
+    EnvfleetError
+     ├─ ConfigError (ValueError)            an argument that cannot work; nothing was started
+     ├─ MissingExtra (ImportError)          an optional dependency is not installed
+     ├─ SpacesDiffer (RuntimeError)         slots behind one Gymnasium door must have equal spaces
+     ├─ ActionError (ValueError)            wrong number, shape or type of actions
+     ├─ LayoutMismatch (ValueError)         a value does not fit the space it was declared with
+     ├─ OutOfOrder (RuntimeError)           a call that cannot come now
+     │   ├─ ResetNeeded (gymnasium ResetNeeded)
+     │   ├─ NothingSent
+     │   ├─ StillInFlight
+     │   └─ FleetClosed (gymnasium ClosedEnvironmentError)
+     ├─ StartError (RuntimeError)           the fleet could not be opened; nothing is left running
+     │   ├─ MissingMainGuard
+     │   ├─ TooManyOpenFiles
+     │   ├─ NotEnoughSharedMemory
+     │   ├─ EnvNotPicklable
+     │   ├─ EnvNotImportable
+     │   ├─ EnvNotRegistered
+     │   ├─ EnvConstructionFailed
+     │   └─ StartTimeout (TimeoutError)
+     ├─ EnvFailed (RuntimeError)            an environment raised; the remote traceback is the cause
+     ├─ WorkerDied (RuntimeError)           a worker process ended without being asked to
+     ├─ DeadlineExceeded (TimeoutError)     an environment did not answer in time; its stack is in the text
+     ├─ SlotQuarantined (RuntimeError)      a slot failed more often than its restart budget allows
+     └─ SnapshotError (RuntimeError)        the state of a slot cannot be taken or put back
+
+Each class takes its data as constructor arguments, keeps them as attributes, pickles, and builds its
+own sentence: what happened, where, and what to do next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import gymnasium.error
+
+__all__ = [
+    "ActionError",
+    "ConfigError",
+    "DeadlineExceeded",
+    "EnvConstructionFailed",
+    "EnvFailed",
+    "EnvNotImportable",
+    "EnvNotPicklable",
+    "EnvNotRegistered",
+    "EnvfleetError",
+    "FleetClosed",
+    "LayoutMismatch",
+    "MissingExtra",
+    "MissingMainGuard",
+    "NotEnoughSharedMemory",
+    "NothingSent",
+    "OutOfOrder",
+    "RemoteTraceback",
+    "ResetNeeded",
+    "SlotQuarantined",
+    "SnapshotError",
+    "SpacesDiffer",
+    "StartError",
+    "StartTimeout",
+    "StillInFlight",
+    "TooManyOpenFiles",
+    "WorkerDied",
+]
+
+
+class EnvfleetError(Exception):
+    """Root of the tree: one `except` covers the library."""
+
+
+class ConfigError(EnvfleetError, ValueError):
+    """An argument that cannot work; raised before anything is started."""
+
+
+class MissingExtra(EnvfleetError, ImportError):
+    """An optional dependency is needed and not installed."""
+
+
+class SpacesDiffer(EnvfleetError, RuntimeError):
+    """Two slots have different spaces, which one batched array cannot hold."""
+
+    def __init__(self, which: str, slot: int, expected: str, got: str) -> None:
+        super().__init__(which, slot, expected, got)
+        self.which, self.slot, self.expected, self.got = which, slot, expected, got
+
+    def __str__(self) -> str:
+        return (
+            f"slot {self.slot} has the {self.which} space {self.got} but slot 0 has {self.expected}; "
+            "a vector environment needs equal spaces. Make them equal with a wrapper, or run them side "
+            "by side with envfleet.engine.Fleet, which takes mixed slots."
+        )
+
+
+class ActionError(EnvfleetError, ValueError):
+    """Wrong number, shape or type of actions; nothing was sent."""
+
+
+class LayoutMismatch(EnvfleetError, ValueError):
+    """A value does not fit the space it was declared with."""
+
+    def __init__(self, path: str, expected: str, got: str) -> None:
+        super().__init__(path, expected, got)
+        self.path, self.expected, self.got = path, expected, got
+
+    def __str__(self) -> str:
+        return f"{self.path or 'the value'} should be {self.expected} but is {self.got}"
+
+
+class OutOfOrder(EnvfleetError, RuntimeError):
+    """A call that cannot come now."""
+
+
+class ResetNeeded(OutOfOrder, gymnasium.error.ResetNeeded):
+    """A slot was stepped that has no running episode."""
+
+
+class NothingSent(OutOfOrder):
+    """`recv` was called with no slot in flight."""
+
+
+class StillInFlight(OutOfOrder):
+    """A slot was sent a second command before its first answer was received."""
+
+
+class FleetClosed(OutOfOrder, gymnasium.error.ClosedEnvironmentError):
+    """The fleet was used after `close`."""
+
+
+class StartError(EnvfleetError, RuntimeError):
+    """The fleet could not be opened; everything that had been started is gone again."""
+
+
+class MissingMainGuard(StartError):
+    """The main script starts a fleet while a worker is importing it."""
+
+    def __init__(self, script: str, start_method: str) -> None:
+        super().__init__(script, start_method)
+        self.script, self.start_method = script, start_method
+
+    def __str__(self) -> str:
+        return (
+            f"{self.script} opens a fleet at its top level, and start method {self.start_method!r} makes "
+            "every worker import that file, which would open a fleet in every worker. Put the code that "
+            "runs under a guard:\n\n"
+            "    def main():\n"
+            "        envs = envfleet.make_vec(...)\n"
+            "        ...\n\n"
+            '    if __name__ == "__main__":\n'
+            "        main()\n"
+        )
+
+
+class TooManyOpenFiles(StartError):
+    """The process may not open as many descriptors as the workers need."""
+
+    def __init__(self, limit: int, in_use: int, need: int, num_workers: int) -> None:
+        super().__init__(limit, in_use, need, num_workers)
+        self.limit, self.in_use, self.need, self.num_workers = limit, in_use, need, num_workers
+
+    def __str__(self) -> str:
+        return (
+            f"{self.num_workers} workers need about {self.need} open files and {self.in_use} are in use, "
+            f"but this process may have {self.limit}. Use fewer workers (num_workers=), several "
+            f"environments share one, or raise the limit: ulimit -n {2 * (self.need + self.in_use)}"
+        )
+
+
+class NotEnoughSharedMemory(StartError):
+    """The shared block does not fit into the memory that is left."""
+
+    def __init__(self, need_bytes: int, available_bytes: int, num_slots: int, why: str) -> None:
+        super().__init__(need_bytes, available_bytes, num_slots, why)
+        self.need_bytes, self.available_bytes = need_bytes, available_bytes
+        self.num_slots, self.why = num_slots, why
+
+    def __str__(self) -> str:
+        mib = 1 << 20
+        return (
+            f"the shared block for {self.num_slots} slots needs {self.need_bytes / mib:,.0f} MiB and "
+            f"{self.available_bytes / mib:,.0f} MiB are available ({self.why}). Use fewer environments, "
+            "smaller observations (a smaller dtype, a resized image), or give the container more memory."
+        )
+
+
+class EnvNotPicklable(StartError):
+    """The function that builds a slot's environment cannot travel to a worker."""
+
+    def __init__(self, slot: int, env_fn: str, reason: str) -> None:
+        super().__init__(slot, env_fn, reason)
+        self.slot, self.env_fn, self.reason = slot, env_fn, reason
+
+    def __str__(self) -> str:
+        return (
+            f"the function that builds slot {self.slot} ({self.env_fn}) cannot be sent to a worker: "
+            f"{self.reason}. Build the environment, with its locks, files and sockets, inside the "
+            "function instead of capturing it, or use backend='thread' or 'serial'."
+        )
+
+
+class EnvNotImportable(StartError):
+    """A worker cannot import what builds an environment."""
+
+    def __init__(self, slots: Sequence[int], reason: str) -> None:
+        super().__init__(tuple(slots), reason)
+        self.slots, self.reason = tuple(slots), reason
+
+    def __str__(self) -> str:
+        return (
+            f"a worker could not import what builds slots {list(self.slots)}: {self.reason}. The module "
+            "must be installed or on PYTHONPATH for workers too; start_method='fork' inherits what this "
+            "process has imported."
+        )
+
+
+class EnvNotRegistered(StartError):
+    """An environment id is not known inside a worker."""
+
+    def __init__(self, slot: int, reason: str) -> None:
+        super().__init__(slot, reason)
+        self.slot, self.reason = slot, reason
+
+    def __str__(self) -> str:
+        return (
+            f"slot {self.slot}'s worker does not know the environment: {self.reason} An id registered in "
+            "this process is not registered in a new one: pass the id itself to make_vec (its "
+            "registration then travels along), or call gymnasium.register inside the function."
+        )
+
+
+class EnvConstructionFailed(StartError):
+    """An environment's constructor raised; its traceback is the cause."""
+
+    def __init__(self, slot: int, reason: str) -> None:
+        super().__init__(slot, reason)
+        self.slot, self.reason = slot, reason
+
+    def __str__(self) -> str:
+        return (
+            f"building the environment of slot {self.slot} failed: {self.reason}. The traceback above is "
+            "the worker's; run with backend='serial' to debug it in this process."
+        )
+
+
+class StartTimeout(StartError, TimeoutError):
+    """A worker did not come up in time."""
+
+    def __init__(self, worker: int, slots: Sequence[int], seconds: float, doing: str) -> None:
+        super().__init__(worker, tuple(slots), seconds, doing)
+        self.worker, self.slots, self.seconds, self.doing = worker, tuple(slots), seconds, doing
+
+    def __str__(self) -> str:
+        return (
+            f"worker {self.worker} was not ready after {self.seconds:g} s; it hosts slots "
+            f"{list(self.slots)} and stands at: {self.doing}. Slow constructors: raise reset_timeout_s; "
+            "hanging ones: run one with backend='serial'."
+        )
+
+
+class RemoteTraceback(Exception):
+    """Carries a traceback that happened elsewhere, as text, to be shown as a cause."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.text = text
+
+    def __str__(self) -> str:
+        return f"\n{self.text}"
+
+
+class EnvFailed(EnvfleetError, RuntimeError):
+    """An environment raised; the worker's traceback is the cause."""
+
+    def __init__(self, slot: int, doing: str, reason: str) -> None:
+        super().__init__(slot, doing, reason)
+        self.slot, self.doing, self.reason = slot, doing, reason
+
+    def __str__(self) -> str:
+        return (
+            f"the environment of slot {self.slot} raised during {self.doing}: {self.reason}. The other "
+            "slots are unharmed; reset() starts this one again. With on_failure='restart' a fleet does "
+            "that by itself."
+        )
+
+
+class WorkerDied(EnvfleetError, RuntimeError):
+    """A worker process ended without being asked to."""
+
+    def __init__(
+        self, worker: int, slots: Sequence[int], exitcode: int | None, doing: str, dump: str = ""
+    ) -> None:
+        super().__init__(worker, tuple(slots), exitcode, doing, dump)
+        self.worker, self.slots, self.exitcode = worker, tuple(slots), exitcode
+        self.doing, self.dump = doing, dump
+
+    def __str__(self) -> str:
+        text = (
+            f"worker {self.worker} died during {self.doing} ({describe_exit(self.exitcode)}); it hosted "
+            f"slots {list(self.slots)}. Run those with backend='serial' to see the failure in this "
+            "process, or go on without them with on_failure='restart'."
+        )
+        return f"{text}\n{self.dump}" if self.dump else text
+
+
+class DeadlineExceeded(EnvfleetError, TimeoutError):
+    """An environment did not answer in time; where it stood is part of the text."""
+
+    def __init__(
+        self, slot: int, worker: int, doing: str, seconds: float, option: str, stack: str
+    ) -> None:
+        super().__init__(slot, worker, doing, seconds, option, stack)
+        self.slot, self.worker, self.doing = slot, worker, doing
+        self.seconds, self.option, self.stack = seconds, option, stack
+
+    def __str__(self) -> str:
+        return (
+            f"slot {self.slot} (worker {self.worker}) has been in {self.doing} for more than "
+            f"{self.seconds:g} s; its worker was stopped. If that is normal for this environment raise "
+            f"{self.option}. It stood at:\n{self.stack}"
+        )
+
+
+class SlotQuarantined(EnvfleetError, RuntimeError):
+    """A slot failed more often than its restart budget allows."""
+
+    def __init__(self, slot: int, restarts: int, window_s: float, last: str) -> None:
+        super().__init__(slot, restarts, window_s, last)
+        self.slot, self.restarts, self.window_s, self.last = slot, restarts, window_s, last
+
+    def __str__(self) -> str:
+        return (
+            f"slot {self.slot} failed {self.restarts} times within {self.window_s:g} s and is "
+            f"quarantined. Last failure: {self.last}. envs.incidents holds every failure with its seed "
+            "and actions; save one and run `envfleet doctor replay FILE` to see it in one process."
+        )
+
+
+class SnapshotError(EnvfleetError, RuntimeError):
+    """The state of a slot cannot be taken or put back."""
+
+
+def describe_exit(exitcode: int | None) -> str:
+    """Say what an exit code of a worker usually means."""
+    if exitcode is None:
+        return "still running"
+    if exitcode == -9:
+        return "killed by SIGKILL, often the system running out of memory"
+    if exitcode == -11:
+        return "segmentation fault in native code"
+    if exitcode < 0:
+        return f"killed by signal {-exitcode}"
+    return f"exit code {exitcode}"

@@ -1,0 +1,1 @@
+"""What the library tells about itself while it works. Sinks live in their own modules."""

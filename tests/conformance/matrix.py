@@ -1,0 +1,42 @@
+"""The backends every law is tested on, as arguments of make_vec.
+
+A worker under spawn or forkserver costs a new interpreter, so EVERY is for what each start method
+could break on its own; what only the transport can break runs on QUICK.
+"""
+
+from contextlib import closing
+from typing import Any
+
+import pytest
+
+import envfleet
+
+MODES = ("next_step", "same_step", "disabled")
+
+SERIAL: dict[str, Any] = {"backend": "serial"}
+THREAD: dict[str, Any] = {"backend": "thread", "num_workers": 2}
+FORK: dict[str, Any] = {"backend": "process", "start_method": "fork", "num_workers": 2}
+SPAWN: dict[str, Any] = {"backend": "process", "start_method": "spawn", "num_workers": 2}
+FORKSERVER: dict[str, Any] = {"backend": "process", "start_method": "forkserver", "num_workers": 2}
+
+_NAMES: dict[str, dict[str, Any]] = {
+    "serial": SERIAL,
+    "thread": THREAD,
+    "fork": FORK,
+    "spawn": SPAWN,
+    "forkserver": FORKSERVER,
+}
+
+
+def _params(*names):
+    return [pytest.param(_NAMES[name], id=name) for name in names]
+
+
+EVERY = _params("serial", "thread", "fork", "spawn", "forkserver")
+QUICK = _params("serial", "thread", "fork")
+PROCESSES = _params("fork", "spawn", "forkserver")
+
+
+def opened(env, num_envs=None, **kwargs):
+    """A fleet that is closed at the end of the `with` block."""
+    return closing(envfleet.make_vec(env, num_envs, **kwargs))

@@ -1,0 +1,98 @@
+"""Natively vectorised environments inside workers: one instance fills several slots."""
+
+import functools
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium.vector import AutoresetMode
+
+import envfleet
+from envfleet import errors
+from envfleet.testing import Counter, VectorCounter, first_difference, vector_driven
+from tests.conformance.matrix import EVERY, QUICK, opened
+
+
+def counter_of(count, mode=AutoresetMode.NEXT_STEP):
+    return VectorCounter(tuple(range(3, 3 + count)), mode)
+
+
+@pytest.mark.parametrize("where", EVERY)
+def test_a_worker_gets_its_share_of_one_native_env(where):
+    with opened(envfleet.native(counter_of), 4, **where) as envs:
+        assert envs.num_envs == 4
+        assert envs.single_observation_space.shape == (1,)
+        obs, _ = envs.reset(seed=0)
+        assert obs[:, 0].tolist() == [0, 0, 0, 0]
+        for t in range(1, 4):
+            obs, rewards, terminated, _, _ = envs.step(np.zeros(4, np.int64))
+            assert obs[:, 0].tolist() == [t] * 4
+            assert rewards.tolist() == [t] * 4
+        assert terminated[0]
+
+
+@pytest.mark.parametrize("where", QUICK)
+def test_next_step_rows_of_a_native_env_are_marked(where):
+    with opened(envfleet.native(counter_of), 4, **where) as envs:
+        envs.reset(seed=0)
+        valid = []
+        for _ in range(8):
+            envs.send(np.zeros(4, np.int64))
+            batch = envs.recv()
+            valid.append(bool(batch.valid[batch.slots.tolist().index(0)]))
+    assert valid == [True, True, True, False, True, True, True, False]
+
+
+@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
+@pytest.mark.parametrize("where", QUICK)
+def test_a_native_env_in_workers_gives_the_streams_it_gives_alone(where, mode):
+    name = mode.name.lower()
+    share = functools.partial(counter_of, mode=mode)
+    workers = 1 if where["backend"] == "serial" else where["num_workers"]
+    with opened(envfleet.native(share), 4, autoreset=name, **where) as envs:
+        got = vector_driven(envs, 20, 0, name)
+    slots: list[Any] = []
+    for _ in range(workers):
+        slots += vector_driven(share(4 // workers), 20, 0, name).slots
+    expected = type(got)(source="the vector itself", autoreset=name, slots=tuple(slots))
+    difference = first_difference(expected, got)
+    assert difference is None, str(difference)
+
+
+@pytest.mark.parametrize("where", QUICK)
+def test_cartpole_with_its_vector_entry_point(where):
+    with opened(envfleet.native("CartPole-v1"), 8, **where) as envs:
+        obs, _ = envs.reset(seed=0)
+        assert obs.shape == (8, 4)
+        for _ in range(50):
+            obs, rewards, _, _, _ = envs.step(np.ones(8, np.int64))
+        assert np.isfinite(obs).all()
+        assert rewards.dtype == np.float64
+
+
+def test_cartpole_native_in_one_worker_equals_gymnasium():
+    alone = gymnasium.make_vec("CartPole-v1", 6, vectorization_mode="vector_entry_point")
+    expected = vector_driven(alone, 60, 5)
+    alone.close()
+    with opened(envfleet.native("CartPole-v1"), 6, backend="process", num_workers=1) as envs:
+        got = vector_driven(envs, 60, 5)
+    difference = first_difference(expected, got)
+    assert difference is None, str(difference)
+
+
+@pytest.mark.parametrize("where", QUICK)
+def test_a_callable_that_returns_a_vector_fills_its_slots(where):
+    env_fns = [functools.partial(counter_of, 2), functools.partial(counter_of, 2)]
+    with opened(env_fns, **where) as envs:
+        assert envs.num_envs == 4
+        envs.reset(seed=0)
+        for _ in range(3):
+            obs, _, terminated, _, _ = envs.step(np.zeros(4, np.int64))
+    assert obs[:, 0].tolist() == [3, 3, 3, 3]
+    assert terminated.tolist() == [True, False, True, False]
+
+
+def test_a_plain_env_is_no_native_one():
+    with pytest.raises(errors.EnvfleetError, match=r"[Vv]ector"):
+        envfleet.make_vec(envfleet.native(lambda count: Counter()), 2, backend="serial")

@@ -1,0 +1,170 @@
+"""Snapshot and restore: after a restore the stream is what it would have been without it."""
+
+import threading
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from envfleet.testing import AnySpace, NoisyStream, TaskEnv
+from envfleet.testing.streams import slot_actions
+from envfleet.testing.values import snapshot as copied
+from envfleet.testing.values import value_difference
+from tests.conformance.matrix import EVERY, FORK, MODES, QUICK, SERIAL, opened
+
+
+class HasStateMethods(NoisyStream):
+    """Offers its own pair of methods."""
+
+    def get_state(self):
+        return {"t": self.t, "length": self.length}
+
+    def set_state(self, state):
+        self.t, self.length = state["t"], state["length"]
+
+
+class CannotBePickled(NoisyStream):
+    """Holds a lock, so only a replay is left."""
+
+    def __init__(self):
+        super().__init__()
+        self.lock = threading.Lock()
+
+
+class HasNoSampleOrder(AnySpace):
+    def __init__(self):
+        super().__init__(
+            spaces.Dict(text=spaces.Text(9), graph=spaces.Graph(spaces.Discrete(3), None))
+        )
+
+
+METHODS = {
+    "own": HasStateMethods,
+    "pickle": NoisyStream,
+    "replay": CannotBePickled,
+    "mujoco": "InvertedPendulum-v5",
+}
+
+
+def go_on(envs, sources, num_steps):
+    """Step on with the next actions and keep what comes, per slot."""
+    seen = []
+    for _ in range(num_steps):
+        actions = np.stack([next(source) for source in sources])
+        obs, rewards, terminated, truncated, _ = envs.step(actions)
+        seen.append(copied((obs, rewards, terminated, truncated)))
+        if envs.metadata["autoreset_mode"].name == "DISABLED" and (terminated | truncated).any():
+            obs, _ = envs.reset(options={"reset_mask": terminated | truncated})
+            seen.append(copied(obs))
+    return seen
+
+
+def actions_for(envs, skip=0):
+    sources = [slot_actions(envs.single_action_space, slot) for slot in range(envs.num_envs)]
+    for source in sources:
+        for _ in range(skip):
+            next(source)
+    return sources
+
+
+def assert_same(expected, got):
+    found = value_difference(expected, got)
+    assert found is None, found
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("where", QUICK)
+def test_the_stream_after_a_restore_is_the_uninterrupted_one(where, mode, method):
+    if method == "mujoco":
+        pytest.importorskip("mujoco")
+    with opened(METHODS[method], 3, autoreset=mode, **where) as envs:
+        envs.reset(seed=0)
+        go_on(envs, actions_for(envs), 9)
+        taken = envs.snapshot()
+        assert {one.method for one in taken} == {method}
+        expected = go_on(envs, actions_for(envs, skip=9), 30)
+        envs.restore(taken)
+        assert_same(expected, go_on(envs, actions_for(envs, skip=9), 30))
+
+
+@pytest.mark.parametrize("method", ["own", "pickle", "replay"])
+def test_a_snapshot_goes_on_in_another_fleet(method):
+    with opened(METHODS[method], 3, **FORK) as envs:
+        envs.reset(seed=0)
+        go_on(envs, actions_for(envs), 9)
+        taken = envs.snapshot()
+        expected = go_on(envs, actions_for(envs, skip=9), 20)
+    with opened(METHODS[method], 3, **SERIAL) as envs:
+        envs.reset(seed=99)
+        envs.restore(taken)
+        assert_same(expected, go_on(envs, actions_for(envs, skip=9), 20))
+
+
+@pytest.mark.parametrize("where", EVERY)
+def test_a_restore_right_after_a_seeded_reset(where):
+    with opened(CannotBePickled, 2, **where) as envs:
+        envs.reset(seed=0)
+        taken = envs.snapshot()
+        expected = go_on(envs, actions_for(envs), 15)
+        envs.restore(taken)
+        assert_same(expected, go_on(envs, actions_for(envs), 15))
+
+
+@pytest.mark.parametrize("method", ["own", "pickle", "replay"])
+@pytest.mark.parametrize("where", QUICK)
+def test_one_slot_goes_back_and_the_others_go_on(where, method):
+    with opened(METHODS[method], 3, **where) as envs:
+        envs.reset(seed=0)
+        go_on(envs, actions_for(envs), 5)
+        taken = envs.snapshot(slots=[1])
+        assert len(taken) == 1
+        first = go_on(envs, actions_for(envs, skip=5), 8)
+        envs.restore(taken, slots=[1])
+        again = go_on(envs, actions_for(envs, skip=5), 8)
+    assert_same([step[0][1] for step in first], [step[0][1] for step in again])
+    assert value_difference([s[0][0] for s in first], [s[0][0] for s in again]) is not None
+
+
+@pytest.mark.parametrize("where", QUICK)
+def test_a_slot_may_take_the_state_of_another(where):
+    """Branching: two slots go on from one state, with the same actions, alike."""
+    with opened(NoisyStream, 2, **where) as envs:
+        envs.reset(seed=0)
+        go_on(envs, actions_for(envs), 5)
+        envs.restore(envs.snapshot(slots=[0]), slots=[1])
+        same = np.zeros((2, 2), np.float32)
+        for _ in range(12):
+            obs, rewards, terminated, truncated, _ = envs.step(same)
+            assert obs[0].tolist() == obs[1].tolist()
+            assert rewards[0] == rewards[1]
+            assert (terminated[0], truncated[0]) == (terminated[1], truncated[1])
+
+
+@pytest.mark.parametrize("where", QUICK)
+def test_a_pending_autoreset_and_queued_plans_are_part_of_the_state(where):
+    zero = np.zeros(2, np.int64)
+    with opened(TaskEnv, 2, **where) as envs:
+        envs.reset(seed=0)
+        for _ in range(3):
+            envs.step(zero)
+        envs.queue_reset(options={"task": 8})
+        taken = envs.snapshot()
+        first, _, _, _, _ = envs.step(zero)
+        envs.restore(taken)
+        second, _, _, _, _ = envs.step(zero)
+    assert first[:, 1].tolist() == [8, 8]
+    assert first.tolist() == second.tolist()
+
+
+@pytest.mark.parametrize("where", QUICK)
+def test_spilled_observations_are_part_of_the_state(where):
+    zero = np.zeros(2, np.int64)
+    with opened(HasNoSampleOrder, 2, **where) as envs:
+        envs.reset(seed=0)
+        envs.step(zero)
+        taken = envs.snapshot()
+        first = [copied(envs.step(zero)[0]) for _ in range(8)]
+        envs.restore(taken)
+        second = [copied(envs.step(zero)[0]) for _ in range(8)]
+    assert_same(first, second)

@@ -1,0 +1,183 @@
+"""What holds for every test: nothing is left behind, fast folders run first, Hypothesis repeats.
+
+Law 5 of the house is checked here after each test, by looking at the machine and not at the
+library: processes, threads, file descriptors and shared memory. Tests run one at a time.
+"""
+
+import gc
+import multiprocessing
+import os
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from multiprocessing import forkserver, resource_tracker
+from pathlib import Path
+
+import psutil
+import pytest
+from hypothesis import settings
+
+# No database and no random choice: a run in CI tries the same examples as the run before it.
+settings.register_profile("ci", deadline=None, derandomize=True, database=None, print_blob=True)
+settings.load_profile("ci")
+
+FOLDERS_IN_ORDER = ("unit", "conformance", "faults", "e2e")
+GRACE_S = 2.0
+"""How long something in the course of ending may take; the laws give recovery and close as much."""
+
+SHM = Path("/dev/shm")
+FDS = Path("/proc/self/fd")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Runs the quick folders first; a folder not named above runs last, but it runs."""
+
+    def rank(item: pytest.Item) -> int:
+        folder = item.path.relative_to(Path(__file__).parent).parts[0]
+        return FOLDERS_IN_ORDER.index(folder) if folder in FOLDERS_IN_ORDER else 99
+
+    items.sort(key=rank)
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What this process has around it at one moment, without the standard library's own servants.
+
+    multiprocessing starts a resource tracker and a fork server when first needed, keeps them for
+    the life of the process, and holds one descriptor of each. Its heap, which Gymnasium's
+    AsyncVectorEnv uses, never gives back a small arena. These are paid once, and are not leaks.
+    """
+
+    processes: dict[int, str]
+    threads: frozenset[threading.Thread]
+    shared_memory: frozenset[str]
+    fds: dict[int, str]
+
+    @classmethod
+    def now(cls) -> "Surroundings":
+        servants = {
+            getattr(resource_tracker._resource_tracker, "_pid", None),
+            getattr(forkserver._forkserver, "_forkserver_pid", None),
+        }
+        their_fds = {
+            getattr(resource_tracker._resource_tracker, "_fd", None),
+            getattr(forkserver._forkserver, "_forkserver_alive_fd", None),
+        }
+        arena = f"/pym-{os.getpid()}-"
+        return cls(
+            processes={pid: line for pid, line in our_processes() if pid not in servants},
+            threads=frozenset(threading.enumerate()),
+            shared_memory=frozenset(os.listdir(SHM)) if SHM.is_dir() else frozenset(),
+            fds={
+                fd: target
+                for fd, target in open_fds()
+                if fd not in their_fds and arena not in target
+            },
+        )
+
+    def left_behind(self, *, ignore_threads: bool = False) -> dict[str, list[str]]:
+        """What there is now and was not then, by kind; empty when all is well."""
+        now = Surroundings.now()
+        found = {
+            "processes": [
+                f"{pid}: {line}" for pid, line in now.processes.items() if pid not in self.processes
+            ],
+            "threads": [thread.name for thread in now.threads - self.threads if not ignore_threads],
+            "shared memory": [
+                f"{SHM}/{name}"
+                for name in sorted(now.shared_memory - self.shared_memory)
+                if not is_held_by_a_stranger(SHM / name, ours={os.getpid(), *now.processes})
+            ],
+        }
+        # By number, since a descriptor may be closed and another opened in its place.
+        if len(now.fds) > len(self.fds):
+            found["file descriptors"] = [
+                f"{fd} -> {target}" for fd, target in now.fds.items() if self.fds.get(fd) != target
+            ]
+        return {kind: entries for kind, entries in found.items() if entries}
+
+
+def our_processes() -> Iterator[tuple[int, str]]:
+    """Descendants of this process, and orphans of its process group (workers whose parent died).
+
+    active_children also reaps what multiprocessing started and what has ended since, so a zombie
+    among the descendants is one that nobody joined. A zombie orphan is init's to reap, not ours.
+    """
+    descendants = {child.pid for child in multiprocessing.active_children()}
+    descendants |= {child.pid for child in psutil.Process().children(recursive=True)}
+    group = os.getpgrp()
+    in_group = {pid for pid in psutil.pids() if group_of(pid) == group}
+    for pid in descendants | in_group - {os.getpid()}:
+        try:
+            process = psutil.Process(pid)
+            is_zombie = process.status() == psutil.STATUS_ZOMBIE
+            is_orphan = process.ppid() not in in_group and not is_zombie
+            if pid in descendants or is_orphan:
+                line = " ".join(process.cmdline())[:200] or process.name()
+                yield process.pid, line + " (zombie)" * is_zombie
+        except psutil.NoSuchProcess:
+            continue
+
+
+def group_of(pid: int) -> int | None:
+    try:
+        return os.getpgid(pid)
+    except (ProcessLookupError, PermissionError):
+        return None
+
+
+def open_fds() -> Iterator[tuple[int, str]]:
+    if not FDS.is_dir():
+        yield from ((number, "?") for number in range(psutil.Process().num_fds()))
+        return
+    for name in os.listdir(FDS):
+        try:
+            yield int(name), os.readlink(FDS / name)
+        except FileNotFoundError:  # the descriptor of this very listing
+            continue
+
+
+def is_held_by_a_stranger(entry: Path, ours: set[int]) -> bool:
+    """True if a live process outside this test run maps the entry: then it is not ours to judge."""
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        if int(maps.parent.name) not in ours:
+            try:
+                if str(entry) in maps.read_text():
+                    return True
+            except OSError:
+                continue
+    return False
+
+
+@pytest.fixture(autouse=True)
+def leaves_nothing_behind(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fails a test after which a process, thread, descriptor or shared block is left."""
+    ignore_threads = request.node.get_closest_marker("leaves_thread") is not None
+    before = Surroundings.now()
+    yield
+    found = before.left_behind(ignore_threads=ignore_threads)
+    if found:
+        # pytest.raises and a failing test keep frames alive in reference cycles, and with them
+        # whatever the test itself had open.
+        gc.collect()
+    deadline_s = time.monotonic() + GRACE_S
+    while found and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+        found = before.left_behind(ignore_threads=ignore_threads)
+    if not found:
+        return
+    leaked = Surroundings.now().processes.keys() - before.processes.keys()
+    for pid in leaked:  # so that one bad test does not slow, or hang, all that follow
+        try:
+            psutil.Process(pid).kill()
+        except psutil.NoSuchProcess:
+            continue
+    listing = "\n".join(
+        f"  {kind}:\n" + "\n".join(f"    {entry}" for entry in entries)
+        for kind, entries in found.items()
+    )
+    pytest.fail(
+        f"left behind: {', '.join(found)}; {GRACE_S:g} s after the test there still was\n{listing}",
+        pytrace=False,
+    )

@@ -1,0 +1,112 @@
+"""Both looks of a report say the same words, and tables line up."""
+
+import io
+import sys
+
+import pytest
+
+from envfleet.cli import screen
+from envfleet.cli.report import Code, Finding, Findings, Heading, Table, Text
+from envfleet.cli.screen import PlainScreen, RichScreen, screen_on
+
+BLOCKS = (
+    Heading("a heading"),
+    Table(
+        columns=("name", "steps/s", ""),
+        rows=(("plain loop", "1,234", ""), ("x", "99", "<- advised")),
+        right=frozenset({"steps/s"}),
+        levels=("info", "ok"),
+        notes=("small print",),
+    ),
+    Findings(
+        (
+            Finding("cores", "ok", "2 usable"),
+            Finding("open files", "bad", "12 of 16 in use", "ulimit -n 4096"),
+        )
+    ),
+    Text("done [bold]not markup[/bold]", "ok"),
+    Code(("envs = envfleet.make_vec('CartPole-v1', num_envs=64)",)),
+)
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def shown(kind, blocks=BLOCKS, width=100):
+    stream = io.StringIO()
+    kind(stream, width=width).show(blocks)
+    return stream.getvalue()
+
+
+def words(text):
+    """Without rules and boxes, which are not words."""
+    return [word for word in text.split() if set(word) - set("-─━ ")]
+
+
+def test_columns_line_up():
+    lines = shown(PlainScreen, BLOCKS[1:2]).splitlines()
+
+    assert lines == [
+        "name        steps/s",
+        "----------  -------  ----------",
+        "plain loop    1,234",
+        "x                99  <- advised",
+        "small print",
+    ]
+
+
+def test_a_remedy_stands_below_its_finding():
+    lines = shown(PlainScreen, BLOCKS[2:3]).splitlines()
+
+    assert lines == [
+        "ok    cores       2 usable",
+        "bad   open files  12 of 16 in use",
+        "                  -> ulimit -n 4096",
+    ]
+
+
+@pytest.mark.parametrize("kind", [PlainScreen, RichScreen])
+def test_a_long_finding_wraps_below_its_own_text(kind):
+    finding = Finding("cores", "warn", "word " * 30 + "end")
+
+    lines = [line.rstrip() for line in shown(kind, [Findings((finding,))], 60).splitlines()]
+
+    assert len(lines) > 2
+    assert max(map(len, lines)) <= 60
+    assert all(line.startswith(" " * len("warn  cores  ") + "word") for line in lines[1:-1])
+
+
+def test_both_looks_say_the_same_words():
+    assert words(shown(PlainScreen)) == words(shown(RichScreen))
+
+
+def test_a_line_to_paste_is_never_broken():
+    line = "x = " + "1 + " * 40 + "1"
+
+    for kind in (PlainScreen, RichScreen):
+        assert line in shown(kind, [Code((line,))], width=40)
+
+
+def test_rich_draws_on_a_terminal_only():
+    assert isinstance(screen_on(Terminal(), plain=False), RichScreen)
+    assert isinstance(screen_on(Terminal(), plain=True), PlainScreen)
+    assert isinstance(screen_on(io.StringIO(), plain=False), PlainScreen)
+
+
+def test_without_rich_a_terminal_gets_plain_text(monkeypatch):
+    monkeypatch.setitem(sys.modules, "rich", None)
+
+    assert not screen.has_rich()
+    terminal = Terminal()
+    screen_on(terminal, plain=False).show(BLOCKS)
+    assert words(terminal.getvalue()) == words(shown(PlainScreen))
+    assert "\x1b" not in terminal.getvalue()
+
+
+def test_a_row_that_does_not_fit_is_refused():
+    with pytest.raises(ValueError, match="2 cells under 1 columns"):
+        Table(("a",), (("1", "2"),))
+    with pytest.raises(ValueError, match="1 levels for 0 rows"):
+        Table(("a",), (), levels=("ok",))

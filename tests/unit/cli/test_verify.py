@@ -1,0 +1,170 @@
+"""What ``verify`` compares and concludes; the comparing itself is tested with the kit."""
+
+import io
+import json
+
+import pytest
+
+from envfleet.cli import verify
+from envfleet.cli.app import run as run_app
+from envfleet.cli.screen import PlainScreen
+from envfleet.cli.verify import MODES, Comparison, Run, conclude, episodes_finding, runs_for
+from envfleet.testing import Difference, hand_driven
+
+RUN = Run("process", 2, "fork", "next_step")
+DIFFERENCE = Difference(slot=3, step=17, field="obs", expected=1.0, got=2.0)
+
+
+def test_every_backend_layout_and_mode_is_compared():
+    runs = runs_for(("serial", "thread", "process"), (1, 2), ("fork", "spawn"), MODES, 5)
+
+    assert len(runs) == len(set(runs)) == 3 * (1 + 2 + 4) + 2
+    assert Run("process", 2, "spawn", "disabled") in runs
+    assert Run("process", 2, "fork", "next_step", min_slots=2) in runs
+
+
+def test_one_environment_has_no_order():
+    assert all(one.min_slots is None for one in runs_for(("process",), (1,), ("fork",), MODES, 1))
+
+
+def test_process_runs_have_deadlines():
+    assert RUN.kwargs["step_timeout_s"] == RUN.kwargs["reset_timeout_s"] == 60.0
+    assert Run("serial", 1, None, "disabled").kwargs == {"backend": "serial"}
+    assert Run("thread", 2, None, "disabled", 1).kwargs == {
+        "backend": "thread",
+        "num_workers": 2,
+        "min_slots": 1,
+    }
+
+
+class TestConclusions:
+    def test_all_equal(self):
+        assert conclude([Comparison(RUN, 0.1)], None, None) == (
+            "All 1 runs equal the plain loop, bit by bit.",
+            True,
+        )
+
+    def test_the_first_difference_is_named(self):
+        text, ok = conclude([Comparison(RUN, 0.1), Comparison(RUN, 0.1, DIFFERENCE)], None, None)
+
+        assert not ok
+        assert text == (
+            "1 of 2 runs differ from the plain loop; the first (process fork, 2 workers, next_step)"
+            ": slot 3, step 17, field obs."
+        )
+
+    def test_a_run_that_fails_is_no_equal(self):
+        text, ok = conclude([Comparison(RUN, 0.1, error="EnvFailed: boom")], None, None)
+
+        assert not ok
+        assert "it failed with EnvFailed: boom" in text
+
+    def test_an_env_that_does_not_repeat_itself_is_named_first(self):
+        text, ok = conclude([Comparison(RUN, 0.1, DIFFERENCE)], DIFFERENCE, "uses np.random")
+
+        assert not ok
+        assert text.startswith("The environment does not repeat itself")
+
+    def test_global_random_state_fails_even_when_all_is_equal(self):
+        text, ok = conclude([Comparison(RUN, 0.1)], None, "uses np.random")
+
+        assert not ok
+        assert "others in its process share" in text
+
+
+def test_no_episode_is_worth_a_warning():
+    assert episodes_finding({"next_step": 0, "disabled": 3}).level == "warn"
+    assert episodes_finding({"next_step": 2, "disabled": 3}).text.startswith("2 ended")
+
+
+def test_a_difference_is_shown_with_its_place():
+    facts = {"env": "x", "num_envs": 5, "steps": 9, "seed": 0, "episodes": {"next_step": 2}}
+    comparisons = [Comparison(RUN, 0.25), Comparison(RUN, 0.25, DIFFERENCE)]
+    stream = io.StringIO()
+
+    blocks = verify.render(facts, comparisons, None, None, "Conclusion.", ok=False)
+    PlainScreen(stream, width=200).show(blocks)
+
+    lines = stream.getvalue().splitlines()
+    assert lines[0] == "x: 5 environments, 9 steps each, seeds from 0, against a plain loop"
+    assert lines[4] == "process  fork         2  next_step  step      0.25  equal"
+    assert lines[5].endswith("DIFFERS: slot 3 step 17 obs")
+    assert any(
+        line.startswith("bad   process fork, 2 workers, next_step  slot 3") for line in lines
+    )
+    assert lines[-1] == "Conclusion."
+
+
+@pytest.fixture
+def by_hand(monkeypatch):
+    """A fleet that runs the plain loop: right by definition."""
+
+    def fleet_driven(env_fn, num_envs, num_steps, seed, autoreset, **kwargs):
+        return hand_driven(env_fn, num_envs, num_steps, seed, autoreset)
+
+    monkeypatch.setattr(verify, "fleet_driven", fleet_driven)
+
+
+def run(capsys, *arguments):
+    code = run_app(["verify", *arguments, "--steps", "30", "--json"])
+    return code, json.loads(capsys.readouterr().out)
+
+
+def test_an_honest_env(by_hand, capsys):
+    code, document = run(capsys, "CartPole-v1", "--workers", "1,2")
+
+    assert code == 0
+    assert document["ok"] is True
+    assert all(one["equal"] for one in document["comparisons"])
+    assert document["episodes"]["next_step"] > 0
+
+
+def test_global_random_state_is_found(by_hand, capsys):
+    code, document = run(capsys, "envfleet.testing:GlobalRandom")
+
+    assert code == 1
+    assert "np.random" in document["global_random"]
+
+
+def test_what_ignores_its_seed_does_not_repeat_itself(by_hand, capsys):
+    code, document = run(capsys, "envfleet.testing:IgnoresSeed")
+
+    assert code == 1
+    assert document["repeats_itself"] is False
+    assert document["conclusion"].startswith("The environment does not repeat itself")
+
+
+def test_a_backend_that_differs_is_named(monkeypatch, capsys):
+    def fleet_driven(env_fn, num_envs, num_steps, seed, autoreset, **kwargs):
+        wrong = kwargs["backend"] == "process"
+        return hand_driven(env_fn, num_envs, num_steps, seed + wrong, autoreset)
+
+    monkeypatch.setattr(verify, "fleet_driven", fleet_driven)
+
+    code, document = run(capsys, "CartPole-v1", "--start-methods", "fork", "--workers", "1")
+
+    assert code == 1
+    differing = [one for one in document["comparisons"] if not one["equal"]]
+    assert {one["backend"] for one in differing} == {"process"}
+    assert differing[0]["difference"]["slot"] == 0
+    assert differing[0]["difference"]["step"] == 0
+    assert differing[0]["difference"]["field"].startswith("obs")
+
+
+def test_a_backend_that_fails_is_named(monkeypatch, capsys):
+    def fleet_driven(*args, **kwargs):
+        raise RuntimeError("worker 0\ndied")
+
+    monkeypatch.setattr(verify, "fleet_driven", fleet_driven)
+
+    code, document = run(capsys, "CartPole-v1", "--backends", "serial")
+
+    assert code == 1
+    assert document["comparisons"][0]["error"] == "RuntimeError: worker 0 died"
+
+
+def test_more_workers_than_environments_is_a_usage_error(capsys):
+    code, document = run(capsys, "CartPole-v1", "--workers", "7,8", "--num-envs", "5")
+
+    assert code == 2
+    assert "a worker needs an environment" in document["error"]["message"]
