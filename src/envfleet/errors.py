@@ -22,11 +22,13 @@
      │   └─ StartTimeout (TimeoutError)
      ├─ EnvFailed (RuntimeError)            an environment raised; the remote traceback is the cause
      ├─ WorkerDied (RuntimeError)           a worker process ended without being asked to
-     ├─ DeadlineExceeded (TimeoutError)     an environment did not answer in time; its stack is in the text
+     ├─ DeadlineExceeded (TimeoutError)     an environment did not answer in time; its stack is in
+     the text
      ├─ SlotQuarantined (RuntimeError)      a slot failed more often than its restart budget allows
      └─ SnapshotError (RuntimeError)        the state of a slot cannot be taken or put back
 
-Each class takes its data as constructor arguments, keeps them as attributes, pickles, and builds its
+Each class takes its data as constructor arguments, keeps them as attributes, pickles, and builds
+its
 own sentence: what happened, where, and what to do next.
 """
 
@@ -87,8 +89,10 @@ class SpacesDiffer(EnvfleetError, RuntimeError):
 
     def __str__(self) -> str:
         return (
-            f"slot {self.slot} has the {self.which} space {self.got} but slot 0 has {self.expected}; "
-            "a vector environment needs equal spaces. Make them equal with a wrapper, or run them side "
+            f"slot {self.slot} has the {self.which} space {self.got} but slot 0 has "
+            f"{self.expected}; "
+            "a vector environment needs equal spaces. Make them equal with a wrapper, or run "
+            "them side "
             "by side with envfleet.engine.Fleet, which takes mixed slots."
         )
 
@@ -141,8 +145,10 @@ class MissingMainGuard(StartError):
 
     def __str__(self) -> str:
         return (
-            f"{self.script} opens a fleet at its top level, and start method {self.start_method!r} makes "
-            "every worker import that file, which would open a fleet in every worker. Put the code that "
+            f"{self.script} opens a fleet at its top level, and start method "
+            f"{self.start_method!r} makes "
+            "every worker import that file, which would open a fleet in every worker. Put the "
+            "code that "
             "runs under a guard:\n\n"
             "    def main():\n"
             "        envs = envfleet.make_vec(...)\n"
@@ -161,7 +167,8 @@ class TooManyOpenFiles(StartError):
 
     def __str__(self) -> str:
         return (
-            f"{self.num_workers} workers need about {self.need} open files and {self.in_use} are in use, "
+            f"{self.num_workers} workers need about {self.need} open files and {self.in_use} are "
+            f"in use, "
             f"but this process may have {self.limit}. Use fewer workers (num_workers=), several "
             f"environments share one, or raise the limit: ulimit -n {2 * (self.need + self.in_use)}"
         )
@@ -178,9 +185,12 @@ class NotEnoughSharedMemory(StartError):
     def __str__(self) -> str:
         mib = 1 << 20
         return (
-            f"the shared block for {self.num_slots} slots needs {self.need_bytes / mib:,.0f} MiB and "
-            f"{self.available_bytes / mib:,.0f} MiB are available ({self.why}). Use fewer environments, "
-            "smaller observations (a smaller dtype, a resized image), or give the container more memory."
+            f"the shared block for {self.num_slots} slots needs {self.need_bytes / mib:,.0f} MiB "
+            f"and "
+            f"{self.available_bytes / mib:,.0f} MiB are available ({self.why}). Use fewer "
+            f"environments, "
+            "smaller observations (a smaller dtype, a resized image), or give the container more "
+            "memory."
         )
 
 
@@ -193,7 +203,8 @@ class EnvNotPicklable(StartError):
 
     def __str__(self) -> str:
         return (
-            f"the function that builds slot {self.slot} ({self.env_fn}) cannot be sent to a worker: "
+            f"the function that builds slot {self.slot} ({self.env_fn}) cannot be sent to a "
+            f"worker: "
             f"{self.reason}. Build the environment, with its locks, files and sockets, inside the "
             "function instead of capturing it, or use backend='thread' or 'serial'."
         )
@@ -208,8 +219,10 @@ class EnvNotImportable(StartError):
 
     def __str__(self) -> str:
         return (
-            f"a worker could not import what builds slots {list(self.slots)}: {self.reason}. The module "
-            "must be installed or on PYTHONPATH for workers too; start_method='fork' inherits what this "
+            f"a worker could not import what builds slots {list(self.slots)}: {self.reason}. The "
+            f"module "
+            "must be installed or on PYTHONPATH for workers too; start_method='fork' inherits "
+            "what this "
             "process has imported."
         )
 
@@ -223,7 +236,8 @@ class EnvNotRegistered(StartError):
 
     def __str__(self) -> str:
         return (
-            f"slot {self.slot}'s worker does not know the environment: {self.reason} An id registered in "
+            f"slot {self.slot}'s worker does not know the environment: {self.reason} An id "
+            f"registered in "
             "this process is not registered in a new one: pass the id itself to make_vec (its "
             "registration then travels along), or call gymnasium.register inside the function."
         )
@@ -238,7 +252,8 @@ class EnvConstructionFailed(StartError):
 
     def __str__(self) -> str:
         return (
-            f"building the environment of slot {self.slot} failed: {self.reason}. The traceback above is "
+            f"building the environment of slot {self.slot} failed: {self.reason}. The traceback "
+            f"above is "
             "the worker's; run with backend='serial' to debug it in this process."
         )
 
@@ -253,7 +268,8 @@ class StartTimeout(StartError, TimeoutError):
     def __str__(self) -> str:
         return (
             f"worker {self.worker} was not ready after {self.seconds:g} s; it hosts slots "
-            f"{list(self.slots)} and stands at: {self.doing}. Slow constructors: raise reset_timeout_s; "
+            f"{list(self.slots)} and stands at: {self.doing}. Slow constructors: raise "
+            f"reset_timeout_s; "
             "hanging ones: run one with backend='serial'."
         )
 
@@ -278,8 +294,10 @@ class EnvFailed(EnvfleetError, RuntimeError):
 
     def __str__(self) -> str:
         return (
-            f"the environment of slot {self.slot} raised during {self.doing}: {self.reason}. The other "
-            "slots are unharmed; reset() starts this one again. With on_failure='restart' a fleet does "
+            f"the environment of slot {self.slot} raised during {self.doing}: {self.reason}. The "
+            f"other "
+            "slots are unharmed; reset() starts this one again. With on_failure='restart' a "
+            "fleet does "
             "that by itself."
         )
 
@@ -296,7 +314,8 @@ class WorkerDied(EnvfleetError, RuntimeError):
 
     def __str__(self) -> str:
         text = (
-            f"worker {self.worker} died during {self.doing} ({describe_exit(self.exitcode)}); it hosted "
+            f"worker {self.worker} died during {self.doing} ({describe_exit(self.exitcode)}); it "
+            f"hosted "
             f"slots {list(self.slots)}. Run those with backend='serial' to see the failure in this "
             "process, or go on without them with on_failure='restart'."
         )
@@ -316,7 +335,8 @@ class DeadlineExceeded(EnvfleetError, TimeoutError):
     def __str__(self) -> str:
         return (
             f"slot {self.slot} (worker {self.worker}) has been in {self.doing} for more than "
-            f"{self.seconds:g} s; its worker was stopped. If that is normal for this environment raise "
+            f"{self.seconds:g} s; its worker was stopped. If that is normal for this environment "
+            f"raise "
             f"{self.option}. It stood at:\n{self.stack}"
         )
 
@@ -331,7 +351,8 @@ class SlotQuarantined(EnvfleetError, RuntimeError):
     def __str__(self) -> str:
         return (
             f"slot {self.slot} failed {self.restarts} times within {self.window_s:g} s and is "
-            f"quarantined. Last failure: {self.last}. envs.incidents holds every failure with its seed "
+            f"quarantined. Last failure: {self.last}. envs.incidents holds every failure with "
+            f"its seed "
             "and actions; save one and run `envfleet doctor replay FILE` to see it in one process."
         )
 

@@ -1,6 +1,7 @@
 """The Gymnasium door: a fleet as a `gymnasium.vector.VectorEnv`, and `make_vec` to open one.
 
-Everything Gymnasium defines means here what it means there. `send` and `recv` are the same fleet used
+Everything Gymnasium defines means here what it means there. `send` and `recv` are the same fleet
+used
 first-ready; `queue_reset`, `snapshot` and the `slots=` arguments are what a fleet can do beyond it.
 """
 
@@ -64,13 +65,13 @@ class FleetVectorEnv(VectorEnv[Any, Any, Any]):
 
     # ---- Gymnasium ------------------------------------------------------------------------------
 
-    def reset(  # type: ignore[override]
+    def reset(
         self,
         *,
         seed: int | Sequence[int | None] | None = None,
         options: Mapping[str, Any] | Sequence[Mapping[str, Any] | None] | None = None,
     ) -> tuple[Any, dict[str, Any]]:
-        """Reset all slots, or those of `options["reset_mask"]`; seed and options may differ by slot.
+        """Reset all slots, or those of `options["reset_mask"]`; each may have its own arguments.
 
         Args:
             seed: One for all (slot i gets `seed + i`), a list with one per slot, or None.
@@ -128,7 +129,7 @@ class FleetVectorEnv(VectorEnv[Any, Any, Any]):
             )
         self.fleet.set_attr(name, values, slots)
 
-    @property
+    @property  # type: ignore[misc]
     def np_random(self) -> tuple[Any, ...]:  # type: ignore[override]
         """Each environment's generator (a copy, if it lives in another process)."""
         return self.get_attr("np_random")
@@ -151,7 +152,8 @@ class FleetVectorEnv(VectorEnv[Any, Any, Any]):
     def recv(self, min_slots: int | None = None, timeout_s: float | None = None) -> Batch:
         """Wait for at least `min_slots` (None: all in flight) and return every slot that is ready.
 
-        After `timeout_s` whatever is ready is returned, perhaps nothing. With `copy=False` the arrays
+        After `timeout_s` whatever is ready is returned, perhaps nothing. With `copy=False` the
+        arrays
         are views of shared memory, valid until the next send to the same slot.
         """
         return self.fleet.recv(min_slots, timeout_s)
@@ -163,7 +165,7 @@ class FleetVectorEnv(VectorEnv[Any, Any, Any]):
         options: Mapping[str, Any] | Sequence[Mapping[str, Any] | None] | None = None,
         slots: Sequence[int] | None = None,
     ) -> None:
-        """Reset these slots (None: all) with this seed and these options at their next autoreset."""
+        """Use this seed and these options at the next autoreset of these slots (None: all)."""
         count = self.num_envs if slots is None else len(slots)
         self.fleet.queue_reset(self._plans(seed, options, count, slots), slots)
 
@@ -197,7 +199,8 @@ class FleetVectorEnv(VectorEnv[Any, Any, Any]):
             )
         if mask.shape != (self.num_envs,) or not mask.any():
             raise ConfigError(
-                f"options['reset_mask'] must have shape ({self.num_envs},) and at least one True, got "
+                f"options['reset_mask'] must have shape ({self.num_envs},) and at least one "
+                f"True, got "
                 f"shape {mask.shape} with {int(mask.sum())} True"
             )
         rest = {key: value for key, value in options.items() if key != "reset_mask"}
@@ -227,7 +230,8 @@ def native(env: str | EnvSpec | Callable[[int], VectorEnv], **kwargs: Any) -> Na
     """Mark an environment as natively vectorised: each worker hosts one instance for all its slots.
 
     Args:
-        env: An id or spec that has a `vector_entry_point`, or a function from a number of environments
+        env: An id or spec that has a `vector_entry_point`, or a function from a number of
+        environments
             to a `gymnasium.vector.VectorEnv`.
         **kwargs: Passed on to the environment.
 
@@ -263,7 +267,8 @@ def make_vec(
     """Open a fleet of environments as a Gymnasium vector environment.
 
     Args:
-        env: A Gymnasium id, an `EnvSpec`, a function that builds one environment, a sequence of such
+        env: A Gymnasium id, an `EnvSpec`, a function that builds one environment, a sequence of
+        such
             functions (one per slot), or `envfleet.native(...)`.
         num_envs: How many; may be left out for a sequence.
         num_workers: How many workers share them; None decides.
@@ -284,12 +289,15 @@ def make_vec(
     env_fns, spec = _env_fns(env, num_envs, dict(env_kwargs or {}))
     mode: Autoreset = one_of("autoreset", _mode_name(autoreset), Autoreset)
     failure: OnFailure = one_of("on_failure", on_failure, OnFailure)
-    method: StartMethod | None = start_method and one_of("start_method", start_method, StartMethod)
+    method: StartMethod | None = (
+        None if start_method is None else one_of("start_method", start_method, StartMethod)
+    )
     check_seconds("step_timeout_s", step_timeout_s)
     check_seconds("reset_timeout_s", reset_timeout_s)
     if num_workers is not None and not 1 <= num_workers <= len(env_fns):
         raise ConfigError(
-            f"num_workers must be between 1 and num_envs ({len(env_fns)}), got {num_workers}; a worker "
+            f"num_workers must be between 1 and num_envs ({len(env_fns)}), got {num_workers}; a "
+            f"worker "
             "without an environment would have nothing to do"
         )
     has_limits = step_timeout_s is not None or reset_timeout_s is not None
@@ -357,7 +365,8 @@ def _env_fns(
         return [_bound(one, kwargs) for one in env], None
     if num_envs is None:
         raise ConfigError("num_envs is needed unless env is a sequence of functions, one per slot")
-    if isinstance(num_envs, bool) or not isinstance(num_envs, int | np.integer) or num_envs < 1:
+    count: Any = num_envs
+    if isinstance(count, bool) or not isinstance(count, int | np.integer) or count < 1:
         raise ConfigError(f"num_envs must be a whole number of at least 1, got {num_envs!r}")
     if isinstance(env, NativeFn):
         if kwargs:
@@ -367,7 +376,8 @@ def _env_fns(
         spec = gymnasium.spec(env) if isinstance(env, str) else env
         if spec.entry_point is None:
             return [native(spec, **kwargs)] * num_envs, spec
-        # the spec travels instead of the id: it may be registered in this process only. One slot checks
+        # the spec travels instead of the id: it may be registered in this process only. One slot
+        # checks
         # the environment's manners; the others are the same and need not pay for it.
         checked = functools.partial(_make, deepcopy(spec), kwargs, is_checked=True)
         unchecked = functools.partial(_make, checked.args[0], kwargs, is_checked=False)
@@ -378,7 +388,8 @@ def _env_fns(
 def _bound(env_fn: Any, kwargs: dict[str, Any]) -> EnvFn:
     if isinstance(env_fn, gymnasium.Env | VectorEnv):
         raise ConfigError(
-            f"env is an environment ({env_fn}), and one instance cannot be in several slots: pass a "
+            f"env is an environment ({env_fn}), and one instance cannot be in several slots: "
+            f"pass a "
             "function that builds one"
         )
     if not callable(env_fn):

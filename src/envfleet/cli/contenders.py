@@ -299,13 +299,13 @@ class FleetStep:
             envs.step(next(pool))
             return num_envs
 
+        # a worker notes how long it waited when the next command comes, and since the last slice
+        # that is long: this step takes it off the books
+        step()
         return self.timed(step, seconds)
 
     def timed(self, step: Callable[[], int], seconds: float) -> Slice:
         """Measure, and see from the fleet's own clocks where the time went."""
-        # a worker notes how long it waited when the next command comes, and since the last slice
-        # that is long: this step takes it off the books
-        step()
         before = dict(self.envs.timings)
         start_s = time.perf_counter()
         slice_ = timed_steps(step, seconds)
@@ -349,6 +349,9 @@ class FleetHalves(FleetStep):
             envs.send(actions(len(slots)), slots)
             return len(slots)
 
+        # here too the first steps take the time since the last slice off the workers' books
+        envs.send(actions(self.work.num_envs))
+        envs.recv()
         for half in self._halves:
             envs.send(actions(len(half)), half)
         try:

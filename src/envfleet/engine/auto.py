@@ -1,4 +1,4 @@
-"""What runs where, when the caller leaves it open: measure the environment briefly, then decide and say why.
+"""What runs where, when the caller leaves it open: measure briefly, decide, and say why.
 
 The measurement runs in a worker process, so an environment that crashes or hangs does it there. The
 decision is a pure function of numbers.
@@ -93,7 +93,8 @@ def decide(
         thread_s = -(-num_envs // waiting) * step_s + THREAD_TRIP_S
         if thread_s * MIN_GAIN < min(serial_s, process_s):
             why = (
-                f"{took} and waits for {1 - measured.cpu_share:.0%} of it, so threads that wait side by "
+                f"{took} and waits for {1 - measured.cpu_share:.0%} of it, so threads that wait "
+                f"side by "
                 f"side are {serial_s / thread_s:.1f} times as fast as one"
             )
             return Plan("thread", start_method, waiting, why)
@@ -147,7 +148,7 @@ def measure(env_fn: EnvFn, start_method: StartMethod) -> Measured:
 
 
 class _Probe(gymnasium.Env[Any, Any]):
-    """Measures another environment when it is built; the worker that builds it reports the result."""
+    """Measures another environment when it is built; its worker reports the result."""
 
     observation_space = spaces.Discrete(1)
     action_space = spaces.Discrete(1)

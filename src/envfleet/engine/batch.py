@@ -20,14 +20,14 @@ class Batch:
 
     slots: npt.NDArray[np.intp]
     obs: Any
-    """What to act on next: batched as Gymnasium does, or a tuple of observations in a mixed fleet."""
+    """What to act on next: batched as Gymnasium does; in a mixed fleet a tuple, one per slot."""
     rewards: npt.NDArray[np.float64]
     terminated: npt.NDArray[np.bool_]
     truncated: npt.NDArray[np.bool_]
     valid: npt.NDArray[np.bool_]
-    """False where the row is no transition: a reset row of next_step, or a slot that was restarted."""
+    """False where the row is no transition: next_step's reset row, or a restarted slot."""
     final_obs: Any
-    """The true successor of each action: where an episode ended its last observation, else `obs`."""
+    """The true successor: the last observation where an episode ended, else `obs`."""
     incidents: tuple[Incident, ...] = ()
     packed: PackedInfos = field(default=PackedInfos(), repr=False)
     plain: Sequence[tuple[int, Info]] = field(default=(), repr=False)

@@ -1,6 +1,7 @@
 """The workers of one fleet: started together, replaced one by one, ended for certain.
 
-The crew owns every resource of a fleet: shared block, backend, workers. Half-built means undone; `stop` is
+The crew owns every resource of a fleet: shared block, backend, workers. Half-built means undone;
+`stop` is
 idempotent, bounded, and safe to call from a finalizer or at exit.
 """
 
@@ -9,6 +10,9 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
+from typing import Any
+
+import cloudpickle
 
 from envfleet.engine.backends import Backend, Binding, Ground, Launch, WorkerHandle
 from envfleet.engine.backends.process import GUARD_EXIT, ProcessBackend, ProcessHandle
@@ -51,6 +55,7 @@ class Crew:
         self.handles: list[WorkerHandle] = []
         self.fallen_back: set[int] = set()
         """Workers whose slots now live in this process."""
+        self._dismissed: set[int] = set()
         self._is_stopped = False
         self._backend: Backend | None = None
         self._slab = Slab.create()
@@ -59,15 +64,10 @@ class Crew:
             self._slab.grow(plan.nbytes, len(self.env_fns))
             self.control = Control(plan, self._slab.map(0, plan.nbytes))
             self._ground = Ground(self._slab, plan, self.control)
-            if backend == "process":
-                self._backend = ProcessBackend(self._ground, start_method, num_workers)
-            else:
-                self._backend = {"serial": SerialBackend, "thread": ThreadBackend}[backend](
-                    self._ground
-                )
             self._local = SerialBackend(self._ground)
+            self._backend = chosen = self._open(backend, start_method, num_workers)
             for worker in range(num_workers):
-                self.handles.append(self._backend.launch(self._launch(worker)))
+                self.handles.append(chosen.launch(self._launch(worker)))
             self.facts: list[EnvFacts] = [
                 facts for handle in self.handles for facts in self._await(handle)
             ]
@@ -75,6 +75,11 @@ class Crew:
         except BaseException:
             self.stop()
             raise
+
+    def _open(self, backend: BackendName, start_method: StartMethod, num_workers: int) -> Backend:
+        if backend == "process":
+            return ProcessBackend(self._ground, start_method, num_workers)
+        return ThreadBackend(self._ground) if backend == "thread" else self._local
 
     @property
     def data(self) -> Data:
@@ -94,9 +99,25 @@ class Crew:
         if pending:
             self._backend.wait(pending, timeout_s, want_all=want_all)
 
+    def check_payload(self, payload: Any, what: str) -> None:
+        """Refuse what could not reach a worker process, before anything is under way."""
+        if isinstance(self._backend, ProcessBackend):
+            try:
+                cloudpickle.dumps(payload)
+            except Exception as exc:
+                raise ConfigError(
+                    f"{what} cannot be sent to a worker process: {exc}. Pass plain data, or use "
+                    "backend='thread' or 'serial'"
+                ) from exc
+
+    def post(self, worker: int, command: Command) -> None:
+        """Hand a command to a worker."""
+        self.handles[worker].post(command)
+
     def dismiss(self, worker: int) -> None:
         """End one worker and everything held for it."""
         handle = self.handles[worker]
+        self._dismissed.add(worker)
         if isinstance(handle, ProcessHandle) and isinstance(self._backend, ProcessBackend):
             self._backend.forget(handle)
         handle.stop()
@@ -110,6 +131,7 @@ class Crew:
             self.fallen_back.add(worker)
         handle = backend.launch(self._launch(worker))
         self.handles[worker] = handle
+        self._dismissed.discard(worker)
         self._await(handle)
         handle.bind(self._binding)
         return handle
@@ -120,7 +142,7 @@ class Crew:
         `owed` says how many replies each worker still owes, so that the last one is recognised.
         """
         failures: list[Failure] = []
-        closing = [handle for handle in self.handles if not handle.is_dead]
+        closing = [h for h in self.handles if not h.is_dead and h.worker not in self._dismissed]
         for handle in closing:
             handle.post(Command(0, Op.CLOSE))
         give_up_s = time.monotonic() + self.deadlines.close_s
@@ -158,7 +180,7 @@ class Crew:
         length = Data.measure(kinds)
         self._slab.grow(offset + length, len(self.facts))
         data = Data(kinds, self._slab.map(offset, length))
-        binding = Binding(data, kinds, offset, length)
+        binding = Binding(data, offset, length)
         for handle in self.handles:
             handle.bind(binding)
         return binding

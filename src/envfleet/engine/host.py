@@ -1,32 +1,32 @@
 """k environments in one place: reset, step, autoreset, plans, exceptions turned into replies.
 
-A host writes its slots' rows and nothing else. It never raises because of an environment: a failure is
+A host writes its slots' rows and nothing else. It never raises because of an environment: a
+failure is
 part of the reply, and the failed slot waits for a reset or a rebuild. Autoreset is Gymnasium's: in
-`next_step` the call after an end resets and ignores its action, in `same_step` the end and the reset
-happen in one call and the last observation is kept apart, `disabled` leaves resetting to the caller.
+`next_step` the call after an end resets and ignores its action, in `same_step` the end and the
+reset
+happen in one call and the last observation is kept apart, `disabled` leaves resetting to the
+caller.
 """
 
 from __future__ import annotations
 
 import struct
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from enum import IntEnum
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
 from envfleet.engine import snapshot as snapshots
+from envfleet.engine.guard import Guard
 from envfleet.engine.infos import Info, InfoWriter
 from envfleet.engine.messages import EnvFacts, Failure, Op, Reply, place
 from envfleet.engine.options import PLAIN_RESET, Autoreset, EnvFn, ResetPlan
 from envfleet.engine.slab import Control, Data
+from envfleet.layout import Columns
 
-Guard = Callable[[Callable[..., Any]], Callable[..., Any]]
-T = TypeVar("T")
-
-FAILURES = (Exception, SystemExit)
-"""What an environment may raise without harming anybody else. Ctrl-C is not for us to swallow."""
 NO_RNG, SEEDED, RNG_STATE = 0, 1, 2
 _RNG = struct.Struct("=B7x16s16sII")
 _RESERVED_CALLS = ("reset", "step", "close", "_setattr", "_check_spaces")
@@ -60,9 +60,11 @@ class EnvHost:
         self.first, self.count = first, len(envs)
         self._fns, self._autoreset, self._guard = list(env_fns), autoreset, guard
         self._envs = list(envs)
-        self._steps = [guard(env.step) for env in envs]
+        self._steps = [guard.wrap(env.step) for env in envs]
         self._state = bytearray([State.UNUSABLE] * self.count)
         self._queues: list[deque[ResetPlan]] = [deque() for _ in envs]
+        self._restart_plans: dict[int, ResetPlan] = {}
+        """How slots whose environment was replaced begin again, unless their caller resets them."""
         self._last_spill: dict[int, dict[int, Any]] = {}
         # set until known to be clear: a slot may still carry the infos of a worker that died
         self._has_info = bytearray([1] * self.count)
@@ -87,7 +89,9 @@ class EnvHost:
 
     def bind(self, control: Control, data: Data, post: memoryview) -> None:
         """Take the shared rows of this host's slots."""
-        self._control, self._data, self._post = control, data, post
+        self._control: Control = control
+        self._data: Data = data
+        self._post = post
         slots = range(self.first, self.first + self.count)
         kinds, rows = data.kind_of[slots.start : slots.stop], data.row_of[slots.start : slots.stop]
         where = list(zip(kinds.tolist(), rows.tolist(), strict=True))
@@ -106,27 +110,29 @@ class EnvHost:
         """Step these slots (None: all) with the actions that lie in the slab."""
         rows = range(self.count) if slots is None else [slot - self.first for slot in slots]
         rewards: list[Any] = []
-        terminated: list[Any] = []
-        truncated: list[Any] = []
+        ends: list[tuple[int, Any, Any]] = []
         invalid: list[int] = []
         state, steps, write_obs = self._state, self._steps, self._write_obs
         has_info, post, places = self._has_info, self._post, self._step_places
         for row, action in zip(rows, self._actions(slots, spills), strict=True):
             post[1] = places[row]
             if state[row]:
-                reward, is_terminated, is_truncated = self._step_unusual(row)
+                reward = 0.0
+                if self._step_unusual(row):
+                    ends.append((row, False, True))
                 invalid.append(row)
             else:
                 try:
                     obs, reward, is_terminated, is_truncated, info = steps[row](action)
                     spill = write_obs[row](obs)
-                except FAILURES as exc:
+                except BaseException as exc:
                     self._fail(row, "step", exc)
-                    reward, is_terminated, is_truncated = 0.0, False, False
+                    reward = 0.0
                 else:
                     if spill is not None:
                         self._spill(row, spill)
                     if is_terminated or is_truncated:
+                        ends.append((row, is_terminated, is_truncated))
                         if self._autoreset == "same_step":
                             self._end_and_reset(row, obs, info)
                         else:
@@ -135,9 +141,7 @@ class EnvHost:
                     elif info or has_info[row]:
                         self._inform(row, info)
             rewards.append(reward)
-            terminated.append(is_terminated)
-            truncated.append(is_truncated)
-        self._store(rows, slots, rewards, terminated, truncated, invalid)
+        self._store(rows, slots, rewards, ends, invalid)
         return self._take_reply()
 
     def reset(self, slots: Sequence[int] | None, plans: Sequence[ResetPlan]) -> Reply | None:
@@ -145,8 +149,7 @@ class EnvHost:
         rows = range(self.count) if slots is None else [slot - self.first for slot in slots]
         for row, plan in zip(rows, plans, strict=True):
             self._try_reset(row, plan)
-        zeros = [0.0] * len(rows)
-        self._store(rows, slots, zeros, zeros, zeros, list(rows))
+        self._store(rows, slots, [0.0] * len(rows), [], list(rows))
         return self._take_reply()
 
     def queue(self, slots: Sequence[int], plans: Sequence[ResetPlan]) -> Reply | None:
@@ -156,19 +159,23 @@ class EnvHost:
         return None
 
     def rebuild(
-        self, slots: Sequence[int], orders: Sequence[tuple[ResetPlan, Any]]
+        self, slots: Sequence[int], orders: Sequence[tuple[ResetPlan, Any, bool]]
     ) -> Reply | None:
-        """Replace environments by new ones; each slot then owes its caller a truncated row."""
-        for slot, (plan, spill) in zip(slots, orders, strict=True):
+        """Replace environments by new ones; each slot then owes its caller a truncated row.
+
+        An order is (how to reset next, what the last observation spilled, whether the episode had
+        ended already, so that nothing is owed).
+        """
+        for slot, (plan, spill, has_ended) in zip(slots, orders, strict=True):
             row = slot - self.first
             self._post[1] = place(Op.REBUILD, slot)
             try:
                 self._replace(row)
-            except FAILURES as exc:
+            except BaseException as exc:
                 self._fail(row, "the constructor", exc)
                 continue
-            self._queues[row].appendleft(plan)
-            self._state[row] = State.OWES_TRUNCATION
+            self._restart_plans[row] = plan
+            self._state[row] = State.ENDED if has_ended else State.OWES_TRUNCATION
             if spill is not None:
                 self._last_spill[row] = spill
         return self._take_reply()
@@ -177,29 +184,31 @@ class EnvHost:
         """Call or read `name` on each environment, through its wrappers."""
         if name in _RESERVED_CALLS:
             error = ValueError(f"{name!r} cannot be called by name; use the fleet's own {name}")
-            self._reply.failures.append(Failure.of(slots[0], f"call of {name!r}", error))
+            self._note(slots[0], f"call of {name!r}", error)
             return self._take_reply()
         for slot in slots:
             self._post[1] = place(Op.CALL, slot)
             try:
                 attribute = self._envs[slot - self.first].get_wrapper_attr(name)
                 value = (
-                    self._guard(attribute)(*args, **kwargs) if callable(attribute) else attribute
+                    self._guard.wrap(attribute)(*args, **kwargs)
+                    if callable(attribute)
+                    else attribute
                 )
-            except FAILURES as exc:
-                self._reply.failures.append(Failure.of(slot, f"call of {name!r}", exc))
+            except BaseException as exc:
+                self._note(slot, f"call of {name!r}", exc)
             else:
                 self._reply.values[slot] = value
         return self._take_reply()
 
-    def set_attr(self, slots: Sequence[int], name: str, values: Sequence[Any]) -> Reply | None:
-        """Set `name` where it is found among the wrappers."""
-        for slot, value in zip(slots, values, strict=True):
+    def set_attr(self, slots: Sequence[int], pairs: Sequence[tuple[str, Any]]) -> Reply | None:
+        """Set a name where it is found among the wrappers."""
+        for slot, (name, value) in zip(slots, pairs, strict=True):
             self._post[1] = place(Op.CALL, slot)
             try:
                 self._envs[slot - self.first].set_wrapper_attr(name, value)
-            except FAILURES as exc:
-                self._reply.failures.append(Failure.of(slot, f"set_attr of {name!r}", exc))
+            except BaseException as exc:
+                self._note(slot, f"set_attr of {name!r}", exc)
         return self._take_reply()
 
     def snapshot(self, slots: Sequence[int]) -> Reply | None:
@@ -209,16 +218,17 @@ class EnvHost:
             self._post[1] = place(Op.SNAPSHOT, slot)
             try:
                 taken = snapshots.take(self._envs[row])
-            except FAILURES as exc:
-                self._reply.failures.append(Failure.of(slot, "snapshot", exc))
+            except BaseException as exc:
+                self._note(slot, "snapshot", exc)
             else:
                 queued = tuple(self._queues[row])
                 self._reply.values[slot] = (taken, State(self._state[row]), queued)
         return self._take_reply()
 
-    def restore(self, slots: Sequence[int], states: Sequence[Any]) -> Reply | None:
+    def restore(self, slots: Sequence[int], states: Sequence[snapshots.Snapshot]) -> Reply | None:
         """Put states back; for a replay the environment is built anew and driven there."""
-        for slot, (taken, state, queued, obs) in zip(slots, states, strict=True):
+        for slot, wanted in zip(slots, states, strict=True):
+            taken = wanted.taken
             row = slot - self.first
             self._post[1] = place(Op.RESTORE, slot)
             try:
@@ -226,14 +236,14 @@ class EnvHost:
                     self._replace(row)
                 env = self._envs[row]
                 self._adopt(row, snapshots.put_back(env, taken))
-                spill = self._write_obs[row](obs)
-            except FAILURES as exc:
+                spill = self._write_obs[row](wanted.obs)
+            except BaseException as exc:
                 self._fail(row, "restore", exc)
                 continue
             if spill is not None:
                 self._spill(row, spill)
-            self._state[row] = state
-            self._queues[row] = deque(queued)
+            self._state[row] = wanted.state
+            self._queues[row] = deque(wanted.queued)
         return self._take_reply()
 
     def close(self) -> Reply | None:
@@ -241,19 +251,19 @@ class EnvHost:
         for row, env in enumerate(self._envs):
             self._post[1] = place(Op.CLOSE, self.first + row)
             try:
-                self._guard(env.close)()
-            except FAILURES as exc:
-                self._reply.failures.append(Failure.of(self.first + row, "close", exc))
+                self._guard.wrap(env.close)()
+            except BaseException as exc:
+                self._note(self.first + row, "close", exc)
         return self._take_reply()
 
     # ---- parts of a step ------------------------------------------------------------------------
 
-    def _actions(self, slots: Sequence[int] | None, spills: dict[int, Any] | None) -> Iterable[Any]:
+    def _actions(self, slots: Sequence[int] | None, spills: dict[int, Any] | None) -> list[Any]:
         if spills is None and self._block is not None:
-            columns = self._data.actions[self._where[0][0]]
+            columns: Columns = self._data.actions[self._where[0][0]]
             if slots is None:
                 return columns.read_each(self._block)
-            rows = np.fromiter((self._where[slot - self.first][1] for slot in slots), np.intp)
+            rows = np.array([self._where[slot - self.first][1] for slot in slots], np.intp)
             return columns.read_each(rows)
         spills = spills or {}
         chosen = range(self.first, self.first + self.count) if slots is None else slots
@@ -262,28 +272,28 @@ class EnvHost:
             for slot, (kind, row) in ((slot, self._where[slot - self.first]) for slot in chosen)
         ]
 
-    def _step_unusual(self, row: int) -> tuple[float, bool, bool]:
+    def _step_unusual(self, row: int) -> bool:
+        """Step a slot that is not simply running; True if its (lost) episode ends by this row."""
         state = self._state[row]
         if state == State.ENDED:
             self._try_reset(row, self._next_plan(row))
-            return 0.0, False, False
-        if state == State.OWES_TRUNCATION:
-            if self._autoreset == "same_step":
-                last = self._last_obs(row)
-                self._end_and_reset(row, last, {})
-            else:
-                self._state[row] = State.ENDED if self._autoreset == "next_step" else State.UNUSABLE
-                self._inform(row, {})
+        elif state == State.OWES_TRUNCATION:
             if row in self._last_spill:
-                self._reply.spills.setdefault(self.first + row, self._last_spill[row])
+                self._reply.spills[self.first + row] = self._last_spill[row]
                 self._is_plain = False
-            return 0.0, False, True
-        error = RuntimeError("the slot was stepped before it was reset")
-        self._fail(row, "step", error)
-        return 0.0, False, False
+            if self._autoreset == "same_step":
+                self._end_and_reset(row, self._last_obs(row), {})
+            else:
+                self._state[row] = self._after_end
+                self._inform(row, {})
+            return True
+        else:
+            self._fail(row, "step", RuntimeError("the slot was stepped before it was reset"))
+        return False
 
     def _end_and_reset(self, row: int, obs: Any, info: Info) -> None:
-        # before the reset: an environment that reuses its array would overwrite its last observation
+        # before the reset: an environment that reuses its array would overwrite its last
+        # observation
         spill = self._write_final[row](obs)
         slot = self.first + row
         if spill is not None:
@@ -300,18 +310,21 @@ class EnvHost:
         env = self._envs[row]
         try:
             self._record_rng(row, env, plan)
-            obs, info = plan.apply(self._guard(env.reset))
+            obs, info = plan.apply(self._guard.wrap(env.reset))
             spill = self._write_obs[row](obs)
-        except FAILURES as exc:
+        except BaseException as exc:
             self._fail(row, "reset", exc)
             return
         self._state[row] = State.RUNNING
+        self._restart_plans.pop(row, None)
         if spill is not None:
             self._spill(row, spill)
         self._inform(row, info)
 
     def _next_plan(self, row: int) -> ResetPlan:
         queue = self._queues[row]
+        if row in self._restart_plans:
+            return self._restart_plans[row]
         return queue.popleft() if queue else PLAIN_RESET
 
     def _record_rng(self, row: int, env: Any, plan: ResetPlan) -> None:
@@ -360,8 +373,7 @@ class EnvHost:
         rows: Sequence[int],
         slots: Sequence[int] | None,
         rewards: list[Any],
-        terminated: list[Any],
-        truncated: list[Any],
+        ends: list[tuple[int, Any, Any]],
         invalid: list[int],
     ) -> None:
         control = self._control
@@ -370,8 +382,10 @@ class EnvHost:
             control.rewards[where] = rewards
         except (TypeError, ValueError):
             self._store_one_by_one(rows, rewards)
-        control.terminated[where] = terminated
-        control.truncated[where] = truncated
+        control.terminated[where] = control.truncated[where] = False
+        for row, is_terminated, is_truncated in ends:
+            control.terminated[self.first + row] = is_terminated
+            control.truncated[self.first + row] = is_truncated
         if invalid or self._had_invalid:
             control.valid[where] = True
             control.valid[[self.first + row for row in invalid]] = False
@@ -388,22 +402,26 @@ class EnvHost:
                 self._fail(row, "step", error)
 
     def _fail(self, row: int, doing: str, exc: BaseException) -> None:
+        self._note(self.first + row, doing, exc)
         self._state[row] = State.UNUSABLE
         self._inform(row, {})
-        self._reply.failures.append(Failure.of(self.first + row, doing, exc))
+
+    def _note(self, slot: int, doing: str, exc: BaseException) -> None:
+        self._guard.let_pass(exc)
+        self._reply.failures.append(Failure.of(slot, doing, exc))
         self._is_plain = False
 
     def _replace(self, row: int) -> None:
         old = self._envs[row]
         try:
-            self._guard(old.close)()
-        except FAILURES:
-            pass  # it is being replaced because it is broken
-        self._adopt(row, self._guard(self._fns[row])())
+            self._guard.wrap(old.close)()
+        except BaseException as exc:  # it is being replaced because it is broken
+            self._guard.let_pass(exc)
+        self._adopt(row, self._guard.wrap(self._fns[row])())
 
     def _adopt(self, row: int, env: Any) -> None:
         self._envs[row] = env
-        self._steps[row] = self._guard(env.step)
+        self._steps[row] = self._guard.wrap(env.step)
 
     def _take_reply(self) -> Reply | None:
         reply = self._reply
@@ -417,7 +435,7 @@ class EnvHost:
 
 
 def unpack_rng(cell: bytes) -> dict[str, Any] | None:
-    """The generator state that `_record_rng` kept, as numpy takes it; None if the episode was seeded."""
+    """The generator state that `_record_rng` kept, as numpy takes it; None if there is none."""
     flag, state, inc, has_uint32, uinteger = _RNG.unpack_from(cell)
     if flag != RNG_STATE:
         return None

@@ -1,6 +1,7 @@
 """A failure as a record: what happened, to whom, and how to make it happen again.
 
-An incident can be saved to a file and replayed in one process, under a debugger. The file holds pickled
+An incident can be saved to a file and replayed in one process, under a debugger. The file holds
+pickled
 code: replay only files from people you trust.
 """
 
@@ -81,7 +82,8 @@ class Incident:
         """Build the environment here and do to it what was done before the failure."""
         if self.env_fn is None:
             raise ConfigError(
-                "this incident has no environment in it: the function that builds it cannot be pickled"
+                "this incident has no environment in it: the function that builds it cannot be "
+                "pickled"
             )
         steps = 0
         try:

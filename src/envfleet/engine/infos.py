@@ -1,11 +1,15 @@
-"""Infos on their two ways: numeric ones with stable keys as fields, the rest as they are; then collated.
+"""Infos: numeric ones with stable keys travel as fields, the rest as they are; then collated.
 
-A worker that sees an info dict of numbers (or small numeric arrays) registers its *schema*, the keys and
-types, once; from then on only the bytes are written into the slot's cell. Anything else, and what is too
+A worker that sees an info dict of numbers (or small numeric arrays) registers its *schema*, the
+keys and
+types, once; from then on only the bytes are written into the slot's cell. Anything else, and what
+is too
 large, travels by the control path. Both ways give back equal dicts with equal types.
 
-`collate` makes Gymnasium's vector form of many dicts: `key` -> values, `_key` -> which slots have it.
-Unlike Gymnasium's own it promotes (an int beside a float is no longer cut off) and keeps ragged arrays.
+`collate` makes Gymnasium's vector form of many dicts: `key` -> values, `_key` -> which slots have
+it.
+Unlike Gymnasium's own it promotes (an int beside a float is no longer cut off) and keeps ragged
+arrays.
 """
 
 from __future__ import annotations
@@ -94,8 +98,8 @@ class InfoWriter:
     """The worker's side: puts one slot's info into its cell if it can."""
 
     def __init__(self, cells: Array, schema_of_slot: Array, first_slot: int) -> None:
-        self._cells = memoryview(cells).cast("B")
-        self._schema_of_slot = memoryview(schema_of_slot)
+        self._cells = cells.data.cast("B")
+        self._schema_of_slot = schema_of_slot.data
         self._first = first_slot
         self._known: dict[tuple[Any, ...], tuple[int, Any, tuple[Any, ...]]] = {}
         self.fresh: list[Schema] = []
@@ -196,7 +200,7 @@ class _Column:
 
 
 def collate(num: int, packed: PackedInfos, plain: Sequence[tuple[int, Info]]) -> dict[str, Any]:
-    """Put infos of `num` slots together; `plain` holds (position, dict) pairs that came as they are."""
+    """Put infos of `num` slots together; `plain` holds (position, dict) pairs."""
     columns: dict[str, _Column] = {}
     for key, _, positions, values in packed.columns():
         column = columns.setdefault(key, _Column())

@@ -1,6 +1,7 @@
 """What was done to each slot since its episode began: enough to do it again.
 
-One entry per send, kept while some running episode needs it; a bound on the bytes keeps endless episodes
+One entry per send, kept while some running episode needs it; a bound on the bytes keeps endless
+episodes
 from filling the memory, after which a slot's log is marked as no longer complete.
 """
 

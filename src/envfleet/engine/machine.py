@@ -1,4 +1,4 @@
-"""What this machine lets us use: cores, memory and descriptors, with containers' limits respected."""
+"""What this machine lets us use: cores, memory, descriptors; containers' limits count."""
 
 from __future__ import annotations
 
@@ -32,10 +32,11 @@ def cgroup_cores() -> float | None:
 
 def available_memory() -> tuple[int, str]:
     """Bytes that can still be used, and which limit that is."""
-    limits: list[tuple[int, str]] = []
-    for line in _read(Path("/proc/meminfo")).splitlines():
-        if line.startswith("MemAvailable:"):
-            limits.append((int(line.split()[1]) * 1024, "memory of the machine"))
+    limits = [
+        (int(line.split()[1]) * 1024, "memory of the machine")
+        for line in _read(Path("/proc/meminfo")).splitlines()
+        if line.startswith("MemAvailable:")
+    ]
     for limit, used in (
         (_CGROUP / "memory.max", _CGROUP / "memory.current"),
         (

@@ -1,4 +1,4 @@
-"""What crosses between a fleet and its workers: commands, replies, and the codes that name the work."""
+"""What crosses between a fleet and its workers: commands, replies, names of work."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ class Op(IntEnum):
     RESTORE = 8
     BIND = 9
     CLOSE = 10
+    SET = 11
 
     @property
     def phrase(self) -> str:
@@ -47,7 +48,7 @@ def read_place(word: int) -> tuple[Op, int | None]:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """One piece of work for one worker. Its identity is `request`; replies come in the order of commands."""
+    """One piece of work for one worker; `request` is its identity."""
 
     request: int
     op: Op
@@ -76,7 +77,7 @@ class Failure:
 
 @dataclass(slots=True)
 class Reply:
-    """What did not fit into shared memory; a command without any of this is answered by the bell alone."""
+    """What did not fit into shared memory; without any of this the bell alone answers."""
 
     failures: list[Failure] = field(default_factory=list)
     infos: dict[int, Info] = field(default_factory=dict)

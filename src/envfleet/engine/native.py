@@ -1,6 +1,7 @@
 """A natively vectorised environment as a host: m slots that are stepped by one call.
 
-The environment resets itself, so its own autoreset mode must be the fleet's. Its slots share one generator
+The environment resets itself, so its own autoreset mode must be the fleet's. Its slots share one
+generator
 in most implementations: streams are then a function of the seed and of the number of slots in the
 instance, not of the slot alone, so a run is repeatable for the same split into workers.
 """
@@ -13,7 +14,7 @@ from typing import Any
 import numpy as np
 from gymnasium.vector import VectorEnv
 
-from envfleet.engine.host import FAILURES, Guard
+from envfleet.engine.guard import Guard
 from envfleet.engine.infos import Info
 from envfleet.engine.messages import EnvFacts, Failure, Op, Reply, place
 from envfleet.engine.options import Autoreset, ResetPlan
@@ -32,11 +33,13 @@ class NativeHost:
         if mode is not None and native_mode != autoreset:
             raise ConfigError(
                 f"{env} resets itself in mode {native_mode!r} but the fleet was asked for "
-                f"{autoreset!r}; pass autoreset={native_mode!r}, or build the environment with that mode"
+                f"{autoreset!r}; pass autoreset={native_mode!r}, or build the environment with "
+                f"that mode"
             )
         self.first, self.count = first, env.num_envs
         self._env, self._autoreset = env, autoreset
-        self._step, self._reset = guard(env.step), guard(env.reset)
+        self._guard = guard
+        self._step, self._reset = guard.wrap(env.step), guard.wrap(env.reset)
         self._ended = np.zeros(self.count, np.bool_)
         self._owes_truncation = False
         self._reply = Reply()
@@ -75,8 +78,8 @@ class NativeHost:
         try:
             obs, rewards, terminated, truncated, infos = self._step(actions)
             self._put_obs(obs)
-        except FAILURES as exc:
-            self._reply.failures.append(Failure.of(self.first, "step", exc))
+        except BaseException as exc:
+            self._note("step", exc)
             return self._take_reply()
         control, rows = self._control, self._slots
         control.rewards[rows] = rewards
@@ -92,7 +95,7 @@ class NativeHost:
         return self._take_reply()
 
     def reset(self, slots: Sequence[int] | None, plans: Sequence[ResetPlan]) -> Reply | None:
-        """Reset the whole instance; the first slot's seed seeds it, and options must be the same for all."""
+        """Reset the whole instance by its first slot's seed; options must be the same for all."""
         if not self._is_whole(slots, "reset"):
             return self._take_reply()
         self._post[1] = place(Op.RESET, self.first)
@@ -102,8 +105,8 @@ class NativeHost:
                 raise ConfigError("a natively vectorised environment takes one options for all")
             obs, infos = plan.apply(self._reset)
             self._put_obs(obs)
-        except FAILURES as exc:
-            self._reply.failures.append(Failure.of(self.first, "reset", exc))
+        except BaseException as exc:
+            self._note("reset", exc)
             return self._take_reply()
         self._ended[:] = False
         self._owes_truncation = False
@@ -119,13 +122,13 @@ class NativeHost:
         error = ConfigError(
             "a natively vectorised environment resets itself; nothing can be queued"
         )
-        self._reply.failures.append(Failure.of(self.first, "queue_reset", error))
+        self._note("queue_reset", error)
         return self._take_reply()
 
     def rebuild(
-        self, slots: Sequence[int], orders: Sequence[tuple[ResetPlan, Any]]
+        self, slots: Sequence[int], orders: Sequence[tuple[ResetPlan, Any, bool]]
     ) -> Reply | None:
-        """A new instance was built with its worker; it starts with a truncated row for every slot."""
+        """The instance is new, with its worker; every slot starts with a truncated row."""
         self._owes_truncation = True
         self._plan = orders[0][0]
         return self._take_reply()
@@ -140,21 +143,22 @@ class NativeHost:
                 attribute = getattr(self._env, name)
                 value = attribute(*args, **kwargs) if callable(attribute) else attribute
                 values = [value] * self.count
-        except FAILURES as exc:
-            self._reply.failures.append(Failure.of(self.first, f"call of {name!r}", exc))
+        except BaseException as exc:
+            self._note(f"call of {name!r}", exc)
         else:
             self._reply.values = {slot: values[slot - self.first] for slot in slots}
         return self._take_reply()
 
-    def set_attr(self, slots: Sequence[int], name: str, values: Sequence[Any]) -> Reply | None:
+    def set_attr(self, slots: Sequence[int], pairs: Sequence[tuple[str, Any]]) -> Reply | None:
         """Set one value for the whole instance."""
+        name, value = pairs[0]
         try:
             if hasattr(self._env, "set_attr"):
-                self._env.set_attr(name, list(values))
+                self._env.set_attr(name, [value for _, value in pairs])
             else:
-                setattr(self._env, name, values[0])
-        except FAILURES as exc:
-            self._reply.failures.append(Failure.of(self.first, f"set_attr of {name!r}", exc))
+                setattr(self._env, name, value)
+        except BaseException as exc:
+            self._note(f"set_attr of {name!r}", exc)
         return self._take_reply()
 
     def snapshot(self, slots: Sequence[int]) -> Reply | None:
@@ -170,15 +174,15 @@ class NativeHost:
         self._post[1] = place(Op.CLOSE, self.first)
         try:
             self._env.close()
-        except FAILURES as exc:
-            self._reply.failures.append(Failure.of(self.first, "close", exc))
+        except BaseException as exc:
+            self._note("close", exc)
         return self._take_reply()
 
     def _no_state(self, doing: str) -> Reply | None:
         error = ConfigError(
             "the slots of a natively vectorised environment have no state of their own"
         )
-        self._reply.failures.append(Failure.of(self.first, doing, error))
+        self._note(doing, error)
         return self._take_reply()
 
     def _is_whole(self, slots: Sequence[int] | None, doing: str) -> bool:
@@ -188,7 +192,7 @@ class NativeHost:
             f"slots {self.first} to {self.first + self.count - 1} are one natively vectorised "
             f"environment: {doing} all of them together"
         )
-        self._reply.failures.append(Failure.of(self.first, doing, error))
+        self._note(doing, error)
         return False
 
     def _come_back(self) -> Reply | None:
@@ -218,6 +222,10 @@ class NativeHost:
                 self._reply.final_infos[slot] = final_info
             if info:
                 self._reply.infos[slot] = info
+
+    def _note(self, doing: str, exc: BaseException) -> None:
+        self._guard.let_pass(exc)
+        self._reply.failures.append(Failure.of(self.first, doing, exc))
 
     def _take_reply(self) -> Reply | None:
         reply, self._reply = self._reply, Reply()

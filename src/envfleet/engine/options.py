@@ -44,7 +44,7 @@ class Deadlines:
     close_s: float = 3.0
     """Longest `close` waits for environments to close before their workers are killed."""
     warn_s: float = 30.0
-    """With no deadline in force: after how long a warning says who is waited for, and where it stands."""
+    """With no deadline: after how long a warning says who is waited for, and where it stands."""
 
     def __post_init__(self) -> None:
         for name in ("step_s", "reset_s", "start_s", "close_s", "warn_s"):
@@ -74,7 +74,7 @@ class ResetPlan:
     options: Mapping[str, Any] | None = None
 
     def apply(self, reset: Callable[..., Any]) -> tuple[Any, dict[str, Any]]:
-        """Call `reset` by this plan; an empty plan calls exactly `reset()`, as Gymnasium's autoreset does."""
+        """Call `reset` by this plan; an empty one calls `reset()`, as Gymnasium's autoreset."""
         if self.seed is None and self.options is None:
             obs, info = reset()
         else:

@@ -1,10 +1,10 @@
-"""Pure decisions about slots: how they are dealt to workers, and which of them form the next batch."""
+"""Pure decisions about slots: which worker gets which, and which form the next batch."""
 
 from __future__ import annotations
 
 
 def deal(num_slots: int, num_workers: int) -> list[tuple[int, int]]:
-    """Neighbouring slots for each worker, the first ones one larger where it does not come out even."""
+    """Neighbouring slots for each worker; the first get one more where it is uneven."""
     size, rest = divmod(num_slots, num_workers)
     bounds, start = [], 0
     for worker in range(num_workers):
@@ -15,6 +15,6 @@ def deal(num_slots: int, num_workers: int) -> list[tuple[int, int]]:
 
 
 def is_enough(num_ready: int, num_in_flight: int, min_slots: int | None) -> bool:
-    """Whether a batch can be given: all that was sent, or `min_slots`; never more than there can be."""
+    """Whether a batch can be given: all that was sent, or `min_slots` of it."""
     coming = num_ready + num_in_flight
     return num_ready >= (coming if min_slots is None else min(min_slots, coming))

@@ -1,6 +1,7 @@
 """What every worker does, wherever it runs: build hosts, carry out commands, answer.
 
-A servant knows nothing of processes, threads or pipes. It never raises out of `handle` because of an
+A servant knows nothing of processes, threads or pipes. It never raises out of `handle` because of
+an
 environment, and builds nothing by halves: if one constructor fails, those already built are closed.
 """
 
@@ -13,7 +14,8 @@ from typing import Any
 import gymnasium
 from gymnasium.vector import VectorEnv
 
-from envfleet.engine.host import FAILURES, EnvHost, Guard
+from envfleet.engine.guard import Guard
+from envfleet.engine.host import EnvHost
 from envfleet.engine.messages import Command, EnvFacts, Failure, Op, Reply, place
 from envfleet.engine.native import NativeHost
 from envfleet.engine.options import Autoreset, EnvFn
@@ -43,11 +45,6 @@ class BuildFailed(Exception):
         self.failure = failure
 
 
-def no_guard(function: Callable[..., Any]) -> Callable[..., Any]:
-    """For workers that cannot be abandoned: environments are called directly."""
-    return function
-
-
 class Servant:
     """The environments of one worker, in one or several hosts side by side."""
 
@@ -57,9 +54,9 @@ class Servant:
         env_fns: Sequence[EnvFn],
         autoreset: Autoreset,
         post: memoryview,
-        guard: Guard = no_guard,
+        guard: Guard,
     ) -> None:
-        self._post = post
+        self._post, self._guard = post, guard
         self.hosts: list[Host] = _build(first, env_fns, autoreset, post, guard)
         self._only = self.hosts[0] if len(self.hosts) == 1 else None
 
@@ -76,14 +73,21 @@ class Servant:
         """Carry out one command; a reply is given only if there is something to say."""
         if command.op is Op.STEP and self._only is not None:
             try:
-                reply = self._only.step(command.slots, command.payload)
-            except FAILURES as exc:
+                slots, payload = command.slots, command.payload
+                spills = None if payload is None else self._spills(slots, payload)
+                reply = self._only.step(slots, spills)
+            except BaseException as exc:
+                self._guard.let_pass(exc)
                 slot = self._only.first if command.slots is None else command.slots[0]
                 reply = Reply(failures=[Failure.of(slot, "step", exc)])
         else:
             reply = self._fan_out(command)
         self._post[1] = 0
         return reply
+
+    def _spills(self, slots: Sequence[int] | None, payload: Sequence[Any]) -> dict[int, Any]:
+        chosen = range(self.hosts[0].first, self.hosts[0].first + len(payload))
+        return _spills(slots or chosen, payload, range(len(payload))) or {}
 
     def _fan_out(self, command: Command) -> Reply | None:
         whole = Reply()
@@ -96,7 +100,8 @@ class Servant:
             slots = [chosen[index] for index in positions]
             try:
                 part = _carry_out(host, command, slots, positions)
-            except FAILURES as exc:
+            except BaseException as exc:
+                self._guard.let_pass(exc)
                 part = Reply(failures=[Failure.of(slots[0], command.op.phrase, exc)])
             if part is not None:
                 for field in fields(Reply):
@@ -105,13 +110,22 @@ class Servant:
         return whole if whole != Reply() else None
 
 
+def _spills(
+    slots: Sequence[int], payload: Sequence[Any] | None, positions: Sequence[int]
+) -> dict[int, Any] | None:
+    """What the actions of these slots spilled, by slot."""
+    if payload is None:
+        return None
+    return {slot: payload[index] for slot, index in zip(slots, positions, strict=True)}
+
+
 def _carry_out(
     host: Host, command: Command, slots: Sequence[int], positions: Sequence[int]
 ) -> Reply | None:
     payload = command.payload
     match command.op:
         case Op.STEP:
-            return host.step(slots, payload)
+            return host.step(slots, _spills(slots, payload, positions))
         case Op.RESET:
             return host.reset(slots, [payload[index] for index in positions])
         case Op.QUEUE:
@@ -119,10 +133,9 @@ def _carry_out(
         case Op.REBUILD:
             return host.rebuild(slots, [payload[index] for index in positions])
         case Op.CALL:
-            name, args, kwargs, values = payload
-            if values is not None:
-                return host.set_attr(slots, name, [values[index] for index in positions])
-            return host.call(slots, name, args, kwargs)
+            return host.call(slots, *payload)
+        case Op.SET:
+            return host.set_attr(slots, [payload[index] for index in positions])
         case Op.SNAPSHOT:
             return host.snapshot(slots)
         case Op.RESTORE:
@@ -154,14 +167,15 @@ def _build(
             env_fn, left = env_fns[row], len(env_fns) - row
             if isinstance(env_fn, NativeFn):
                 size = next((i for i in range(left) if env_fns[row + i] is not env_fn), left)
-                env = guard(env_fn.build)(size)
+                env = guard.wrap(env_fn.build)(size)
             else:
-                env = guard(env_fn)()
+                env = guard.wrap(env_fn)()
             built.append(env)
             if isinstance(env, VectorEnv):
                 if env.num_envs > left:
                     raise ConfigError(
-                        f"{env} has {env.num_envs} environments but its worker has {left} slots left; "
+                        f"{env} has {env.num_envs} environments but its worker has {left} slots "
+                        f"left; "
                         "make the slots of each worker a multiple of it (num_envs, num_workers)"
                     )
                 flush()
@@ -175,12 +189,13 @@ def _build(
                     f"the function returned {type(env).__name__}, not a gymnasium.Env or VectorEnv"
                 )
         flush()
-    except FAILURES as exc:
+    except BaseException as exc:
+        guard.let_pass(exc)
         for env in built:
             try:
-                guard(env.close)()
-            except FAILURES:
-                continue  # the first failure is the one to report
+                guard.wrap(env.close)()
+            except BaseException as second:  # the first failure is the one to report
+                guard.let_pass(second)
         raise BuildFailed(Failure.of(first + row, "the constructor", exc)) from exc
     post[1] = 0
     return hosts

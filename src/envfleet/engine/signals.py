@@ -1,6 +1,7 @@
 """How a worker is woken and how it says that it is done: a bell, which is a counter in the kernel.
 
-The counter is the truth, and ringing and taking it order memory between the two sides. A word in shared
+The counter is the truth, and ringing and taking it order memory between the two sides. A word in
+shared
 memory may hint that a bell is about to ring, never replace it.
 """
 
@@ -12,7 +13,7 @@ HAS_EVENTFD = hasattr(os, "eventfd")
 
 
 class Bell:
-    """`ring` adds one, `take` waits for at least one and returns how many; `fd` is pollable for reading."""
+    """`ring` adds one; `take` waits for at least one and returns how many; `fd` can be polled."""
 
     def __init__(self, read_fd: int, write_fd: int) -> None:
         self.fd, self.write_fd = read_fd, write_fd

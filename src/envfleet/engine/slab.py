@@ -1,10 +1,14 @@
-"""One shared block for the whole fleet: a control part of known size, then a part planned from the spaces.
+"""One shared block for the whole fleet: a control part, then a part planned from the spaces.
 
-Law: a slot's record is written by exactly one worker, and only between a command for it and its reply;
-actions, tickets and ring entries are written by the parent only while that slot or entry is not in flight.
+Law: a slot's record is written by exactly one worker, and only between a command for it and its
+reply;
+actions, tickets and ring entries are written by the parent only while that slot or entry is not in
+flight.
 
-The block has no name in the file system (memfd, elsewhere an unlinked temporary file): when the last
-process that maps it is gone so is the block, whoever was killed and how. Nothing has to be unlinked.
+The block has no name in the file system (memfd, elsewhere an unlinked temporary file): when the
+last
+process that maps it is gone so is the block, whoever was killed and how. Nothing has to be
+unlinked.
 """
 
 from __future__ import annotations
@@ -21,7 +25,7 @@ import numpy.typing as npt
 
 from envfleet.engine.machine import available_memory
 from envfleet.errors import NotEnoughSharedMemory
-from envfleet.layout import Columns, plan
+from envfleet.layout import Columns, Layout, plan
 
 INFO_BYTES = 512
 """Room for one slot's numeric infos: 64 doubles. A larger info travels by the control path."""
@@ -35,7 +39,7 @@ Array = npt.NDArray[Any]
 
 
 class Slab:
-    """The file descriptor and how parts of it are mapped. The creator grows it; everybody closes its own."""
+    """The descriptor, and how parts are mapped. The creator grows it; all close their own."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
@@ -92,7 +96,7 @@ class ControlPlan:
 
 
 class Control:
-    """The control part, bound: per-slot scalars, and per worker a ring of commands and where it stands."""
+    """The control part, bound: scalars of slots, rings of commands, where workers stand."""
 
     def __init__(self, plan_: ControlPlan, buffer: Any) -> None:
         n = plan_.num_slots
@@ -103,13 +107,13 @@ class Control:
         self.valid = self._take((n,), "?")
         """False where the row is no transition: next_step's reset row, or a restarted slot."""
         self.tickets = self._take((n,), "u4")
-        """The request that a slot was last sent in, so that a worker finds the slots of a partial send."""
+        """The request a slot was last sent in: how a worker finds the slots of a partial send."""
         self.schemas = self._take((n,), "u2")
         self.infos = self._take((n, INFO_BYTES), "u1")
         self.rng = self._take((n, RNG_BYTES), "u1")
-        self.posts = [memoryview(self._take((8,), "u8")) for _ in plan_.ring_sizes]
-        """Per worker: [commands posted (a hint for spinning), where it stands, ns in hosts, ns waiting]."""
-        self.rings = [memoryview(self._take((size * 3,), "u8")) for size in plan_.ring_sizes]
+        self.posts = [memoryview(self._take((8,), "u8").data) for _ in plan_.ring_sizes]
+        """Per worker: [commands posted (a hint), where it stands, ns in hosts, ns waiting]."""
+        self.rings = [memoryview(self._take((size * 3,), "u8").data) for size in plan_.ring_sizes]
         """Per worker: triples (request, operation, flags)."""
 
     @classmethod
@@ -132,13 +136,13 @@ class Control:
 class Kind:
     """Slots that share one observation and one action space, and so one set of columns."""
 
-    observation_space: Any
-    action_space: Any
+    observation: Layout
+    action: Layout
     slots: tuple[int, ...]
 
 
 class Data:
-    """The part planned from the spaces: observations, final observations and actions of every kind."""
+    """The part planned from the spaces: observations, final observations and actions."""
 
     def __init__(self, kinds: Sequence[Kind], buffer: Any, offset: int = 0) -> None:
         self.kinds = tuple(kinds)
@@ -152,7 +156,7 @@ class Data:
             rows = len(kind.slots)
             self.kind_of[list(kind.slots)] = index
             self.row_of[list(kind.slots)] = np.arange(rows)
-            obs, actions = plan(kind.observation_space), plan(kind.action_space)
+            obs, actions = kind.observation, kind.action
             for layout, columns in (
                 (obs, self.obs),
                 (obs, self.final_obs),
@@ -167,8 +171,8 @@ class Data:
         total = 0
         for kind in kinds:
             rows = len(kind.slots)
-            total += 2 * _aligned(plan(kind.observation_space).nbytes(rows))
-            total += _aligned(plan(kind.action_space).nbytes(rows))
+            total += 2 * _aligned(kind.observation.nbytes(rows))
+            total += _aligned(kind.action.nbytes(rows))
         return max(_aligned(total, _PAGE), _PAGE)
 
 
@@ -182,4 +186,7 @@ def group_kinds(spaces: Sequence[tuple[Any, Any]]) -> list[Kind]:
                 break
         else:
             groups.append((observation_space, action_space, [slot]))
-    return [Kind(obs, action, tuple(slots)) for obs, action, slots in groups]
+    return [
+        Kind(plan(obs, "observation"), plan(action, "action"), tuple(slots))
+        for obs, action, slots in groups
+    ]

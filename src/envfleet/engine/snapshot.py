@@ -1,7 +1,9 @@
 """The state of one environment, taken and put back by the best way that environment offers.
 
-In this order: the environment's own pair of state methods, MuJoCo's whole data, pickle, and where none of
-these is possible a replay: the seed (or generator state) of the running episode and its actions, driven
+In this order: the environment's own pair of state methods, MuJoCo's whole data, pickle, and where
+none of
+these is possible a replay: the seed (or generator state) of the running episode and its actions,
+driven
 through a new environment. A `Snapshot` says which way it was taken.
 """
 
@@ -93,7 +95,7 @@ def take(env: Any) -> Taken:
 
 
 def put_back(env: Any, taken: OwnState | Pickled | Replay) -> Any:
-    """Bring `env` (for a replay: a new one) to the state `taken`; returns the environment to go on with."""
+    """Bring `env` (for a replay: a new one) to a state; returns what to go on with."""
     if isinstance(taken, Pickled):
         restored = pickle.loads(taken.blob)
         env.close()
@@ -127,7 +129,7 @@ def begin(env: Any, replay: Replay) -> tuple[Any, dict[str, Any]]:
     """The reset that started the episode."""
     if replay.seed is None and replay.rng is not None:
         generator = np.random.PCG64()
-        generator.state = replay.rng
+        generator.state = replay.rng  # type: ignore[assignment]
         env.unwrapped.np_random = np.random.Generator(generator)
     return ResetPlan(replay.seed, replay.options).apply(env.reset)
 
@@ -160,7 +162,7 @@ def _is_mujoco(inner: Any) -> bool:
 
 
 def _around(env: Any, *, with_inner: bool) -> bytes:
-    """Plain attributes of every layer: step counters, flags, generators; not resources or caches."""
+    """Plain attributes of every layer: counters, flags, generators; not resources or caches."""
     layers = list(_layers(env))
     kept = []
     for layer in layers:

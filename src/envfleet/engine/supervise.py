@@ -1,6 +1,7 @@
 """Pure decisions about trouble: what a failure leads to, and when a silence is a failure.
 
-No clock, process or file in here; the fleet tells what happened and when, and carries out the verdict.
+No clock, process or file in here; the fleet tells what happened and when, and carries out the
+verdict.
 """
 
 from __future__ import annotations

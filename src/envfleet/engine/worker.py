@@ -1,13 +1,16 @@
-"""The main function of a worker process: come up, wait, serve, answer, and never outlive the parent.
+"""The main function of a worker process: come up, wait, serve, never outlive the parent.
 
     parent                                worker
       ring entry (+ message) ── bell ──►  wait: spin briefly on a hint, then block in the kernel
                                           serve: rows in shared memory, the rest as a message
       take the bell, read rows ◄── bell ──  done
 
-Commands are served in the order of the ring and answered in that order, so the count that the bell carries
-identifies what is done. A worker ignores Ctrl-C (the parent decides), dies with its parent, uses one BLAS
-thread, and can be asked by a signal to write its stack, even while native code holds the interpreter.
+Commands are served in the order of the ring and answered in that order, so the count that the bell
+carries
+identifies what is done. A worker ignores Ctrl-C (the parent decides), dies with its parent, uses
+one BLAS
+thread, and can be asked by a signal to write its stack, even while native code holds the
+interpreter.
 """
 
 from __future__ import annotations
@@ -29,13 +32,15 @@ from multiprocessing import reduction
 from typing import Any
 
 import cloudpickle
+import numpy as np
 
 from envfleet.engine.channel import WorkerChannel
+from envfleet.engine.guard import Guard
 from envfleet.engine.messages import Command, EnvFacts, Failure, Op, Reply
 from envfleet.engine.options import Autoreset
 from envfleet.engine.servant import BuildFailed, Servant
 from envfleet.engine.signals import Bell
-from envfleet.engine.slab import RING_SPARE, Control, ControlPlan, Data, Kind, Slab
+from envfleet.engine.slab import RING_SPARE, Control, ControlPlan, Data, Slab
 
 HAS_MESSAGE = 1
 """Ring flag set by the parent: the command's slots and payload follow on the control path."""
@@ -45,8 +50,9 @@ PARTIAL = 4
 """Ring flag set by the parent: only the slots whose ticket is this request."""
 STACK_SIGNAL = signal.SIGUSR1 if hasattr(signal, "SIGUSR1") else None
 SPIN_LIMIT_NS = 200_000
-"""Longer pauses of the parent are slept through. A wake-up costs some 50 us, a spin costs a core."""
+"""Longer pauses are slept through: a wake-up costs some 50 us, a spin costs a core."""
 _OPS = tuple(Op)
+_PLAIN_TYPES = frozenset((bool, int, float, complex, str, bytes))
 _PR_SET_PDEATHSIG = 1
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
@@ -113,13 +119,13 @@ def main(spec: WorkerSpec, descriptors: Descriptors) -> None:
         channel.send(_dumps(NotReady("import", Failure.of(spec.first, "import", exc))))
         return
     try:
-        servant = Servant(spec.first, env_fns, spec.autoreset, post)
+        servant = Servant(spec.first, env_fns, spec.autoreset, post, Guard())
     except BuildFailed as exc:
         channel.send(_dumps(NotReady("build", exc.failure)))
         return
     channel.send(_dumps(Ready(_dumps(servant.facts()))))
     offset, length, kinds = pickle.loads(channel.recv())
-    servant.bind(control, Data([Kind(*kind) for kind in kinds], slab.map(offset, length)))
+    servant.bind(control, Data(kinds, slab.map(offset, length)))
     slab.close()
     gc.collect()
     gc.freeze()  # what start-up built is there to stay: later collections need not look at it
@@ -151,14 +157,21 @@ def _serve(
             request, op, flags = ring[entry], _OPS[ring[entry + 1]], ring[entry + 2]
             slots = None
             if flags & HAS_MESSAGE:
-                slots, payload = pickle.loads(channel.recv())
-                command = Command(request, op, slots, payload)
+                slots, blob = pickle.loads(channel.recv())
+                try:
+                    command = Command(request, op, slots, pickle.loads(blob))
+                except BaseException as exc:
+                    command = Command(request, Op.IDLE, slots, exc)
             elif flags & PARTIAL:
                 chosen = (tickets == request & 0xFFFFFFFF).nonzero()[0] + spec.first
                 command = Command(request, op, chosen.tolist())
             else:
                 command = Command(request, op)
-            reply = handle(command)
+            reply: Reply | None
+            if command.op is Op.IDLE:  # its payload could not be read here
+                reply = _unreadable(spec.first, count, op, command)
+            else:
+                reply = handle(command)
             if reply is not None:
                 channel.send(encode_reply(reply))
                 ring[entry + 2] = flags | HAS_REPLY
@@ -172,8 +185,13 @@ def _serve(
                 return
 
 
+def _unreadable(first: int, count: int, op: Op, command: Command) -> Reply:
+    slots = range(first, first + count) if command.slots is None else command.slots
+    return Reply(failures=[Failure.of(slot, op.phrase, command.payload) for slot in slots])
+
+
 def _waiter(post: memoryview, commands: Bell, may_spin: bool) -> Callable[[int], int]:
-    """How to wait for commands: spin for about as long as the parent's last pause if that was short."""
+    """How to wait for commands: spin first, if the parent's last pause was short."""
     clock, give_way = time.perf_counter_ns, getattr(os, "sched_yield", None)
     if not may_spin or give_way is None:
         return lambda served: commands.take()
@@ -195,31 +213,39 @@ def _waiter(post: memoryview, commands: Bell, may_spin: bool) -> Callable[[int],
 
 
 def encode_reply(reply: Reply) -> bytes:
-    """Pickle a reply; what cannot be pickled is replaced by what it looked like, never the whole reply."""
+    """Pickle a reply; what cannot travel is replaced by what it looked like."""
+    has_values = reply.infos or reply.final_infos or reply.spills or reply.values
+    if has_values and not all(map(_is_plain, (reply.infos, reply.final_infos))):
+        reply = _readable(reply)
     try:
         return _dumps(reply)
-    except Exception:
+    except BaseException:
         return _dumps(_readable(reply))
 
 
 def _readable(reply: Reply) -> Reply:
     failures = list(reply.failures)
-    values = {}
-    for slot, value in reply.values.items():
-        try:
-            _dumps(value)
-        except Exception as exc:
-            failures.append(Failure.of(slot, "sending a result", exc))
-        else:
-            values[slot] = value
+    kept: dict[str, dict[int, Any]] = {}
+    for name, doing in (
+        ("values", "sending a result"),
+        ("spills", "sending an observation"),
+        ("final_spills", "sending an observation"),
+    ):
+        kept[name] = {}
+        for slot, value in getattr(reply, name).items():
+            problem = _why_it_cannot_travel(value)
+            if problem is None:
+                kept[name][slot] = value
+            else:
+                failures.append(Failure.of(slot, doing, problem))
     return Reply(
         failures=failures,
         infos={slot: _readable_info(info) for slot, info in reply.infos.items()},
         final_infos={slot: _readable_info(info) for slot, info in reply.final_infos.items()},
-        spills=reply.spills,
-        final_spills=reply.final_spills,
         schemas=reply.schemas,
-        values=values,
+        values=kept["values"],
+        spills=kept["spills"],
+        final_spills=kept["final_spills"],
     )
 
 
@@ -232,20 +258,42 @@ class Unpicklable:
 
 
 def _readable_info(value: Any) -> Any:
-    try:
-        _dumps(value)
+    if _is_plain(value) or _why_it_cannot_travel(value) is None:
         return value
-    except Exception:
-        if isinstance(value, dict):
-            return {key: _readable_info(item) for key, item in value.items()}
-        return Unpicklable(type(value).__name__, repr(value)[:500])
+    if isinstance(value, dict):
+        return {key: _readable_info(item) for key, item in value.items()}
+    try:
+        text = repr(value)[:500]
+    except BaseException as exc:
+        text = f"<its repr raises {type(exc).__name__}>"
+    return Unpicklable(type(value).__name__, text)
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a value is made of what always travels, so that nobody has to try."""
+    if type(value) is dict:
+        return all(_is_plain(key) and _is_plain(item) for key, item in value.items())
+    if type(value) in (list, tuple):
+        return all(map(_is_plain, value))
+    if type(value) is np.ndarray:
+        return bool(value.dtype.kind != "O")
+    return value is None or isinstance(value, np.generic) or type(value) in _PLAIN_TYPES
+
+
+def _why_it_cannot_travel(value: Any) -> BaseException | None:
+    try:
+        pickle.loads(_dumps(value))
+    except BaseException as exc:
+        return exc
+    return None
 
 
 def _dumps(value: Any) -> bytes:
     try:
         return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
-    except Exception:  # classes of __main__, closures
-        return cloudpickle.dumps(value)
+    except BaseException:  # classes of __main__, closures
+        blob: bytes = cloudpickle.dumps(value)
+        return blob
 
 
 def load_facts(blob: bytes) -> list[EnvFacts]:
@@ -255,7 +303,7 @@ def load_facts(blob: bytes) -> list[EnvFacts]:
 
 
 def _settle(spec: WorkerSpec, stack_fd: int) -> None:
-    """Make this process a good worker: signals, stack dumps, threads, and an end when the parent ends."""
+    """Make this process a good worker: signals, stack dumps, threads, an end with its parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     faulthandler.enable(file=stack_fd, all_threads=True)

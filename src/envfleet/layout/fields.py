@@ -179,7 +179,8 @@ def fit(value: Value, shape: tuple[int, ...], dtype: np.dtype[Any], where: str) 
             if np.array_equal(cast, given):
                 return cast
             remark = " with values out of range"
-        elif np.can_cast(given.dtype, dtype, "same_kind"):
+        # can_cast takes as long as all the rest, and float64 for float32 is an everyday case
+        elif given.dtype.kind == dtype.kind == "f" or np.can_cast(given.dtype, dtype, "same_kind"):
             return given
     shown = got(value if given.dtype.hasobject else given)
     raise LayoutMismatch(where, _array_text(shape, dtype), shown + remark)

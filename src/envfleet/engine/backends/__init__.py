@@ -1,4 +1,4 @@
-"""How workers are started, woken and watched: the seam between a fleet and the places where hosts run.
+"""How workers are started, woken and watched: the seam between a fleet and its places.
 
 A backend launches workers and waits for news of them; everything else a fleet needs is asked of the
 handle. `post` and `take` are in order: the n-th reply belongs to the n-th command.
@@ -12,7 +12,7 @@ from typing import Protocol
 
 from envfleet.engine.messages import Command, EnvFacts, Failure, Reply
 from envfleet.engine.options import Autoreset, EnvFn
-from envfleet.engine.slab import Control, ControlPlan, Data, Kind, Slab
+from envfleet.engine.slab import Control, ControlPlan, Data, Slab
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,6 @@ class Binding:
     """The planned part of the slab: the bound views, and how another process binds its own."""
 
     data: Data
-    kinds: Sequence[Kind]
     offset: int
     length: int
 
@@ -89,8 +88,9 @@ class Backend(Protocol):
     def wait(
         self, pending: Sequence[WorkerHandle], timeout_s: float | None, *, want_all: bool
     ) -> None:
-        """Wait until one of `pending` has news: a reply, a start, an end. With `want_all` it may be late
-        in reporting one while others of `pending` are still busy, which saves the caller wake-ups.
+        """Wait until one of `pending` has news: a reply, a start, an end.
+
+        With `want_all` news of one may come late while others are busy, which saves wake-ups.
         """
 
     def close(self) -> None:

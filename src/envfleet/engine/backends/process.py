@@ -1,7 +1,9 @@
 """Workers as processes of this machine, woken by bells, watched by the kernel.
 
-The parent waits for done-bells, for the control path and for the end of processes in one call, so a death
-is an event like any other. What a worker process owns ends with it; what the parent holds for it (two
+The parent waits for done-bells, for the control path and for the end of processes in one call, so
+a death
+is an event like any other. What a worker process owns ends with it; what the parent holds for it
+(two
 bells, a socket, a process descriptor, a file for stacks) is given up in `stop`, and nowhere else.
 """
 
@@ -50,7 +52,7 @@ _STACK_WAIT_S = 0.3
 
 
 def refuse_unguarded_main() -> None:
-    """Called when a fleet is opened: ends this process if it is a worker still importing the main script."""
+    """End this process if it is a worker that is still importing the main script."""
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         os._exit(GUARD_EXIT)
 
@@ -96,6 +98,8 @@ class ProcessHandle:
             )
             with _one_thread_each():
                 self.process.start()
+            # a fork of this process that ends would end all workers in that list; ours end with us
+            multiprocessing.process._children.discard(self.process)  # type: ignore[attr-defined]
             os.close(theirs)
             undo.pop_all()
         self._owns_exit_fd = hasattr(os, "pidfd_open")
@@ -106,8 +110,9 @@ class ProcessHandle:
 
     def bind(self, binding: Binding) -> None:
         """Tell the worker where its rows lie."""
-        kinds = [(kind.observation_space, kind.action_space, kind.slots) for kind in binding.kinds]
-        self.channel.send(cloudpickle.dumps((binding.offset, binding.length, kinds)))
+        # plans, not spaces: one registered in this process only would be planned otherwise there
+        message = (binding.offset, binding.length, binding.data.kinds)
+        self.channel.send(cloudpickle.dumps(message))
 
     def post(self, command: Command) -> None:
         """Write the ring entry and ring; steps need no message."""
@@ -115,7 +120,8 @@ class ProcessHandle:
         flags = 0
         if command.payload is not None or (command.slots is not None and command.op is not Op.STEP):
             flags = HAS_MESSAGE
-            self.channel.send(cloudpickle.dumps((command.slots, command.payload)))
+            blob = cloudpickle.dumps(command.payload)
+            self.channel.send(pickle.dumps((command.slots, blob)))
         elif command.slots is not None:
             flags = PARTIAL
             self._tickets[command.slots] = command.request & 0xFFFFFFFF
@@ -140,13 +146,21 @@ class ProcessHandle:
             if flags & HAS_REPLY:
                 if not self.channel.inbox:
                     self.channel.pump()
-                reply = pickle.loads(self.channel.inbox.popleft())
+                reply = self._decode(self.channel.inbox.popleft())
             replies.append(reply)
             self._taken += 1
         return replies
 
+    def _decode(self, message: bytes) -> Reply:
+        try:
+            reply: Reply = pickle.loads(message)
+        except BaseException as exc:  # it has a class that this process cannot import or rebuild
+            failure = Failure.of(self.first, "reading a reply", exc)
+            return Reply(failures=[failure])
+        return reply
+
     def note_message(self) -> None:
-        """The control path is readable or writable: move bytes, and notice the worker's first message."""
+        """The control path is ready: move bytes, and notice the worker's first message."""
         self.channel.pump()
         if self.facts is None and self.start_failure is None and self.channel.inbox:
             message = pickle.loads(self.channel.inbox.popleft())
@@ -320,9 +334,11 @@ class _Watch:
 
     def wait(self, last: ProcessHandle | None, timeout_s: float | None) -> None:
         alone = self._alone.get(last.done.fd) if last is not None else None
+        ready = []
         if alone is not None:
             ready = alone.poll(None if timeout_s is None else timeout_s * 1000)
-        else:
+            timeout_s = 0.0
+        if not ready:  # nobody named, or time is up: whoever is done counts
             ready = _poll(self._all, timeout_s)
         for fd, _ in ready:
             known = self._by_fd.get(fd)

@@ -1,7 +1,9 @@
 """Workers that are no workers: hosts in the calling thread, served when somebody waits for them.
 
-The same commands and the same shared rows as elsewhere, so results are the same, and an exception can be
-debugged where it happens. A hung environment hangs the caller: deadlines need `thread` or `process`.
+The same commands and the same shared rows as elsewhere, so results are the same, and an exception
+can be
+debugged where it happens. A hung environment hangs the caller: deadlines need `thread` or
+`process`.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from envfleet.engine.backends import Binding, Ground, Launch, WorkerHandle
+from envfleet.engine.guard import Guard
 from envfleet.engine.messages import Command, EnvFacts, Failure, Reply
 from envfleet.engine.servant import BuildFailed, Servant
 
@@ -28,7 +31,13 @@ class SerialHandle:
         self._done: list[Reply | None] = []
         post = ground.control.posts[launch.worker]
         try:
-            self._servant = Servant(launch.first, launch.env_fns, launch.autoreset, post)
+            self._servant = Servant(
+                launch.first,
+                launch.env_fns,
+                launch.autoreset,
+                post,
+                Guard(passes=(KeyboardInterrupt,)),
+            )
         except BuildFailed as exc:
             self.start_failure = ("build", exc.failure)
         else:

@@ -1,7 +1,9 @@
-"""Workers as threads of this process: for environments that wait, or that release the interpreter lock.
+"""Workers as threads of this process: for environments that wait or release the GIL.
 
-A thread cannot be killed. One that hangs is abandoned instead: a worker holds its *gate* whenever it is
-not inside an environment, and abandoning takes the gate, so an abandoned thread that comes back finds
+A thread cannot be killed. One that hangs is abandoned instead: a worker holds its *gate* whenever
+it is
+not inside an environment, and abandoning takes the gate, so an abandoned thread that comes back
+finds
 itself out before it can write a row that is somebody else's by then.
 """
 
@@ -15,6 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from envfleet.engine.backends import Binding, Ground, Launch, WorkerHandle
+from envfleet.engine.guard import Guard
 from envfleet.engine.messages import Command, EnvFacts, Failure, Op, Reply
 from envfleet.engine.servant import BuildFailed, Servant
 
@@ -25,8 +28,6 @@ class _Abandoned(BaseException):
 
 class ThreadHandle:
     """One host in a thread of its own."""
-
-    is_dead = False
 
     def __init__(
         self, launch: Launch, ground: Ground, news: queue.SimpleQueue[ThreadHandle]
@@ -39,6 +40,7 @@ class ThreadHandle:
         self._done: queue.SimpleQueue[Reply | None] = queue.SimpleQueue()
         self._gate = threading.Lock()
         self._is_abandoned = False
+        self.is_dead = False
         name = f"envfleet-worker-{launch.worker}"
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
@@ -82,7 +84,11 @@ class ThreadHandle:
             with self._gate:
                 try:
                     servant = Servant(
-                        launch.first, launch.env_fns, launch.autoreset, post, self._guard
+                        launch.first,
+                        launch.env_fns,
+                        launch.autoreset,
+                        post,
+                        Guard(self._outside_the_gate, (_Abandoned,)),
                     )
                     self.facts = servant.facts()
                 except BuildFailed as exc:
@@ -94,9 +100,13 @@ class ThreadHandle:
                     pass
         except _Abandoned:
             return
+        except BaseException:  # nothing of an environment's gets here: the worker itself is broken
+            self.is_dead = True
+            self._news.put(self)
+            raise
 
     def _serve(self, servant: Servant) -> bool:
-        command = self._guard(self._commands.get)()
+        command = self._outside_the_gate(self._commands.get)()
         if command.op is Op.BIND:
             servant.bind(self._control, command.payload.data)
             return True
@@ -104,7 +114,7 @@ class ThreadHandle:
         self._news.put(self)
         return command.op is not Op.CLOSE
 
-    def _guard(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def _outside_the_gate(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Leave the gate while `function` runs; never come back through it once abandoned."""
         gate = self._gate
 

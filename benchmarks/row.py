@@ -1,0 +1,35 @@
+"""Measures one row in a fresh interpreter: `python -m benchmarks.row NAME ...`, called by vector.py.
+
+Nothing of one row (a loaded PyTorch, another library's threads, garbage) weighs on the next. The top of this module
+imports next to nothing, because under spawn every worker of every contender runs it again.
+"""
+
+import argparse
+import json
+import signal
+import sys
+from pathlib import Path
+
+
+def main() -> None:
+    """Measure the row and write its outcome as JSON."""
+    from benchmarks.rows import ROWS, Pace
+    from envfleet.observe.progress import progress_on
+
+    parser = argparse.ArgumentParser(prog="benchmarks.row")
+    parser.add_argument("name", choices=list(ROWS))
+    parser.add_argument("--rounds", type=int, required=True)
+    parser.add_argument("--seconds", type=float, required=True)
+    parser.add_argument("--title", required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    given = parser.parse_args()
+    # ends as Ctrl-C does: everything that is open is closed
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    # rich would leave threads and modules in a process that is about to fork
+    progress = progress_on(sys.stderr, rich=False)
+    outcome = ROWS[given.name](Pace(given.rounds, given.seconds), progress, given.title)
+    given.out.write_text(json.dumps(outcome.as_json()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,289 @@
+"""The rows of the table: who runs, against whom, and what must be reached.
+
+A row is measured in one go by `measure`; its contenders are open together and take turns. Contenders that load
+PyTorch or start threads stand last, because the others fork when they are opened.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import envfleet
+from benchmarks import contenders as ways
+from benchmarks.costs import Start, Thinking, async_start, fleet_start
+from benchmarks.environments import Sleeper, StoredImages
+from benchmarks.limit import Limit
+from benchmarks.tables import Entry, Floor, Line, compared, entries, joined
+from benchmarks.workload import Workload
+from envfleet.cli.measure import Contender, Slice, compare
+from envfleet.observe.progress import Progress
+
+ASYNC, SYNC, SB3 = "Gymnasium AsyncVectorEnv", "Gymnasium SyncVectorEnv", "SB3 SubprocVecEnv"
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How long to measure."""
+
+    rounds: int
+    seconds: float
+    """Of one slice."""
+
+    def scaled(self, rounds: float = 1.0, seconds: float = 1.0) -> Pace:
+        """The same for work that needs fewer rounds or longer slices."""
+        return Pace(max(1, round(self.rounds * rounds)), self.seconds * seconds)
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What one row has to show."""
+
+    lines: list[Line] = field(default_factory=list)
+    entries: list[Entry] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return {
+            "lines": [line.as_json() for line in self.lines],
+            "entries": [entry.as_json() for entry in self.entries],
+            "notes": self.notes,
+        }
+
+
+class Rounds:
+    """The slices of contenders that took turns, and the lines that can be drawn from them."""
+
+    def __init__(
+        self, work: str, contenders: Sequence[Contender], pace: Pace, progress: Progress, title: str
+    ) -> None:
+        self._work = work
+        self.slices: dict[str, list[Slice]]
+        self.slices, self.failures = compare(
+            contenders, rounds=pace.rounds, seconds=pace.seconds, progress=progress, title=title
+        )
+        self._labels = {one.key: one.label for one in contenders}
+
+    def line(
+        self, work: str, against: str, floor: float, own: str, others: str | Sequence[str]
+    ) -> Line:
+        """`own` against the better of `others`."""
+        keys = [others] if isinstance(others, str) else others
+        return compared(work, against, floor, self.slices, self.failures, own, keys)
+
+    def entries(self) -> list[Entry]:
+        """Everybody's steps per second."""
+        return entries(self._work, self._labels, self.slices)
+
+
+def cartpole(pace: Pace, progress: Progress, title: str) -> Outcome:
+    """A step of 3 us: everything the vectoriser does shows."""
+    work = Workload("CartPole-v1", 64, num_workers=2)
+    name = "CartPole-v1, 64 envs, 2 workers"
+    rounds = Rounds(
+        name,
+        [
+            ways.FleetStep(work, num_workers=2),
+            _halves(work),
+            Limit(work),
+            ways.gymnasium_async(work),
+            ways.gymnasium_sync(work),
+            ways.sb3_subproc(work),
+        ],
+        pace,
+        progress,
+        title,
+    )
+    lines = [
+        rounds.line(f"{name}, step", ASYNC, 12.0, "step", "async"),
+        rounds.line(f"{name}, step", SB3, 12.0, "step", "sb3"),
+        rounds.line(f"{name}, step", SYNC, 1.2, "step", "sync"),
+        rounds.line(f"{name}, step", "the limit", 0.65, "step", "limit"),
+        rounds.line(f"{name}, send/recv in halves", "the limit", 0.75, "send/recv", "limit"),
+    ]
+    return Outcome(lines, rounds.entries())
+
+
+def ant(pace: Pace, progress: Progress, title: str) -> Outcome:
+    """A step of some 100 us with many infos: the environment is what takes time."""
+    work = Workload("Ant-v5", 16, num_workers=2)
+    name = "Ant-v5, 16 envs, 2 workers"
+    rounds = Rounds(
+        name,
+        [
+            ways.FleetStep(work, num_workers=2),
+            _halves(work),
+            Limit(work),
+            ways.gymnasium_async(work),
+        ],
+        pace,
+        progress,
+        title,
+    )
+    lines = [
+        rounds.line(f"{name}, step", ASYNC, 1.7, "step", "async"),
+        rounds.line(f"{name}, step", "the limit", 0.80, "step", "limit"),
+        rounds.line(f"{name}, send/recv in halves", "the limit", 0.90, "send/recv", "limit"),
+    ]
+    return Outcome(lines, rounds.entries())
+
+
+def images(pace: Pace, progress: Progress, title: str) -> Outcome:
+    """28 KB per observation and a step that takes nothing: transport only."""
+    work = Workload(StoredImages, 32, num_workers=2)
+    name = "4x84x84 uint8 observations, 32 envs, 2 workers"
+    rounds = Rounds(
+        name,
+        [ways.FleetStep(work, num_workers=2), ways.gymnasium_async(work)],
+        pace,
+        progress,
+        title,
+    )
+    return Outcome([rounds.line(name, ASYNC, 10.0, "step", "async")], rounds.entries())
+
+
+def sleeping(pace: Pace, progress: Progress, title: str) -> Outcome:
+    """Steps of uneven length: who waits for all waits for the slowest."""
+    work = Workload(Sleeper, 32, num_workers=32)
+    name = "steps of 1 ms (9 in 10) or 20 ms, sleeping, 32 envs"
+    rounds = Rounds(
+        name,
+        [
+            ways.FleetStep(work, num_workers=32),
+            ways.FleetFirstReady(
+                work, min_slots=8, label="envfleet, recv(min_slots=8)", num_workers=32
+            ),
+        ],
+        pace.scaled(seconds=2),
+        progress,
+        title,
+    )
+    line = rounds.line(f"{name}, recv(min_slots=8)", "own step", 2.5, "send/recv", "step")
+    return Outcome([line], rounds.entries())
+
+
+def native(pace: Pace, progress: Progress, title: str) -> Outcome:
+    """An environment that is vectorised itself, as in `vector_entry_point`."""
+    work = Workload("CartPole-v1", 4096)
+    hosted = Workload(envfleet.native("CartPole-v1"), 4096, actions_of="CartPole-v1")
+    name = "CartPole-v1 natively vectorised, 4096 envs"
+    fleet = ways.FleetStep(hosted, backend="auto")
+    rounds = Rounds(
+        name,
+        [
+            fleet,
+            ways.native_alone(work),
+            ways.envpool_step(work, 1),
+            ways.envpool_step(work, 2),
+        ],
+        pace,
+        progress,
+        title,
+    )
+    lines = [
+        rounds.line(
+            f"{name}, step", "EnvPool CartPole-v1", 10.0, "step", ["envpool-1", "envpool-2"]
+        ),
+        rounds.line(f"{name}, step", "the same env alone", 1.0, "step", "alone"),
+    ]
+    return Outcome(lines, rounds.entries(), _plans(fleet))
+
+
+def auto(pace: Pace, progress: Progress, title: str) -> Outcome:
+    """What `backend="auto"` picks, against what it could have picked."""
+    outcome = Outcome()
+    for env, sizes in (("CartPole-v1", (1, 4, 64)), ("Ant-v5", (1, 4, 16))):
+        lines = []
+        for num_envs in sizes:
+            name = f"{env}, {num_envs} env{'s' if num_envs > 1 else ''}"
+            work = Workload(env, num_envs)
+            fleets = [
+                ways.FleetStep(work, key=key, label=f"envfleet, {key}", backend=key)
+                for key in ("auto", "serial", "process")
+            ]
+            rounds = Rounds(name, fleets, pace, progress, f"{title}: {name}")
+            lines.append(rounds.line(name, _BETTER, 0.95, "auto", ["serial", "process"]))
+            outcome.entries += rounds.entries()
+            outcome.notes += _plans(fleets[0])
+        counts = " / ".join(map(str, sizes))
+        outcome.lines.append(joined(lines, f"backend='auto', {env}, {counts} envs"))
+    return outcome
+
+
+def startup(pace: Pace, progress: Progress, title: str) -> Outcome:
+    """From nothing to the first observation, where processes start afresh."""
+    work = Workload("CartPole-v1", 64, num_workers=2)
+    name = "starting and resetting 64 CartPole-v1 envs under spawn"
+    own, other = fleet_start(work), async_start(work)
+    rounds = Rounds(name, [own, other], pace.scaled(rounds=1 / 5), progress, title)
+    ceiling, failures = Floor(0.2, is_ceiling=True), rounds.failures
+    if failures:
+        key, reason = next(iter(failures.items()))
+        failed = f"{key}: {reason}"
+        works = (f"{name}: time", f"{name}: memory of all children")
+        return Outcome([Line(one, ASYNC, ceiling, (), failure=failed) for one in works])
+    times = tuple(
+        one.seconds / two.seconds
+        for one, two in zip(rounds.slices[own.key], rounds.slices[other.key], strict=True)
+    )
+    weights = tuple(
+        one / two for one, two in zip(own.children_bytes, other.children_bytes, strict=True)
+    )
+    lines = [
+        Line(f"{name}: time", ASYNC, ceiling, (statistics.median(times),), (times,)),
+        Line(
+            f"{name}: memory of all children",
+            ASYNC,
+            ceiling,
+            (statistics.median(weights),),
+            (weights,),
+        ),
+    ]
+    return Outcome(lines, notes=[_start_note(one, rounds.slices[one.key]) for one in (own, other)])
+
+
+def thinking(pace: Pace, progress: Progress, title: str) -> Outcome:
+    """A slow policy: nobody may spin while it thinks."""
+    fleet = Thinking(Workload("CartPole-v1", 64, num_workers=2), think_s=0.05)
+    name = "policy thinks 50 ms between steps, CartPole-v1, 64 envs, 2 workers"
+    rounds = Rounds(name, [fleet], pace.scaled(rounds=1 / 3, seconds=6), progress, title)
+    ceiling, against = Floor(5.0, "%", is_ceiling=True), "one core, used by all workers"
+    if rounds.failures:
+        return Outcome([Line(name, against, ceiling, (), failure=rounds.failures[fleet.key])])
+    shares = tuple(fleet.percents_of_a_core)
+    return Outcome([Line(name, against, ceiling, (statistics.median(shares),), (shares,))])
+
+
+_BETTER = "the better of serial and process"
+ROWS: dict[str, Callable[[Pace, Progress, str], Outcome]] = {
+    "cartpole": cartpole,
+    "ant": ant,
+    "images": images,
+    "sleeping": sleeping,
+    "native": native,
+    "auto": auto,
+    "startup": startup,
+    "thinking": thinking,
+}
+
+
+def _halves(work: Workload) -> ways.FleetFirstReady:
+    return ways.FleetFirstReady(
+        work,
+        min_slots=work.num_envs // 2,
+        label="envfleet, send/recv in halves",
+        num_workers=work.num_workers,
+    )
+
+
+def _plans(fleet: ways.FleetStep) -> list[str]:
+    return [f"auto chose: {fleet.plan}"] if fleet.plan else []
+
+
+def _start_note(contender: Start, slices: Sequence[Slice]) -> str:
+    seconds = statistics.median(one.seconds for one in slices)
+    megabytes = statistics.median(contender.children_bytes) / 1e6
+    return f"{contender.label} under spawn: {seconds:.1f} s, {megabytes:,.0f} MB in all children"

@@ -1,0 +1,262 @@
+"""Figures to judgements to text: the pure half of the benchmark.
+
+Owns what a line of the table is, when its floor holds, how it looks in a terminal and in Markdown, and where in a
+file it goes. Law: a ratio is taken within a round and the median of the ratios counts; a line
+whose contender failed never holds. Nothing here reads a clock, starts a process or opens a file.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from envfleet.cli.measure import Shares, Slice
+from envfleet.cli.report import Table
+from envfleet.cli.screen import table_lines
+
+
+@dataclass(frozen=True, slots=True)
+class Floor:
+    """A bound that a measured figure must keep."""
+
+    bound: float
+    unit: str = "x"
+    """"x" for ratios, "%" for shares of one core."""
+    is_ceiling: bool = False
+
+    def holds(self, value: float) -> bool:
+        """Whether `value` keeps it."""
+        return value <= self.bound if self.is_ceiling else value >= self.bound
+
+    def __str__(self) -> str:
+        sign = "<=" if self.is_ceiling else ">="
+        return f"{sign} {self.bound:g}{_suffix(self.unit)}"
+
+    def show(self, value: float) -> str:
+        """A figure with as many digits as mean something, never rounded to the better side."""
+        scale = 10 if self.unit == "%" or value >= 10 else 100
+        # a hair of tolerance, or 1.15 * 100 = 114.99999999999999 would show as 1.14
+        rounded = math.ceil(value * scale - 1e-9) if self.is_ceiling else int(value * scale + 1e-9)
+        return f"{rounded / scale:.{1 if scale == 10 else 2}f}{_suffix(self.unit)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line of the table."""
+
+    work: str
+    against: str
+    floor: Floor
+    values: tuple[float, ...]
+    """Medians over the rounds: one, or one per size where a line stands for several; none if it failed."""
+    rounds: tuple[tuple[float, ...], ...] = ()
+    """What each value is the median of."""
+    failure: str | None = None
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether the floor holds for every value, and there is one."""
+        return bool(self.values) and self.failure is None and all(map(self.floor.holds, self.values))
+
+    @property
+    def measured(self) -> str:
+        """The figures as text."""
+        if self.failure is not None:
+            return f"failed: {self.failure}"
+        return " / ".join(map(self.floor.show, self.values))
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain data; `line_from` reads it back."""
+        return {**asdict(self), "ok": self.is_kept}
+
+
+def line_from(data: Mapping[str, Any]) -> Line:
+    """A line from what `as_json` gave."""
+    return Line(
+        data["work"],
+        data["against"],
+        Floor(**data["floor"]),
+        tuple(data["values"]),
+        tuple(tuple(one) for one in data["rounds"]),
+        data["failure"],
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """How one contender did, for the second table: steps per second, and where a fleet's time went."""
+
+    row: str
+    label: str
+    rates: tuple[float, ...]
+    shares: Shares | None = None
+
+    @property
+    def rate(self) -> float:
+        """Median steps per second."""
+        return statistics.median(self.rates)
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain data; `entry_from` reads it back."""
+        return asdict(self)
+
+
+def entry_from(data: Mapping[str, Any]) -> Entry:
+    """An entry from what `as_json` gave."""
+    shares = data["shares"] and Shares(**data["shares"])
+    return Entry(data["row"], data["label"], tuple(data["rates"]), shares)
+
+
+def _suffix(unit: str) -> str:
+    return " %" if unit == "%" else unit
+
+
+def ratios(own: Sequence[Slice], other: Sequence[Slice]) -> tuple[float, ...]:
+    """Speed over the other's speed, round by round."""
+    return tuple(one.rate / two.rate for one, two in zip(own, other, strict=True))
+
+
+def better(slices: Mapping[str, Sequence[Slice]], keys: Sequence[str]) -> str:
+    """Which of these has the higher median rate.
+
+    One is chosen for all rounds: the best of several in each round would be a contender that does not exist,
+    lucky every time.
+    """
+    return max(keys, key=lambda key: statistics.median(one.rate for one in slices[key]))
+
+
+def compared(
+    work: str,
+    against: str,
+    floor: float,
+    slices: Mapping[str, Sequence[Slice]],
+    failures: Mapping[str, str],
+    own: str,
+    others: Sequence[str],
+) -> Line:
+    """A line: the median of `own`'s ratios to the better of `others`."""
+    bound = Floor(floor)
+    missing = [key for key in (own, *others) if key not in slices]
+    if missing:
+        reason = failures.get(missing[0], "it was not measured")
+        return Line(work, against, bound, (), failure=f"{missing[0]}: {reason}")
+    per_round = ratios(slices[own], slices[better(slices, others)])
+    return Line(work, against, bound, (statistics.median(per_round),), (per_round,))
+
+
+def joined(lines: Sequence[Line], work: str) -> Line:
+    """Several lines of one floor as one, under a common name; it holds if all of them do."""
+    first = lines[0]
+    return Line(
+        work,
+        first.against,
+        first.floor,
+        tuple(value for line in lines for value in line.values),
+        tuple(one for line in lines for one in line.rounds),
+        next((line.failure for line in lines if line.failure is not None), None),
+    )
+
+
+def entries(
+    row: str, labels: Mapping[str, str], slices: Mapping[str, Sequence[Slice]]
+) -> list[Entry]:
+    """One entry per contender that got through, with the medians of its shares."""
+    result = []
+    for key, own in slices.items():
+        known = [one.shares for one in own if one.shares is not None]
+        shares = None
+        if known:
+            shares = Shares(
+                env=statistics.median(one.env for one in known),
+                waiting=statistics.median(one.waiting for one in known),
+                copying=statistics.median(one.copying for one in known),
+            )
+        result.append(Entry(row, labels[key], tuple(one.rate for one in own), shares))
+    return result
+
+
+# ---- how it looks ---------------------------------------------------------------------------------
+
+
+def floors_table(lines: Sequence[Line]) -> Table:
+    """The table of floors."""
+    return Table(
+        ("work", "against", "floor", "measured", "ok"),
+        tuple(
+            (line.work, line.against, str(line.floor), line.measured, "yes" if line.is_kept else "NO")
+            for line in lines
+        ),
+        frozenset({"floor", "measured"}),
+    )
+
+
+def rates_table(found: Sequence[Entry]) -> Table:
+    """Steps per second of everybody, and the shares of the fleets."""
+    return Table(
+        ("work", "contender", "steps/s", "rounds", "env", "waiting", "copying"),
+        tuple(
+            (
+                entry.row,
+                entry.label,
+                f"{entry.rate:,.0f}",
+                f"{min(entry.rates):,.0f} to {max(entry.rates):,.0f}",
+                *_shares(entry.shares),
+            )
+            for entry in found
+        ),
+        frozenset({"steps/s", "rounds", "env", "waiting", "copying"}),
+    )
+
+
+def _shares(shares: Shares | None) -> tuple[str, str, str]:
+    if shares is None:
+        return "", "", ""
+    return f"{shares.env:.0%}", f"{shares.waiting:.0%}", f"{shares.copying:.0%}"
+
+
+def text_table(table: Table) -> str:
+    """For a terminal: lined up with spaces."""
+    return "\n".join(table_lines(table))
+
+
+def markdown_table(table: Table) -> str:
+    """For a document."""
+    rules = ["---:" if name in table.right else "---" for name in table.columns]
+    rows = [table.columns, rules, *table.rows]
+    return "\n".join("| " + " | ".join(_cell(cell) for cell in row) + " |" for row in rows)
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+class NoMarker(ValueError):
+    """A file has no place for any table."""
+
+
+def fill_in(document: str, tables: Mapping[str, str]) -> str:
+    """Put each table between its markers, `<!-- table:NAME -->` and `<!-- /table -->`.
+
+    Raises:
+        NoMarker: The document has a place for none of them.
+    """
+    found = 0
+    for name, text in tables.items():
+        # a marker without its end must not swallow what lies before the end of the next one
+        place = re.compile(
+            rf"(?P<head><!-- table:{re.escape(name)} -->)\n"
+            r"(?:(?!<!-- table:).)*?(?P<tail><!-- /table -->)",
+            re.DOTALL,
+        )
+        document, count = place.subn(
+            lambda match, text=text: f"{match['head']}\n{text}\n{match['tail']}", document
+        )
+        found += count
+    if not found:
+        markers = " or ".join(f"<!-- table:{name} -->" for name in tables)
+        raise NoMarker(f"no place to put a table: it needs a line {markers} and a <!-- /table -->")
+    return document

@@ -1,0 +1,213 @@
+"""Rows out of shared memory into a `Batch`, with what came for them by the control path.
+
+The gatherer keeps what a slot's row cannot hold: spilled parts of its observation for as long as
+that is its last one, infos and incidents until they have been handed out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from gymnasium import spaces
+
+from envfleet.engine.batch import Batch
+from envfleet.engine.incident import Incident
+from envfleet.engine.infos import NO_INFO, ON_CONTROL_PATH, Info, PackedInfos, Schema
+from envfleet.engine.messages import Reply
+from envfleet.engine.options import Autoreset
+from envfleet.engine.routes import Part, Slots, merge
+from envfleet.engine.slab import Control, Data
+from envfleet.layout import Columns
+
+PlainInfos = list[tuple[int, Info]]
+
+
+class Gatherer:
+    """Puts batches together."""
+
+    def __init__(
+        self, control: Control, data: Data, worker_of: Slots, autoreset: Autoreset, *, copy: bool
+    ) -> None:
+        self._control, self._data, self._worker_of = control, data, worker_of
+        self._autoreset, self._copy = autoreset, copy
+        self.is_mixed = len(data.kinds) > 1
+        self.spills: dict[int, dict[int, Any]] = {}
+        """Parts of each slot's last observation that its row could not hold."""
+        self._final_spills: dict[int, dict[int, Any]] = {}
+        self._infos: dict[int, Info] = {}
+        self._final_infos: dict[int, Info] = {}
+        self._incidents: dict[int, Incident] = {}
+        self._later: dict[int, Incident] = {}
+        """Incidents of slots whose row from before the failure has not been handed out yet."""
+        self._schemas: list[list[Schema]] = [[] for _ in range(int(worker_of[-1]) + 1)]
+        self._uniform: dict[int, Schema | None] = {}
+
+    # ---- what comes by the control path ---------------------------------------------------------
+
+    def absorb(self, part: Part, reply: Reply | None) -> None:
+        """A command for these slots was answered: keep what is new, forget what it replaces."""
+        if self.spills:
+            for slot in part.slots.tolist():
+                self.spills.pop(slot, None)
+        if reply is None:
+            return
+        self._infos.update(reply.infos)
+        self._final_infos.update(reply.final_infos)
+        self._final_spills.update(reply.final_spills)
+        self.spills.update(reply.spills)
+        if reply.schemas:
+            self._schemas[part.worker] += reply.schemas
+            self._uniform.clear()
+
+    def attach(self, incident: Incident, slots: Sequence[int], unreceived: set[int]) -> None:
+        """The next rows of these slots carry the incident; those that wait already are older."""
+        for slot in slots:
+            (self._later if slot in unreceived else self._incidents)[slot] = incident
+
+    def forget(self, slots: Sequence[int]) -> None:
+        """What these slots had to say will not be asked for."""
+        incidents = (self._incidents, self._later)
+        for kept in (self._infos, self._final_infos, self._final_spills, *incidents):
+            for slot in slots:
+                kept.pop(slot, None)
+
+    def forget_worker(self, worker: int) -> None:
+        """A worker was replaced: its successor numbers its schemas anew."""
+        slots = np.flatnonzero(self._worker_of == worker)
+        packed = self._packed(slots, slots)
+        for position, info in packed.each():  # of rows that have not been handed out
+            self._infos.setdefault(int(slots[position]), info)
+        self._schemas[worker] = []
+        self._uniform.clear()
+        self._control.schemas[slots] = NO_INFO
+
+    # ---- rows -----------------------------------------------------------------------------------
+
+    def batch(self, parts: Sequence[Part]) -> Batch:
+        """The rows of these parts."""
+        slots, rows = merge(parts)
+        control = self._control
+        terminated, truncated = control.terminated[rows].copy(), control.truncated[rows].copy()
+        obs = final_obs = self.observations(slots, rows)
+        plain: PlainInfos = []
+        if self._autoreset == "same_step":
+            ended = terminated | truncated
+            if np.count_nonzero(ended):
+                final_obs = self._take_finals(slots, obs, ended, plain)
+        return Batch(
+            slots=slots,
+            obs=obs,
+            rewards=control.rewards[rows].copy(),
+            terminated=terminated,
+            truncated=truncated,
+            valid=control.valid[rows].copy(),
+            final_obs=final_obs,
+            incidents=self._take_news(slots, plain),
+            packed=self._packed(slots, rows),
+            plain=plain,
+        )
+
+    def observations(self, slots: Slots, rows: slice | Slots) -> Any:
+        """The last observations of these slots."""
+        if self.is_mixed:
+            return tuple(self.observation(slot) for slot in slots.tolist())
+        spills = None
+        if self.spills:
+            spills = {
+                position: self.spills[slot]
+                for position, slot in enumerate(slots.tolist())
+                if slot in self.spills
+            }
+        return self._data.obs[0].read_batch(rows, spills, copy=self._copy)
+
+    def observation(self, slot: int) -> Any:
+        """The last observation of one slot, unbatched."""
+        return self._read(self._data.obs, slot, self.spills)
+
+    def _read(self, columns: Sequence[Columns], slot: int, spills: dict[int, Any]) -> Any:
+        kind, row = int(self._data.kind_of[slot]), int(self._data.row_of[slot])
+        return columns[kind].read(row, spills.get(slot))
+
+    def _take_finals(
+        self, slots: Slots, obs: Any, ended: npt.NDArray[np.bool_], plain: PlainInfos
+    ) -> Any:
+        """same_step: last observations of ended episodes, for the batch and for the infos."""
+        finals = {}
+        for position in np.flatnonzero(ended).tolist():
+            slot = int(slots[position])
+            final = self._read(self._data.final_obs, slot, self._final_spills)
+            finals[position] = final
+            final_info = self._final_infos.pop(slot, {})
+            plain.append((position, {"final_obs": final, "final_info": final_info}))
+            self._final_spills.pop(slot, None)
+        if self.is_mixed:
+            return tuple(finals.get(position, value) for position, value in enumerate(obs))
+        return _with_rows(self._data.kinds[0].observation.space, obs, finals)
+
+    def _take_news(self, slots: Slots, plain: PlainInfos) -> tuple[Incident, ...]:
+        if not self._infos and not self._incidents and not self._later:
+            return ()
+        incidents: dict[int, Incident] = {}
+        for position, slot in enumerate(slots.tolist()):
+            info = self._infos.pop(slot, None)
+            if info is not None:
+                plain.append((position, info))
+            incident = self._incidents.pop(slot, None)
+            if incident is not None:
+                plain.append((position, {"incident": incident}))
+                incidents[id(incident)] = incident
+            if slot in self._later:
+                self._incidents[slot] = self._later.pop(slot)
+        return tuple(incidents.values())
+
+    def _packed(self, slots: Slots, rows: slice | Slots) -> PackedInfos:
+        numbers = self._control.schemas[rows]
+        if not np.count_nonzero(numbers):
+            return PackedInfos()
+        cells = self._control.infos[rows].copy()
+        first = int(numbers[0])
+        schema = self._schema_of_all(first)
+        if schema is not None and np.count_nonzero(numbers == first) == len(slots):
+            return PackedInfos(((schema, np.arange(len(slots)), cells),))
+        groups: dict[Schema, list[int]] = {}
+        workers = self._worker_of[slots].tolist()
+        for position, number in enumerate(numbers.tolist()):
+            if number not in (NO_INFO, ON_CONTROL_PATH):
+                schema = self._schemas[workers[position]][number - 1]
+                groups.setdefault(schema, []).append(position)
+        return PackedInfos(
+            tuple((schema, np.array(where), cells[where]) for schema, where in groups.items())
+        )
+
+    def _schema_of_all(self, number: int) -> Schema | None:
+        """The schema that every worker knows by this number, if they agree."""
+        if number not in self._uniform:
+            known = {
+                schemas[number - 1] if 0 < number <= len(schemas) else None
+                for schemas in self._schemas
+            }
+            self._uniform[number] = known.pop() if len(known) == 1 else None
+        return self._uniform[number]
+
+
+def _with_rows(space: Any, batch: Any, rows: dict[int, Any]) -> Any:
+    """A copy of a batched observation of `space` with some rows replaced."""
+    if isinstance(batch, np.ndarray):
+        changed = batch.copy()
+        for position, value in rows.items():
+            changed[position] = value
+        return changed
+    if isinstance(space, spaces.Dict):
+        return {
+            key: _with_rows(part, batch[key], {i: value[key] for i, value in rows.items()})
+            for key, part in space.spaces.items()
+        }
+    if isinstance(space, spaces.Tuple):
+        return tuple(
+            _with_rows(part, batch[index], {i: value[index] for i, value in rows.items()})
+            for index, part in enumerate(space.spaces)
+        )
+    return tuple(rows.get(position, value) for position, value in enumerate(batch))

@@ -1,0 +1,155 @@
+"""What the fleet remembers of each slot: its episode so far, and how often it failed."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import cloudpickle
+import numpy as np
+
+from envfleet.engine.host import unpack_rng
+from envfleet.engine.incident import Incident
+from envfleet.engine.journal import EpisodeLog, Journal
+from envfleet.engine.options import PLAIN_RESET, EnvFn, ResetPlan
+from envfleet.engine.slab import Control
+from envfleet.engine.snapshot import Replay
+from envfleet.engine.supervise import Ledger, restart_plan
+from envfleet.errors import SnapshotError
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """A failure as the fleet sees it, before the logbook adds how the slot got there."""
+
+    kind: Literal["exception", "death", "timeout"]
+    worker: int
+    slot: int
+    slots: tuple[int, ...]
+    doing: str
+    reason: str
+    text: str = ""
+    exit_code: int | None = None
+    plan: ResetPlan | None = None
+    """How the slot was being reset when it failed; None if it failed in its episode."""
+
+
+class Logbook:
+    """Seeds, plans, actions and failures of every slot."""
+
+    def __init__(self, env_fns: Sequence[EnvFn], control: Control) -> None:
+        self._env_fns, self._control = env_fns, control
+        num_slots = len(env_fns)
+        self.journal = Journal(num_slots)
+        self._queued: list[deque[ResetPlan]] = [deque() for _ in env_fns]
+        self._restart_plans: dict[int, ResetPlan] = {}
+        self._seeds: list[int | None] = [None] * num_slots
+        self._restarts = [0] * num_slots
+        self.ledgers = [Ledger()] * num_slots
+        self.needs_reset = np.ones(num_slots, np.bool_)
+        """True for slots without a running episode."""
+        self.num_needing_reset = num_slots
+        self.incidents: list[Incident] = []
+
+    # ---- episodes -------------------------------------------------------------------------------
+
+    def began(self, slots: Sequence[int], plans: Sequence[ResetPlan]) -> None:
+        """These slots were reset by these plans."""
+        for slot, plan in zip(slots, plans, strict=True):
+            if plan.seed is not None:
+                self._seeds[slot] = plan.seed
+            self._restart_plans.pop(slot, None)
+        self.journal.began(slots, plans)
+        self.set_needs_reset(slots, False)
+
+    def began_by_itself(self, slots: Iterable[int]) -> None:
+        """These slots reset themselves, by the next plan in their queue if there was one."""
+        chosen = list(slots)
+        plans = [self.next_plan(slot) for slot in chosen]
+        for slot in chosen:
+            if slot not in self._restart_plans and self._queued[slot]:
+                self._queued[slot].popleft()
+        self.began(chosen, plans)
+
+    def next_plan(self, slot: int) -> ResetPlan:
+        """How the slot's next autoreset will go."""
+        if slot in self._restart_plans:
+            return self._restart_plans[slot]
+        queue = self._queued[slot]
+        return queue[0] if queue else PLAIN_RESET
+
+    def queue(self, slots: Iterable[int], plans: Iterable[ResetPlan]) -> None:
+        """The hosts of these slots have been given these plans for later."""
+        for slot, plan in zip(slots, plans, strict=True):
+            self._queued[slot].append(plan)
+
+    def queued(self, slot: int) -> tuple[ResetPlan, ...]:
+        """Plans that the slot has not used yet."""
+        return tuple(self._queued[slot])
+
+    def set_needs_reset(self, slots: Any, value: bool) -> None:
+        """Note whether these slots have a running episode."""
+        if value or self.num_needing_reset:
+            self.needs_reset[slots] = value
+            self.num_needing_reset = int(np.count_nonzero(self.needs_reset))
+
+    def plan_restart(self, slot: int) -> ResetPlan:
+        """How the slot's next episode begins if its environment must be replaced."""
+        self._restarts[slot] += 1
+        plan = restart_plan(self._seeds[slot], self._restarts[slot])
+        self._restart_plans[slot] = plan
+        return plan
+
+    # ---- states and failures --------------------------------------------------------------------
+
+    def replay_of(self, slot: int) -> Replay:
+        """How to bring a new environment to where this slot stands."""
+        log = self.journal.log_of(slot)
+        rng = unpack_rng(self._control.rng[slot].tobytes())
+        if not log.is_complete or (log.plan.seed is None and rng is None):
+            raise SnapshotError(
+                f"slot {slot} cannot be pickled and its episode cannot be replayed (no seed, or "
+                "too many actions); give the environment the methods get_state and set_state"
+            )
+        return Replay(log.plan.seed, log.plan.options, rng, log.actions)
+
+    def restored(self, slot: int, queued: Sequence[ResetPlan], replay: Replay | None) -> None:
+        """The slot was brought to another state."""
+        self._queued[slot] = deque(queued)
+        if replay is None:
+            self.began([slot], [PLAIN_RESET])
+            self._control.rng[slot, 0] = 0  # how this episode began is not known here
+        else:
+            plan = ResetPlan(replay.seed, replay.options)
+            self.began([slot], [plan])
+            self.journal.take_back(slot, plan, replay.actions)
+
+    def record(self, event: Event) -> Incident:
+        """Turn a failure into an incident that can be replayed."""
+        log = self.journal.log_of(event.slot)
+        if event.plan is not None:
+            log = EpisodeLog(event.plan, (), is_complete=True)
+        try:
+            env_fn = cloudpickle.dumps(self._env_fns[event.slot])
+        except Exception:  # it never had to travel, so it need not be picklable
+            env_fn = None
+        incident = Incident(
+            kind=event.kind,
+            slot=event.slot,
+            slots=event.slots,
+            worker=event.worker,
+            doing=event.doing,
+            reason=event.reason,
+            traceback=event.text,
+            exitcode=event.exit_code,
+            seed=log.plan.seed,
+            options=log.plan.options,
+            actions=log.actions,
+            rng=unpack_rng(self._control.rng[event.slot].tobytes()),
+            is_complete=log.is_complete,
+            env_fn=env_fn,
+        )
+        self.incidents.append(incident)
+        return incident

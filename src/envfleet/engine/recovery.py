@@ -1,0 +1,282 @@
+"""Trouble and what is done about it: exceptions, deaths and silences of workers.
+
+`supervise` decides, this carries out: raise, rebuild one environment where it is, put a new worker
+in the place of a lost one, let its slots go on in this process, or quarantine. A slot that comes
+back is asked again what it was last asked: its new environment answers with a truncated row.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+
+from envfleet.engine.backends import WorkerHandle
+from envfleet.engine.crew import Crew
+from envfleet.engine.gather import Gatherer
+from envfleet.engine.incident import Incident
+from envfleet.engine.logbook import Event, Logbook
+from envfleet.engine.messages import Failure, Op, Reply, read_place
+from envfleet.engine.options import Autoreset, Deadlines, OnFailure, ResetPlan, RestartPolicy
+from envfleet.engine.routes import Router
+from envfleet.engine.supervise import Silence, Verdict, check_every, judge, limit_for
+from envfleet.engine.traffic import MOVES, Pending, Traffic
+from envfleet.errors import (
+    DeadlineExceeded,
+    EnvFailed,
+    EnvfleetError,
+    RemoteTraceback,
+    SlotQuarantined,
+    WorkerDied,
+    describe_exit,
+)
+
+
+class Recovery:
+    """Sees to whatever goes wrong in a fleet."""
+
+    def __init__(
+        self,
+        crew: Crew,
+        traffic: Traffic,
+        router: Router,
+        logbook: Logbook,
+        gatherer: Gatherer,
+        *,
+        autoreset: Autoreset,
+        deadlines: Deadlines,
+        on_failure: OnFailure,
+        restarts: RestartPolicy,
+    ) -> None:
+        self._crew, self._traffic, self._router = crew, traffic, router
+        self._logbook, self._gatherer = logbook, gatherer
+        self._autoreset, self._deadlines = autoreset, deadlines
+        self._on_failure, self._restarts = on_failure, restarts
+        self.blocked: dict[int, EnvfleetError] = {}
+        """Slots that are lost for good, and why."""
+        self.errors: list[EnvfleetError] = []
+        """To be raised to the caller, oldest first."""
+        self._silences: dict[int, Silence] = {}
+        self.check_s = check_every(deadlines)
+        self._next_check_s = 0.0
+
+    # ---- an environment raised ------------------------------------------------------------------
+
+    def on_failures(self, pending: Pending, failures: list[Failure]) -> None:
+        """Some slots of `pending` failed: take them out of it and see to each."""
+        assert pending.part is not None
+        worker = pending.part.worker
+        handle = self._crew.handles[worker]
+        if self._crew.facts[failures[0].slot].native:
+            event = self._event_of(pending, failures[0], self._slots_of(handle))
+            owed = [pending, *self._traffic.outstanding[worker]]
+            self._lose(handle, event, env_failed(failures[0]), owed)
+            return
+        left = set(pending.slots)
+        for failure in failures:
+            left.discard(failure.slot)
+            self._see_to(pending, failure)
+        pending.part = self._router.part_of(sorted(left)) if left else None
+
+    def _see_to(self, pending: Pending, failure: Failure) -> None:
+        slot = failure.slot
+        incident = self._logbook.record(self._event_of(pending, failure, (slot,)))
+        verdict = self._judge(slot, is_lost=False)
+        if verdict is Verdict.REBUILD:
+            self._gatherer.attach(incident, [slot], set())
+            self._rebuild(pending, slot)
+            return
+        self._traffic.lose(slot)
+        self._logbook.set_needs_reset([slot], True)
+        error: EnvfleetError = env_failed(failure)
+        if verdict is Verdict.QUARANTINE:
+            error = self._quarantine(slot, incident, error)
+        if pending.is_wanted:
+            self.errors.append(error)
+
+    def _rebuild(self, pending: Pending, slot: int) -> None:
+        """A new environment for one slot, which is then asked again what the old one was asked."""
+        part = self._router.part_of([slot])
+        order = (self._logbook.plan_restart(slot), self._gatherer.spills.get(slot), False)
+        self._traffic.post_part(Op.REBUILD, part, [order])
+        payload = None
+        if pending.command.op is Op.RESET:
+            payload = [self._plan_of(pending, slot)]
+        again = self._traffic.post_part(_again(pending.command.op), part, payload)
+        again.is_wanted, again.group = pending.is_wanted, pending.group
+        pending.group.append(again)
+
+    # ---- a worker is lost -----------------------------------------------------------------------
+
+    def on_death(self, handle: WorkerHandle) -> None:
+        """A worker ended without being asked to."""
+        owed = list(self._traffic.outstanding[handle.worker])
+        op, slot = read_place(self._crew.control.posts[handle.worker][1])
+        if op is Op.IDLE and owed:
+            op = owed[0].command.op
+        if slot is None:
+            slot = owed[0].slots[0] if owed and owed[0].slots else handle.first
+        slots, exit_code, stack = self._slots_of(handle), handle.exit_code(), handle.stack()
+        reason = describe_exit(exit_code)
+        plan = self._plan_of(owed[0], slot) if op is Op.RESET and owed else None
+        event = Event(
+            "death", handle.worker, slot, slots, op.phrase, reason, stack, exit_code, plan
+        )
+        error = WorkerDied(handle.worker, slots, exit_code, op.phrase, stack)
+        self._lose(handle, event, error, owed)
+
+    def is_check_due(self, now_s: float) -> bool:
+        """Whether it is time to look at silent workers again; replies must be taken in first."""
+        if now_s < self._next_check_s:
+            return False
+        self._next_check_s = now_s + self.check_s
+        return True
+
+    def check_silences(self, now_s: float) -> None:
+        """Look whether a worker has stood at one place for too long."""
+        for handle in list(self._crew.handles):
+            owed = self._traffic.outstanding[handle.worker]
+            if owed and not handle.is_dead:
+                self._check_silence(handle, owed[0], now_s)
+
+    def _check_silence(self, handle: WorkerHandle, oldest: Pending, now_s: float) -> None:
+        word, request = self._crew.control.posts[handle.worker][1], oldest.command.request
+        known = self._silences.get(handle.worker) or Silence(request, word, now_s)
+        silence = self._silences[handle.worker] = known.look(request, word, now_s)
+        op, slot = read_place(word)
+        if op is Op.IDLE:
+            op = oldest.command.op
+        slot = handle.first if slot is None else slot
+        limit_s, option = limit_for(op, self._deadlines)
+        quiet_s = now_s - silence.since_s
+        if limit_s is not None and quiet_s >= limit_s:
+            stack = handle.stack()
+            reason = f"no answer for {limit_s:g} s"
+            slots = self._slots_of(handle)
+            plan = self._plan_of(oldest, slot) if op is Op.RESET else None
+            event = Event(
+                "timeout", handle.worker, slot, slots, op.phrase, reason, stack, None, plan
+            )
+            error = DeadlineExceeded(slot, handle.worker, op.phrase, limit_s, option, stack)
+            self._lose(handle, event, error, list(self._traffic.outstanding[handle.worker]))
+        elif limit_s is None and quiet_s >= self._deadlines.warn_s and not silence.is_warned:
+            self._silences[handle.worker] = Silence(request, word, silence.since_s, True)
+            warnings.warn(
+                f"everybody has waited {quiet_s:.0f} s for slot {slot} (worker {handle.worker}) in "
+                f"{op.phrase}; set {option} to end such waits. It stands at:\n{handle.stack()}",
+                RuntimeWarning,
+                stacklevel=5,
+            )
+
+    def _lose(
+        self, handle: WorkerHandle, event: Event, error: EnvfleetError, owed: list[Pending]
+    ) -> None:
+        """A worker cannot go on: give its slots up, or put another in its place."""
+        worker = handle.worker
+        self._traffic.outstanding[worker].clear()
+        self._silences.pop(worker, None)
+        while True:
+            incident = self._logbook.record(event)
+            verdict = self._judge(event.slot, is_lost=True)
+            if verdict is Verdict.QUARANTINE:
+                error = self._quarantine(event.slot, incident, error)
+            if verdict in (Verdict.RAISE, Verdict.QUARANTINE):
+                return self._give_up(worker, error)
+            try:
+                self._crew.replace(worker, in_process=verdict is Verdict.FALL_BACK)
+                break
+            except EnvfleetError as exc:
+                if verdict is Verdict.FALL_BACK:
+                    return self._give_up(worker, exc)
+                error = exc  # the new one did not come up: that is one more failure
+        self._gatherer.forget_worker(worker)
+        self._gatherer.attach(incident, event.slots, self._traffic.unreceived())
+        if verdict is Verdict.FALL_BACK:
+            warnings.warn(
+                f"slots {event.slots[0]} to {event.slots[-1]} go on in this process: {error}",
+                RuntimeWarning,
+                stacklevel=5,
+            )
+        self._bring_back(worker, event, owed)
+
+    def _bring_back(self, worker: int, event: Event, owed: list[Pending]) -> None:
+        """Tell a new worker where its slots stand, and ask again what its predecessor owed."""
+        part, control = self._router.part_of(event.slots), self._crew.control
+        later = [(slot, plan) for slot in event.slots for plan in self._logbook.queued(slot)]
+        ended = control.terminated | control.truncated
+        waits_for_reset = self._autoreset == "next_step"
+        orders = [
+            (
+                self._logbook.plan_restart(slot),
+                self._gatherer.spills.get(slot),
+                waits_for_reset and bool(ended[slot]),
+            )
+            for slot in event.slots
+        ]
+        self._traffic.post_part(Op.REBUILD, part, orders)
+        for slot, plan in later:
+            self._traffic.post_part(Op.QUEUE, self._router.part_of([slot]), [plan])
+        for pending in owed:
+            if pending.command.op in MOVES:
+                self._traffic.again(pending)
+            else:
+                lost = Failure(event.slot, event.doing, event.reason, event.text, event.kind)
+                pending.is_done, pending.reply = True, Reply(failures=[lost])
+
+    def _give_up(self, worker: int, error: EnvfleetError) -> None:
+        handle = self._crew.handles[worker]
+        self._crew.dismiss(worker)
+        for slot in self._slots_of(handle):
+            self._traffic.lose(slot)
+            self.blocked[slot] = error
+        self.errors.append(error)
+
+    def _plan_of(self, pending: Pending, slot: int) -> ResetPlan:
+        """How `slot` is reset by this command: as its caller said, or by itself."""
+        command = pending.command
+        if command.op is not Op.RESET:
+            return self._logbook.next_plan(slot)
+        handle = self._crew.handles[int(self._router.worker_of[slot])]
+        asked = command.slots if command.slots is not None else self._slots_of(handle)
+        plan: ResetPlan = command.payload[list(asked).index(slot)]
+        return plan
+
+    def _event_of(self, pending: Pending, failure: Failure, slots: tuple[int, ...]) -> Event:
+        slot = failure.slot
+        return Event(
+            "exception",
+            int(self._router.worker_of[slot]),
+            slot,
+            slots,
+            failure.doing,
+            failure.reason,
+            failure.traceback,
+            plan=self._plan_of(pending, slot) if failure.doing == "reset" else None,
+        )
+
+    def _quarantine(self, slot: int, incident: Incident, error: EnvfleetError) -> EnvfleetError:
+        failures = len(self._logbook.ledgers[slot].failures)
+        quarantined = SlotQuarantined(slot, failures, self._restarts.window_s, str(incident))
+        quarantined.__cause__ = error
+        self.blocked[slot] = quarantined
+        return quarantined
+
+    def _judge(self, slot: int, *, is_lost: bool) -> Verdict:
+        ledgers, now_s = self._logbook.ledgers, time.monotonic()
+        ledgers[slot], verdict = judge(
+            ledgers[slot], now_s, self._on_failure, self._restarts, is_lost=is_lost
+        )
+        return verdict
+
+    def _slots_of(self, handle: WorkerHandle) -> tuple[int, ...]:
+        return tuple(range(handle.first, handle.first + handle.count))
+
+
+def env_failed(failure: Failure) -> EnvFailed:
+    """The error for an exception in an environment, with the remote traceback as its cause."""
+    error = EnvFailed(failure.slot, failure.doing, failure.reason)
+    error.__cause__ = RemoteTraceback(failure.traceback)
+    return error
+
+
+def _again(op: Op) -> Op:
+    return Op.RESET if op is Op.RESET else Op.STEP

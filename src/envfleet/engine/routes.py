@@ -1,0 +1,114 @@
+"""Sets of slots as callers name them, worked out once: who hosts them, are they a slice.
+
+A slice of neighbouring slots is copied in one go; that is why it is worth knowing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from envfleet.errors import ConfigError
+
+Slots = npt.NDArray[np.intp]
+_MAX_ROUTES = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The share of one worker in a set of slots."""
+
+    worker: int
+    slots: Slots
+    rows: slice | Slots
+    """The same slots, as a slice where they are neighbours."""
+    is_whole: bool
+    """These are all slots of the worker."""
+    positions: list[int]
+    """Where these slots stand in the set."""
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """A set of slots and the workers that share it."""
+
+    slots: Slots
+    rows: slice | Slots
+    is_all: bool
+    parts: tuple[Part, ...]
+
+
+class Router:
+    """Finds routes; those of sets that were named before are remembered."""
+
+    def __init__(self, bounds: Sequence[tuple[int, int]]) -> None:
+        self._bounds = tuple(bounds)
+        self.num_slots = bounds[-1][1]
+        self._known: dict[bytes, Route] = {}
+        self.everything = self.make(np.arange(self.num_slots))
+        self.worker_of = np.repeat(np.arange(len(bounds)), [hi - lo for lo, hi in bounds])
+
+    def find(self, slots: Sequence[int] | Slots | None) -> Route:
+        """The route of these slots (None: all), or an error that says what is wrong with them."""
+        if slots is None:
+            return self.everything
+        named = np.asarray(slots)
+        key = named.tobytes()
+        route = self._known.get(key)
+        if route is None or route.slots.shape != named.shape:
+            route = self.make(self._checked(named))
+            if len(self._known) >= _MAX_ROUTES:
+                self._known.clear()
+            self._known[key] = route
+        return route
+
+    def make(self, slots: Slots) -> Route:
+        """Work out the route of valid slots."""
+        slots = np.array(slots, np.intp)
+        parts = []
+        for worker, (lo, hi) in enumerate(self._bounds):
+            where = np.flatnonzero((slots >= lo) & (slots < hi))
+            if where.size:
+                mine = slots[where]
+                rows = _as_rows(mine)
+                is_whole = isinstance(rows, slice) and len(mine) == hi - lo
+                parts.append(Part(worker, mine, rows, is_whole, where.tolist()))
+        rows = _as_rows(slots)
+        is_all = isinstance(rows, slice) and len(slots) == self.num_slots
+        return Route(slots, rows, is_all, tuple(parts))
+
+    def part_of(self, slots: Sequence[int]) -> Part:
+        """The part of slots that one worker hosts."""
+        return self.make(np.array(slots)).parts[0]
+
+    def _checked(self, slots: npt.NDArray[Any]) -> Slots:
+        if slots.ndim != 1 or not slots.size or slots.dtype.kind not in "iu":
+            raise ConfigError(f"slots must be a non-empty list of slot numbers, got {slots!r}")
+        if slots.min() < 0 or slots.max() >= self.num_slots:
+            raise ConfigError(
+                f"slots must lie between 0 and {self.num_slots - 1}, got {slots.tolist()}"
+            )
+        if len(np.unique(slots)) != len(slots):
+            raise ConfigError(f"a slot may be named only once, got {slots.tolist()}")
+        return slots.astype(np.intp)
+
+
+def merge(parts: Sequence[Part]) -> tuple[Slots, slice | Slots]:
+    """The slots of several parts together, in order, as a slice if they are neighbours."""
+    if len(parts) == 1:
+        return parts[0].slots, parts[0].rows
+    if not parts:
+        return np.zeros(0, np.intp), slice(0, 0)
+    slots = np.concatenate([part.slots for part in parts])
+    slots.sort()
+    return slots, _as_rows(slots)
+
+
+def _as_rows(slots: Slots) -> slice | Slots:
+    first, last = int(slots[0]), int(slots[-1])
+    is_run = last - first + 1 == len(slots) and bool((np.diff(slots) == 1).all())
+    return slice(first, last + 1) if is_run else slots

@@ -1,0 +1,137 @@
+"""What is under way: commands not yet answered, answers not yet received.
+
+A slot has at most one step or reset in flight. Commands of one worker are answered in the order
+in which they were posted, so a reply belongs to the oldest one outstanding.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from envfleet.engine.messages import Command, Op, Reply
+from envfleet.engine.routes import Part, Route
+
+MOVES = (Op.STEP, Op.RESET)
+"""What gives a slot a new row."""
+
+
+@dataclass(slots=True, eq=False)
+class Pending:
+    """One command, from its posting until its result has been handed out."""
+
+    command: Command
+    part: Part | None
+    """The slots that it will answer for; fewer than were sent if some of them failed."""
+    group: list[Pending] = field(default_factory=list)
+    """Everything that one caller waits for."""
+    is_wanted: bool = True
+    """False once nobody waits for it any more: the answer is taken and dropped."""
+    is_done: bool = False
+    reply: Reply | None = None
+
+    @property
+    def slots(self) -> list[int]:
+        """The slots that it will answer for."""
+        return [] if self.part is None else self.part.slots.tolist()
+
+
+class Traffic:
+    """Commands on their way, per worker in order, and which slots they hold."""
+
+    def __init__(
+        self, num_slots: int, num_workers: int, post: Callable[[int, Command], None]
+    ) -> None:
+        self._post_to = post
+        self.outstanding: list[deque[Pending]] = [deque() for _ in range(num_workers)]
+        self.ready: list[Pending] = []
+        """Answered steps that nobody has received yet, oldest first."""
+        self.num_ready = 0
+        self.in_flight = np.zeros(num_slots, np.bool_)
+        self.num_in_flight = 0
+        self._request = 0
+
+    def post(self, route: Route, op: Op, payload: Sequence[Any] | None = None) -> list[Pending]:
+        """Send one command to each worker that has a share; `payload` has one item per slot."""
+        self._request += 1
+        group: list[Pending] = []
+        for part in route.parts:
+            share = None if payload is None else [payload[index] for index in part.positions]
+            self._post(op, part, share, group)
+        if op in MOVES:
+            self.in_flight[route.rows] = True
+            self.num_in_flight += len(route.slots)
+        return group
+
+    def post_shared(self, route: Route, op: Op, payload: Any) -> list[Pending]:
+        """The same with one payload for all."""
+        self._request += 1
+        group: list[Pending] = []
+        for part in route.parts:
+            self._post(op, part, payload, group)
+        return group
+
+    def post_part(self, op: Op, part: Part, payload: Any = None) -> Pending:
+        """One more command for one worker; what its slots have in flight stays as it is."""
+        self._request += 1
+        return self._post(op, part, payload, [])
+
+    def again(self, pending: Pending) -> None:
+        """Post a command once more, to the successor of the worker that had it."""
+        assert pending.part is not None
+        pending.is_done, pending.reply = False, None
+        self.outstanding[pending.part.worker].append(pending)
+        self._post_to(pending.part.worker, pending.command)
+
+    def _post(self, op: Op, part: Part, payload: Any, group: list[Pending]) -> Pending:
+        slots = None if part.is_whole and op in MOVES else part.slots.tolist()
+        pending = Pending(Command(self._request, op, slots, payload), part, group)
+        group.append(pending)
+        self.outstanding[part.worker].append(pending)
+        self._post_to(part.worker, pending.command)
+        return pending
+
+    def land(self, part: Part) -> None:
+        """These slots are no longer in flight."""
+        self.in_flight[part.rows] = False
+        self.num_in_flight -= len(part.slots)
+
+    def lose(self, slot: int) -> None:
+        """This slot will not come back from where it is, if it is anywhere."""
+        self.num_in_flight -= bool(self.in_flight[slot])
+        self.in_flight[slot] = False
+
+    def is_ready(self, pending: Pending) -> None:
+        """An answered step waits to be received."""
+        self.ready.append(pending)
+        self.num_ready += len(pending.slots)
+
+    def take_ready(self) -> list[Part]:
+        """Hand out everything that is ready."""
+        parts = [pending.part for pending in self.ready if pending.part is not None]
+        self.ready, self.num_ready = [], 0
+        return parts
+
+    def renounce(self, slots: set[int]) -> None:
+        """Nobody waits any more for what these slots have in flight or ready."""
+        kept = [pending for pending in self.ready if slots.isdisjoint(pending.slots)]
+        self.ready, self.num_ready = kept, sum(len(pending.slots) for pending in kept)
+        for queue in self.outstanding:
+            for pending in queue:
+                if not slots.isdisjoint(pending.slots):
+                    pending.is_wanted = False
+
+    def unreceived(self) -> set[int]:
+        """Slots whose last step is answered and not handed out."""
+        return {slot for pending in self.ready for slot in pending.slots}
+
+    def busy(self, slots: Sequence[int]) -> list[int]:
+        """Those of `slots` that are in flight, or ready and not received."""
+        if not self.num_in_flight and not self.num_ready:
+            return []
+        unreceived = self.unreceived()
+        return [slot for slot in slots if self.in_flight[slot] or slot in unreceived]
