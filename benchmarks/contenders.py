@@ -1,15 +1,16 @@
 """The ways to step many environments that the rows put side by side.
 
-Each is opened once per row, reset, and then runs one slice per round; while another one runs, it blocks and uses
-no processor. All processes are forked, whatever a library's own default is, so that slices compare stepping
-and not starting. Other people's packages are imported when their contender is opened: one that is not
-installed fails its own lines only.
+Each is opened once per row, reset, and then runs one slice per round; while another one runs, it
+blocks and uses no processor. All processes are forked, whatever a library's own default is, so that
+slices compare stepping and not starting. Other people's packages are imported when their contender
+is opened: one that is not installed fails its own lines only.
 """
 
 from __future__ import annotations
 
 import itertools
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -67,7 +68,7 @@ class Stepped:
 
 
 def gymnasium_async(work: Workload) -> Stepped:
-    """Gymnasium's AsyncVectorEnv, as it is by default: one process per environment, shared memory."""
+    """Gymnasium's AsyncVectorEnv as it is by default: a process per environment, shared memory."""
 
     def build() -> AsyncVectorEnv:
         envs = AsyncVectorEnv(work.env_fns, context="fork")
@@ -121,6 +122,8 @@ def envpool_step(work: Workload, num_threads: int) -> Stepped:
     def build() -> Any:
         import envpool
 
+        # the bounds of its spaces, each time they are read: nothing that matters here
+        warnings.filterwarnings("ignore", message=".*precision lowered")
         envs = envpool.make(
             work.env,
             env_type="gymnasium",
@@ -201,13 +204,14 @@ class FleetFirstReady(FleetStep):
         envs, actions, min_slots = self.envs, self._pool.next, self._min_slots
 
         def step() -> int:
-            slots = envs.recv(min_slots=min_slots).slots
+            slots: Any = envs.recv(min_slots=min_slots).slots
             envs.send(actions(len(slots)), slots)
             return len(slots)
 
         envs.step(actions(envs.num_envs))  # as in `step`: idle time is booked
-        for slots in np.array_split(np.arange(envs.num_envs), envs.num_envs // min_slots):
-            envs.send(actions(len(slots)), slots)
+        parts: Any = np.array_split(np.arange(envs.num_envs), envs.num_envs // min_slots)
+        for part in parts:
+            envs.send(actions(len(part)), part)
         # at both ends of the measurement every slot is in flight, so none is counted half
         measured = self.timed(step, seconds)
         envs.recv()

@@ -1,7 +1,7 @@
-"""What a fleet costs besides the time of a step: starting it, its memory, and processor time while nobody asks.
+"""What a fleet costs besides the time of a step: its start, its memory, and processor time at rest.
 
-These contenders run in the same interleaved rounds as the others. What they measure beyond the duration of
-a slice they keep in a list, one item per round.
+These contenders run in the same interleaved rounds as the others. What they measure beyond the
+duration of a slice they keep in a list, one item per round.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def async_start(work: Workload) -> Start:
 
 
 def memory_of_children() -> int:
-    """Bytes of memory of all descendants: pages shared by n processes count as 1/n for each (PSS)."""
+    """Bytes of memory of all descendants; a page that n processes share is 1/n in each (PSS)."""
     return sum(_pss(child) for child in psutil.Process().children(recursive=True))
 
 

@@ -1,7 +1,7 @@
 """The environments that no package ships: large observations for nothing, and steps that only wait.
 
-Both are as cheap as an environment can be, so that what a slice measures is the vectoriser. They live in a
-module of their own because workers under spawn import them by name.
+Both are as cheap as an environment can be, so that what a slice measures is the vectoriser. They
+live in a module of their own because workers under spawn import them by name.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ LONG_SHARE = 0.1
 
 
 class StoredImages(gymnasium.Env[npt.NDArray[np.uint8], np.int64]):
-    """Hands out stored frames of 4x84x84 bytes in turn: nothing is computed, everything is transport."""
+    """Hands out stored frames of 4x84x84 bytes in turn: nothing is computed, all is transport."""
 
     observation_space = spaces.Box(0, 255, (4, 84, 84), np.uint8)
     action_space = spaces.Discrete(6)

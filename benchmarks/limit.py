@@ -1,14 +1,15 @@
-"""The limit: as many processes as envfleet has workers, each looping over its environments, nothing else.
+"""The limit: as many processes as envfleet has workers, each looping over its environments.
 
     parent ── how many passes ──► process   warms up
            ◄── armed ────────────
            ── go ────────────────►          steps its environments with prepared actions
            ◄── start, end ───────
 
-No action is received, no observation kept, no clock read between the first step and the last. The rate is all
-steps over the time from the first start to the last end, so the slower process counts. An ended episode
-is reset in the next pass and that counts as a step, as in every vectoriser's next-step mode: the
-environments do the same work per counted step as everywhere else. Between slices the processes block on a pipe.
+No action is received, no observation kept, no clock read between the first step and the last. The
+rate is all steps over the time from the first start to the last end, so the slower process counts.
+An ended episode is reset in the next pass and that counts as a step, as in every vectoriser's
+next-step mode: the environments do the same work per counted step as everywhere else. Between
+slices the processes block on a pipe.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Measures one row in a fresh interpreter: `python -m benchmarks.row NAME ...`, called by vector.py.
+"""Measures one row in a fresh interpreter: `python -m benchmarks.row NAME ...`, as vector.py does.
 
-Nothing of one row (a loaded PyTorch, another library's threads, garbage) weighs on the next. The top of this module
-imports next to nothing, because under spawn every worker of every contender runs it again.
+Nothing of one row (a loaded PyTorch, another library's threads, garbage) weighs on the next. The
+top of this module imports next to nothing, because under spawn every process of every contender
+runs it.
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """The rows of the table: who runs, against whom, and what must be reached.
 
-A row is measured in one go by `measure`; its contenders are open together and take turns. Contenders that load
-PyTorch or start threads stand last, because the others fork when they are opened.
+The contenders of a row are open together and take turns. Those that load PyTorch or start threads
+stand last, because the others fork when they are opened. `ROWS` names them all.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from envfleet.cli.measure import Contender, Slice, compare
 from envfleet.observe.progress import Progress
 
 ASYNC, SYNC, SB3 = "Gymnasium AsyncVectorEnv", "Gymnasium SyncVectorEnv", "SB3 SubprocVecEnv"
+BETTER = "the better of serial and process"
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +206,7 @@ def auto(pace: Pace, progress: Progress, title: str) -> Outcome:
                 for key in ("auto", "serial", "process")
             ]
             rounds = Rounds(name, fleets, pace, progress, f"{title}: {name}")
-            lines.append(rounds.line(name, _BETTER, 0.95, "auto", ["serial", "process"]))
+            lines.append(rounds.line(name, BETTER, 0.95, "auto", ["serial", "process"]))
             outcome.entries += rounds.entries()
             outcome.notes += _plans(fleets[0])
         counts = " / ".join(map(str, sizes))
@@ -257,7 +258,6 @@ def thinking(pace: Pace, progress: Progress, title: str) -> Outcome:
     return Outcome([Line(name, against, ceiling, (statistics.median(shares),), (shares,))])
 
 
-_BETTER = "the better of serial and process"
 ROWS: dict[str, Callable[[Pace, Progress, str], Outcome]] = {
     "cartpole": cartpole,
     "ant": ant,

@@ -1,8 +1,9 @@
 """Figures to judgements to text: the pure half of the benchmark.
 
-Owns what a line of the table is, when its floor holds, how it looks in a terminal and in Markdown, and where in a
-file it goes. Law: a ratio is taken within a round and the median of the ratios counts; a line
-whose contender failed never holds. Nothing here reads a clock, starts a process or opens a file.
+Owns what a line of the table is, when its floor holds, how it looks in a terminal and in Markdown,
+and where in a document it goes. Law: a ratio is taken within a round and the median of the ratios
+counts; a line whose contender failed never holds; no figure is rounded to the better side. Nothing
+here reads a clock, starts a process or opens a file.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class Line:
     against: str
     floor: Floor
     values: tuple[float, ...]
-    """Medians over the rounds: one, or one per size where a line stands for several; none if it failed."""
+    """Medians over the rounds: one, or one per size if it stands for several; none if it failed."""
     rounds: tuple[tuple[float, ...], ...] = ()
     """What each value is the median of."""
     failure: str | None = None
@@ -60,7 +61,9 @@ class Line:
     @property
     def is_kept(self) -> bool:
         """Whether the floor holds for every value, and there is one."""
-        return bool(self.values) and self.failure is None and all(map(self.floor.holds, self.values))
+        return (
+            bool(self.values) and self.failure is None and all(map(self.floor.holds, self.values))
+        )
 
     @property
     def measured(self) -> str:
@@ -88,7 +91,7 @@ def line_from(data: Mapping[str, Any]) -> Line:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """How one contender did, for the second table: steps per second, and where a fleet's time went."""
+    """How one contender did: its steps per second, and where the time of a fleet went."""
 
     row: str
     label: str
@@ -123,8 +126,8 @@ def ratios(own: Sequence[Slice], other: Sequence[Slice]) -> tuple[float, ...]:
 def better(slices: Mapping[str, Sequence[Slice]], keys: Sequence[str]) -> str:
     """Which of these has the higher median rate.
 
-    One is chosen for all rounds: the best of several in each round would be a contender that does not exist,
-    lucky every time.
+    One is chosen for all rounds: the best of several in each round would be a contender that does
+    not exist, lucky every time.
     """
     return max(keys, key=lambda key: statistics.median(one.rate for one in slices[key]))
 
@@ -179,7 +182,7 @@ def entries(
     return result
 
 
-# ---- how it looks ---------------------------------------------------------------------------------
+# ---- how it looks -----------------------------------------------------------------------------
 
 
 def floors_table(lines: Sequence[Line]) -> Table:
@@ -187,7 +190,13 @@ def floors_table(lines: Sequence[Line]) -> Table:
     return Table(
         ("work", "against", "floor", "measured", "ok"),
         tuple(
-            (line.work, line.against, str(line.floor), line.measured, "yes" if line.is_kept else "NO")
+            (
+                line.work,
+                line.against,
+                str(line.floor),
+                line.measured,
+                "yes" if line.is_kept else "NO",
+            )
             for line in lines
         ),
         frozenset({"floor", "measured"}),
@@ -247,14 +256,9 @@ def fill_in(document: str, tables: Mapping[str, str]) -> str:
     found = 0
     for name, text in tables.items():
         # a marker without its end must not swallow what lies before the end of the next one
-        place = re.compile(
-            rf"(?P<head><!-- table:{re.escape(name)} -->)\n"
-            r"(?:(?!<!-- table:).)*?(?P<tail><!-- /table -->)",
-            re.DOTALL,
-        )
-        document, count = place.subn(
-            lambda match, text=text: f"{match['head']}\n{text}\n{match['tail']}", document
-        )
+        place = rf"(?s)<!-- table:{re.escape(name)} -->\n(?:(?!<!-- table:).)*?<!-- /table -->"
+        filled = f"<!-- table:{name} -->\n{text}\n<!-- /table -->"
+        document, count = re.subn(place, filled.replace("\\", r"\\"), document)
         found += count
     if not found:
         markers = " or ".join(f"<!-- table:{name} -->" for name in tables)

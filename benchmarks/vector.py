@@ -1,13 +1,13 @@
 """The speed, memory and scale of envfleet against its peers, from one command.
 
-    python benchmarks/vector.py                                      the whole table, some eight minutes
-    python benchmarks/vector.py --quick                              a minute: does everything run?
-    python benchmarks/vector.py --rows cartpole,ant --rounds 30      some rows, more rounds
+    python benchmarks/vector.py                                  the whole table, some eight minutes
+    python benchmarks/vector.py --quick                          two minutes: does everything run?
+    python benchmarks/vector.py --rows cartpole,ant --rounds 30  some rows, more rounds
     python benchmarks/vector.py --json results.json --write README.md docs/performance.md
 
-Every row runs in a fresh interpreter. In every round each contender of the row runs one slice, in an order that
-rotates; ratios are taken within a round, and the median of the ratios is what counts. The exit code is 1 if
-a floor is missed, unless --quick.
+Every row runs in a fresh interpreter. In every round each contender of the row runs one slice, in
+an order that rotates; ratios are taken within a round, and the median of the ratios is what counts.
+The exit code is 1 if a floor is missed, unless --quick.
 """
 
 import argparse
@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,10 +38,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from benchmarks import machine
 
     given = _arguments(arguments)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     if given.read is not None:
         result = json.loads(given.read.read_text())
     else:
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # and with it the row under way
         found = machine.facts()
         busy = found["load_before"] / found["cores"]
         if busy > BUSY_LOAD:
@@ -113,8 +113,8 @@ def show(result: dict[str, Any], given: argparse.Namespace) -> int:
     if given.markdown:
         print("\n\n".join(in_markdown.values()))
     else:
-        parts = [tables.text_table(floors), tables.text_table(rates), "\n".join(notes)]
-        print("\n\n".join(filter(None, [*parts, "\n".join([*made, command])])))
+        shown = [tables.text_table(table) for table in (floors, rates) if table.rows]
+        print("\n\n".join([*shown, *filter(None, ["\n".join(notes)]), "\n".join([*made, command])]))
     for path in given.write:
         path.write_text(tables.fill_in(path.read_text(), in_markdown))
         _say(f"filled in {path}")
@@ -131,13 +131,17 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
         description="Speed, memory and scale of envfleet against its peers, in interleaved rounds."
     )
     parser.add_argument("--rows", help=f"which rows, by commas: {','.join(ROWS)} (default: all)")
-    parser.add_argument("--rounds", type=int, help=f"how many rounds (default: {ROUNDS})")
-    parser.add_argument("--seconds", type=float, help=f"length of a slice (default: {SECONDS})")
+    parser.add_argument(
+        "--rounds", type=_positive(int), help=f"how many rounds (default: {ROUNDS})"
+    )
+    parser.add_argument(
+        "--seconds", type=_positive(float), help=f"length of a slice (default: {SECONDS})"
+    )
     parser.add_argument("--quick", action="store_true", help="few short rounds; floors not judged")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure there")
     parser.add_argument("--markdown", action="store_true", help="print the tables as Markdown")
     parser.add_argument(
-        *("--write", "-w"),
+        "--write",
         type=Path,
         nargs="+",
         default=[],
@@ -145,7 +149,7 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
         help="fill the tables in between their markers, <!-- table:vector --> and <!-- /table -->",
     )
     parser.add_argument(
-        *("--from",),
+        "--from",
         dest="read",
         type=Path,
         metavar="FILE",
@@ -162,6 +166,17 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     given.rounds = given.rounds or (QUICK_ROUNDS if given.quick else ROUNDS)
     given.seconds = given.seconds or (QUICK_SECONDS if given.quick else SECONDS)
     return given
+
+
+def _positive(kind: type[int] | type[float]) -> Callable[[str], float]:
+    def parse(text: str) -> float:
+        number = kind(text)
+        if number <= 0:
+            raise argparse.ArgumentTypeError(f"must be more than 0, got {text}")
+        return number
+
+    parse.__name__ = kind.__name__  # argparse shows it for what is no number at all
+    return parse
 
 
 def _lasting(given: argparse.Namespace) -> list[str]:

@@ -1,8 +1,8 @@
-"""What the contenders of one row step: the same environments, built alike, with the same prepared actions.
+"""What the contenders of one row step: the same environments, built alike, with the same actions.
 
-Law: every contender gets the functions that envfleet builds its own slots with (for a Gymnasium id the passive
-checker sits in slot 0 only), so nobody pays for a wrapper that another one leaves out. Actions are drawn once,
-before any clock starts, and cycled.
+Law: every contender gets the functions that envfleet builds its own slots with (for a Gymnasium id
+the passive checker sits in slot 0 only), so nobody pays for a wrapper that another one leaves out.
+Actions are drawn once, before any clock starts, and cycled.
 """
 
 from __future__ import annotations

@@ -91,7 +91,7 @@ class FailsToClose(Counter):
     ],
 )
 def test_a_bad_citizen_is_named(env, check, says):
-    report = check_env(env, workers=(2,), num_envs=2, raises=False)
+    report = check_env(env, workers=(2,), num_envs=2, checks=[check], raises=False)
     assert not report
     named = {result.name: result.message for result in report.failures}
     assert check in named, str(report)
@@ -112,7 +112,7 @@ def test_a_registered_id_can_be_checked():
 
 def test_check_env_raises_the_first_failure():
     with pytest.raises(AssertionError, match=r"same seed, same stream.*slot 0, step 0"):
-        check_env(IgnoresSeed, workers=(1,), num_envs=1)
+        check_env(IgnoresSeed, num_envs=1, checks=["same seed, same stream", "close works"])
 
 
 class HasNoRandomness(Counter):
@@ -122,9 +122,10 @@ class HasNoRandomness(Counter):
 
 
 def test_an_env_without_randomness_needs_no_different_streams():
-    assert check_env(HasNoRandomness, workers=(2,), num_envs=2)
+    checks = ["different slots, different streams"]
+    assert check_env(HasNoRandomness, checks=checks)
     with pytest.raises(AssertionError, match="different slots"):
-        check_env(HasNoRandomness, workers=(2,), num_envs=2, deterministic=False)
+        check_env(HasNoRandomness, checks=checks, deterministic=False)
 
 
 FOUR_LINES = """

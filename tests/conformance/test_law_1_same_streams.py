@@ -139,7 +139,7 @@ def check_any(space, action_space, layout, mode, min_slots, where):
     )
 
 
-@settings(max_examples=80)
+@settings(max_examples=60)
 @given(
     any_space(),
     any_space(),
@@ -152,7 +152,7 @@ def test_any_space_layout_and_mode(space, action_space, layout, mode, min_slots,
     check_any(space, action_space, layout, mode, min_slots, where)
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(
     any_space(),
     any_space(),

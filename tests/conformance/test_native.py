@@ -83,8 +83,7 @@ def test_cartpole_native_in_one_worker_equals_gymnasium():
 
 @pytest.mark.parametrize("where", QUICK)
 def test_a_callable_that_returns_a_vector_fills_its_slots(where):
-    env_fns = [functools.partial(counter_of, 2), functools.partial(counter_of, 2)]
-    with opened(env_fns, **where) as envs:
+    with opened(functools.partial(counter_of, 2), 4, **where) as envs:
         assert envs.num_envs == 4
         envs.reset(seed=0)
         for _ in range(3):
@@ -94,5 +93,8 @@ def test_a_callable_that_returns_a_vector_fills_its_slots(where):
 
 
 def test_a_plain_env_is_no_native_one():
+    def plain(count) -> Any:
+        return Counter()
+
     with pytest.raises(errors.EnvfleetError, match=r"[Vv]ector"):
-        envfleet.make_vec(envfleet.native(lambda count: Counter()), 2, backend="serial")
+        envfleet.make_vec(envfleet.native(plain), 2, backend="serial")

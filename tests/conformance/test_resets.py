@@ -1,11 +1,13 @@
 """Seeds, options and tasks for each slot on its own: at a reset, masked, and queued."""
 
+import functools
+
 import numpy as np
 import pytest
 
 from envfleet import errors
-from envfleet.testing import Counter, TaskEnv
-from tests.conformance.matrix import FORK, QUICK, opened
+from envfleet.testing import Slow, TaskEnv
+from tests.conformance.matrix import QUICK, opened
 
 ZERO = np.zeros(3, dtype=np.int64)
 SEED, TASK, EPISODES, T = range(4)
@@ -153,12 +155,29 @@ def test_an_unknown_slot_is_refused(envs):
             envs.queue_reset(options={"task": 1}, slots=slots)
 
 
-def test_a_reset_while_slots_are_in_flight_is_refused():
-    with opened(Counter, 3, **FORK) as envs:
+@pytest.mark.parametrize("where", QUICK)
+def test_a_reset_drops_what_its_slots_have_in_flight(where):
+    """Nobody gets the old episode's row as an answer to the new episode's first action."""
+    with opened(functools.partial(Slow, step_s=0.02), 3, **where) as envs:
         envs.reset(seed=0)
         envs.send(ZERO)
-        with pytest.raises(errors.StillInFlight, match="recv"):
-            envs.reset(seed=0)
-        envs.recv()
         obs, _ = envs.reset(seed=0)
-    assert obs[:, 0].tolist() == [0, 0, 0]
+        assert obs[:, 0].tolist() == [0, 0, 0]
+        with pytest.raises(errors.NothingSent):
+            envs.recv()
+        obs, rewards, _, _, _ = envs.step(ZERO)
+    assert obs[:, 0].tolist() == [1, 1, 1]
+    assert rewards.tolist() == [1.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize("where", QUICK)
+def test_a_masked_reset_keeps_what_other_slots_have_in_flight(where):
+    with opened(functools.partial(Slow, step_s=0.02), 3, **where) as envs:
+        envs.reset(seed=0)
+        envs.send(ZERO)
+        envs.reset(options={"reset_mask": np.array([True, False, False])})
+        batch = envs.recv()
+        assert sorted(batch.slots.tolist()) == [1, 2]
+        assert batch.obs[:, 0].tolist() == [1, 1]
+        obs, _, _, _, _ = envs.step(ZERO)
+    assert obs[:, 0].tolist() == [1, 2, 2]

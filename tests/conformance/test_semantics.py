@@ -4,6 +4,7 @@ import functools
 import os
 import signal
 import time
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -332,7 +333,7 @@ def test_10_recv_that_times_out_leaves_the_protocol_in_step(backend):
 @pytest.mark.parametrize("where", PROCESSES)
 def test_11_sigkill_gives_a_named_error_and_close_succeeds(where):
     """[V] Gymnasium: BrokenPipeError from step and from close, survivors alive, closed False."""
-    env_fns = [Counter, functools.partial(Crashing, mode="kill", nth=2), Counter]
+    env_fns: list[Any] = [Counter, functools.partial(Crashing, mode="kill", nth=2), Counter]
     envs = envfleet.make_vec(env_fns, **{**where, "num_workers": 3})
     try:
         envs.reset(seed=0)
@@ -372,7 +373,7 @@ class KnowsItsProcess(Counter):
 @pytest.mark.parametrize("where", EVERY)
 def test_11_a_constructor_that_fails_is_named(where):
     """[V] Gymnasium: a bare ConnectionResetError."""
-    env_fns = [Counter, Counter, functools.partial(FailingConstructor)]
+    env_fns = [Counter, Counter, FailingConstructor]
     with pytest.raises(errors.EnvConstructionFailed, match="as asked") as caught:
         envfleet.make_vec(env_fns, **where)
     assert caught.value.slot == 2
@@ -431,6 +432,20 @@ def test_12_an_unpicklable_attribute_harms_nobody(where):
             assert len(envs.get_attr("unpicklable")) == 3
         obs, _, _, _, _ = envs.step(ZERO)
     assert obs[:, 0].tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize("where", QUICK)
+def test_12_what_the_other_slots_did_can_be_received_after_a_failure(where):
+    env_fns = [Counter, functools.partial(Crashing, nth=2), Counter]
+    with opened(env_fns, **where) as envs:
+        envs.reset(seed=0)
+        envs.step(ZERO)
+        envs.send(ZERO)
+        with pytest.raises(errors.EnvFailed):
+            envs.recv()
+        batch = envs.recv()
+    assert sorted(batch.slots.tolist()) == [0, 2]
+    assert batch.obs[:, 0].tolist() == [2, 2]
 
 
 @pytest.mark.parametrize("where", QUICK)

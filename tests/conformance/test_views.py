@@ -1,9 +1,18 @@
 """copy=True: what was returned stays; copy=False: views, valid until the slot's next send."""
 
+import functools
+
 import numpy as np
 import pytest
 
-from envfleet.testing import Counter, NoisyStream, first_difference, fleet_driven, hand_driven
+from envfleet.testing import (
+    Counter,
+    NoisyStream,
+    Slow,
+    first_difference,
+    fleet_driven,
+    hand_driven,
+)
 from tests.conformance.matrix import MODES, QUICK, opened
 
 ZERO = np.zeros(3, dtype=np.int64)
@@ -59,6 +68,17 @@ def test_7_views_carry_the_same_streams(where, mode):
     expected = hand_driven(NoisyStream, 3, 25, 0, mode)
     got = fleet_driven(NoisyStream, 3, 25, 0, mode, copy=False, **where)
     assert first_difference(expected, got) is None
+
+
+@pytest.mark.parametrize("where", QUICK)
+def test_7_in_debug_a_view_kept_too_long_shows_junk(where, monkeypatch):
+    monkeypatch.setenv("ENVFLEET_DEBUG", "1")
+    with opened(functools.partial(Slow, step_s=0.2), 3, copy=False, **where) as envs:
+        obs, _ = envs.reset(seed=0)
+        envs.send(ZERO)
+        assert not (obs[:, 0] == 0).any()
+        assert not (obs[:, 0] == 1).any()
+        assert envs.recv().obs[:, 0].tolist() == [1, 1, 1]
 
 
 @pytest.mark.parametrize("where", QUICK)

@@ -117,10 +117,20 @@ class TestBench:
 
         assert {result["key"] for result in found["results"]} == set(contenders.split(","))
 
-    def test_one_who_cannot_is_left_out(self):
-        found = document("bench", "Blackjack-v1", *FINE, "--contenders", "loop,sb3-dummy")
+    def test_one_who_cannot_is_left_out(self, my_env):
+        (my_env / "words.py").write_text(
+            "import gymnasium\n"
+            "from my_env import GridWorld\n"
+            "def make():\n"
+            "    space = gymnasium.spaces.Text(5)\n"
+            "    return gymnasium.wrappers.TransformObservation(GridWorld(), str, space)\n"
+        )
 
-        assert [result["key"] for result in found["results"]] == ["loop"]
+        found = document(
+            "bench", "words:make", *FINE, "--contenders", "loop,process,sb3-dummy", cwd=my_env
+        )
+
+        assert {result["key"] for result in found["results"]} == {"loop", "process"}
         assert found["left_out"].keys() == {"sb3-dummy"}
 
     def test_an_interrupt_ends_everything(self):
@@ -168,9 +178,20 @@ class TestTune:
 
 class TestVerify:
     def test_an_honest_environment_passes(self):
-        found = document("verify", "CartPole-v1", "--steps", "60", "--workers", "2")
+        found = document(
+            *("verify", "CartPole-v1", "--steps", "60"),
+            *("--workers", "2", "--start-methods", "fork"),
+        )
 
-        assert found["conclusion"] == "All 14 runs equal the plain loop, bit by bit."
+        assert found["conclusion"] == "All 11 runs equal the plain loop, bit by bit."
+
+    def test_every_start_method_passes(self):
+        found = document(
+            *("verify", "CartPole-v1", "--steps", "60", "--workers", "2", "--backends", "process"),
+            *("--start-methods", "fork,spawn,forkserver", "--autoreset", "next_step"),
+        )
+
+        assert found["conclusion"] == "All 4 runs equal the plain loop, bit by bit."
 
     def test_global_random_state_fails(self):
         found = document(

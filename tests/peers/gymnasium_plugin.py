@@ -2,11 +2,12 @@
 
 `scripts/gymnasium_tests` loads it for a run over a checkout of Gymnasium. Before a test module is
 imported, `gymnasium.vector.SyncVectorEnv` and `AsyncVectorEnv` become doors to `envfleet.make_vec`,
-and so does what `gymnasium.make_vec` builds in its modes "sync" and "async". A test then holds exactly
-what `make_vec` returns. Arguments that only say how AsyncVectorEnv transports its data are accepted.
+and with them what `gymnasium.make_vec` builds in its modes "sync" and "async". A test then holds
+exactly what `make_vec` returns. Arguments that only say how AsyncVectorEnv moves its data are
+accepted and mean nothing.
 
-Tests of what a fleet does not have are named in `gymnasium_exceptions`, each with its reason. A name
-there that no collected test has is an error, so the list cannot outlive what it excuses.
+Tests of what a fleet does not have are named in `gymnasium_exceptions`, each with its reason. A
+name there that fits no test is an error, so the list cannot outlive what it excuses.
 """
 
 import weakref
@@ -35,7 +36,7 @@ class _Door(type):
         cls.opened = weakref.WeakSet()
 
     def __call__(cls, *args: Any, **kwargs: Any) -> envfleet.FleetVectorEnv:
-        envs = cls.open(*args, **kwargs)  # type: ignore[attr-defined]
+        envs: envfleet.FleetVectorEnv = cls.open(*args, **kwargs)  # type: ignore[attr-defined]
         cls.opened.add(envs)
         return envs
 
@@ -87,27 +88,32 @@ class AsyncVectorEnv(metaclass=_Door):
 
 
 def refuse(is_asked: bool, why: str) -> None:
-    """A test that asks for this should have been excepted, even if it expects an error."""
+    """Fail a test that asks for this, even one that expects an error: it is to be excepted."""
     if is_asked:
         pytest.fail(why)
 
 
-def bare(node_id: str) -> str:
-    """The id without the parameters of the test."""
-    return node_id.partition("[")[0]
+def fits(name: str, node_id: str) -> bool:
+    """True if an exception of this name is meant for this test."""
+    if name.endswith("*"):
+        return node_id.startswith(name.removesuffix("*"))
+    return name in (node_id, node_id.partition("[")[0])
 
 
-def unknown(names: Iterable[str], node_ids: Sequence[str]) -> list[str]:
-    """Names that neither a test nor a test with all its parameters has, if its file was collected."""
-    known = {*node_ids, *map(bare, node_ids)}
+def unfit(names: Iterable[str], node_ids: Sequence[str]) -> list[str]:
+    """Names that fit no test, among those of files that were collected."""
     files = {node_id.partition("::")[0] for node_id in node_ids}
-    return [name for name in names if name.partition("::")[0] in files and name not in known]
+    return [
+        name
+        for name in names
+        if name.partition("::")[0] in files and not any(fits(name, one) for one in node_ids)
+    ]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("envfleet")
     group.addoption("--parallel-backend", choices=("process", "thread"), default="process")
-    group.addoption("--run-exceptions", action="store_true", help="run only the excepted tests")
+    group.addoption("--only-exceptions", action="store_true", help="run what is excepted instead")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -121,19 +127,16 @@ def pytest_report_header() -> str:
     return f"envfleet {envfleet.__version__} for Sync (serial) and Async ({parallel_backend})"
 
 
-@pytest.hookimpl(trylast=True)
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     node_ids = [item.nodeid for item in items]
-    is_selection = any("::" in arg for arg in config.args) or config.getoption("-k")
-    if not is_selection and (gone := unknown(EXCEPTIONS, node_ids)):
+    is_whole = not any("::" in argument for argument in config.args)
+    if is_whole and (gone := unfit(EXCEPTIONS, node_ids)):
         raise pytest.UsageError(
-            "gymnasium_exceptions.py names tests that this checkout does not have:\n  "
-            + "\n  ".join(gone)
+            "gymnasium_exceptions names what this checkout does not have: " + ", ".join(gone)
         )
-    excepted = [
-        item for item in items if item.nodeid in EXCEPTIONS or bare(item.nodeid) in EXCEPTIONS
-    ]
-    rest = [item for item in items if item not in excepted]
-    kept, dropped = (excepted, rest) if config.getoption("--run-exceptions") else (rest, excepted)
-    items[:] = kept
+    excepted = [item for item in items if any(fits(name, item.nodeid) for name in EXCEPTIONS)]
+    others = [item for item in items if item not in excepted]
+    is_turned = config.getoption("--only-exceptions")
+    items[:], dropped = (excepted, others) if is_turned else (others, excepted)
     config.hook.pytest_deselected(items=dropped)

@@ -8,10 +8,11 @@ first-ready; `queue_reset`, `snapshot` and the `slots=` arguments are what a fle
 from __future__ import annotations
 
 import functools
+import importlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from typing import Any
+from typing import Any, Literal, Self
 
 import gymnasium
 import numpy as np
@@ -32,7 +33,8 @@ from envfleet.engine.options import (
     check_seconds,
     one_of,
 )
-from envfleet.errors import ConfigError, SpacesDiffer
+from envfleet.engine.routes import Slots
+from envfleet.errors import ConfigError, EnvfleetError, SpacesDiffer
 
 EnvLike = str | EnvSpec | Callable[..., Any] | Sequence[Callable[[], Any]] | NativeFn
 DEBUG_VARIABLE = "ENVFLEET_DEBUG"
@@ -55,6 +57,9 @@ class FleetVectorEnv(VectorEnv[Any, Any, Any]):
                     fleet.close()
                     raise SpacesDiffer(which, slot, str(expected), str(got))
         self.num_envs = fleet.num_slots
+        if spec is not None:
+            # the environment's own says what it was made with; a native one's, how many it holds
+            spec = deepcopy(spec) if first.native else first.spec or deepcopy(spec)
         self.spec = spec
         self.render_mode = first.render_mode
         self.metadata = {**first.metadata, "autoreset_mode": AutoresetMode[fleet.autoreset.upper()]}
@@ -101,7 +106,11 @@ class FleetVectorEnv(VectorEnv[Any, Any, Any]):
         """Step all slots and wait for all of them."""
         fleet = self.fleet
         fleet.send(actions)
-        batch = fleet.recv()
+        try:
+            batch = fleet.recv()
+        except EnvfleetError:
+            fleet.drop()  # the rows of the other slots have nobody left to go to
+            raise
         return batch.obs, batch.rewards, batch.terminated, batch.truncated, batch.infos
 
     def render(self) -> tuple[Any, ...] | None:
@@ -145,7 +154,13 @@ class FleetVectorEnv(VectorEnv[Any, Any, Any]):
 
     # ---- beyond Gymnasium -----------------------------------------------------------------------
 
-    def send(self, actions: Any, slots: Sequence[int] | None = None) -> None:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def send(self, actions: Any, slots: Sequence[int] | Slots | None = None) -> None:
         """Start a step of these slots (None: all) and return at once."""
         self.fleet.send(actions, slots)
 
@@ -191,17 +206,17 @@ class FleetVectorEnv(VectorEnv[Any, Any, Any]):
     def _split_mask(self, options: Any) -> tuple[npt.NDArray[np.bool_] | None, Any]:
         if not isinstance(options, Mapping) or "reset_mask" not in options:
             return None, options
-        mask = options["reset_mask"]
-        if not isinstance(mask, np.ndarray) or mask.dtype != np.bool_:
-            raise TypeError(
-                "options['reset_mask'] must be a numpy array of bool, got "
-                f"{getattr(mask, 'dtype', type(mask).__name__)}"
-            )
-        if mask.shape != (self.num_envs,) or not mask.any():
+        mask, name = options["reset_mask"], "`options['reset_mask']`"
+        if not isinstance(mask, np.ndarray):
+            raise TypeError(f"{name} must be a numpy array of bool, got {type(mask).__name__}")
+        if mask.shape != (self.num_envs,):
+            raise ConfigError(f"{name} must have shape `({self.num_envs},)`, got {mask.shape}")
+        if mask.dtype != np.bool_:
+            raise TypeError(f"{name} must have `dtype=np.bool_`, got {mask.dtype}")
+        if not mask.any():
             raise ConfigError(
-                f"options['reset_mask'] must have shape ({self.num_envs},) and at least one "
-                f"True, got "
-                f"shape {mask.shape} with {int(mask.sum())} True"
+                f"{name} must contain a boolean array with at least one True value, got "
+                f"reset_mask={mask}; to reset nothing, do not call reset"
             )
         rest = {key: value for key, value in options.items() if key != "reset_mask"}
         return mask, rest
@@ -209,19 +224,17 @@ class FleetVectorEnv(VectorEnv[Any, Any, Any]):
     def _plans(
         self, seed: Any, options: Any, count: int, slots: Sequence[int] | None = None
     ) -> list[ResetPlan]:
-        if isinstance(seed, int | np.integer):
+        seeds = [seed] * count
+        if _is_whole(seed):
             numbers = range(count) if slots is None else slots
-            seeds: Sequence[Any] = [int(seed) + int(slot) for slot in numbers]
-        else:
-            seeds = [None] * count if seed is None else list(seed)
-        each = [options] * count if options is None or isinstance(options, Mapping) else options
-        if len(seeds) != count or len(each) != count:
-            raise ConfigError(
-                f"a list of seeds or options needs one for each of {count} slots, got "
-                f"{len(seeds)} seeds and {len(each)} options"
-            )
+            seeds = [int(seed) + int(slot) for slot in numbers]
+        elif seed is not None:
+            seeds = _one_each("seed", seed, count, _is_whole, "a whole number")
+        each = [options] * count
+        if options is not None and not isinstance(options, Mapping):
+            each = _one_each("options", options, count, _is_mapping, "a mapping")
         return [
-            ResetPlan(None if one is None else int(one), option)
+            ResetPlan(None if one is None else int(one), None if option is None else dict(option))
             for one, option in zip(seeds, each, strict=True)
         ]
 
@@ -239,7 +252,7 @@ def native(env: str | EnvSpec | Callable[[int], VectorEnv], **kwargs: Any) -> Na
         Something to pass to `make_vec` as its environment.
     """
     if isinstance(env, str | EnvSpec):
-        spec = gymnasium.spec(env) if isinstance(env, str) else env
+        spec = _spec(env)
         if spec.vector_entry_point is None:
             raise ConfigError(
                 f"{spec.id} has no vector_entry_point; pass a function that builds the VectorEnv"
@@ -286,6 +299,8 @@ def make_vec(
         ConfigError: An argument cannot work.
         StartError: The environments could not be built; the message says which, and what to do.
     """
+    if not isinstance(env_kwargs, Mapping | None):
+        raise ConfigError(f"env_kwargs must be a mapping of names to values, got {env_kwargs!r}")
     env_fns, spec = _env_fns(env, num_envs, dict(env_kwargs or {}))
     mode: Autoreset = one_of("autoreset", _mode_name(autoreset), Autoreset)
     failure: OnFailure = one_of("on_failure", on_failure, OnFailure)
@@ -294,11 +309,12 @@ def make_vec(
     )
     check_seconds("step_timeout_s", step_timeout_s)
     check_seconds("reset_timeout_s", reset_timeout_s)
-    if num_workers is not None and not 1 <= num_workers <= len(env_fns):
+    if num_workers is not None and not (
+        _is_whole(num_workers) and 1 <= num_workers <= len(env_fns)
+    ):
         raise ConfigError(
-            f"num_workers must be between 1 and num_envs ({len(env_fns)}), got {num_workers}; a "
-            f"worker "
-            "without an environment would have nothing to do"
+            f"num_workers must be a whole number between 1 and num_envs ({len(env_fns)}), got "
+            f"{num_workers!r}; a worker without an environment would have nothing to do"
         )
     has_limits = step_timeout_s is not None or reset_timeout_s is not None
     if backend == "serial" and has_limits:
@@ -337,7 +353,7 @@ def _plan(
     if backend == "auto":
         why = f"num_workers={num_workers} was asked for"
         return Plan("process", start_method, num_workers or 1, why)
-    name: BackendName = one_of("backend", backend, BackendName)
+    name: BackendName = one_of("backend", backend, Literal["auto", BackendName])
     if name == "serial":
         return Plan(name, start_method, num_workers or 1, "backend='serial' was asked for")
     cores = usable_cores()
@@ -346,6 +362,29 @@ def _plan(
     if num_workers is None:
         why += f", and {cores} cores are usable"
     return Plan(name, start_method, workers, why)
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
+def _is_mapping(value: object) -> bool:
+    return isinstance(value, Mapping)
+
+
+def _one_each(
+    name: str, values: Any, count: int, is_right: Callable[[object], bool], what: str
+) -> list[Any]:
+    """`values` as a list with one for each slot, each None or right."""
+    is_list = isinstance(values, Sequence | np.ndarray) and not isinstance(values, str)
+    each = list(values) if is_list else [values]
+    wrong = [value for value in each if value is not None and not is_right(value)]
+    if wrong or len(each) != count:
+        got = f"{wrong[0]!r}" if wrong else f"{len(each)} of them"
+        raise ConfigError(
+            f"{name} must be {what}, None, or a list with one for each of {count} slots; got {got}"
+        )
+    return each
 
 
 def _mode_name(autoreset: str | AutoresetMode) -> str:
@@ -365,15 +404,14 @@ def _env_fns(
         return [_bound(one, kwargs) for one in env], None
     if num_envs is None:
         raise ConfigError("num_envs is needed unless env is a sequence of functions, one per slot")
-    count: Any = num_envs
-    if isinstance(count, bool) or not isinstance(count, int | np.integer) or count < 1:
+    if not _is_whole(num_envs) or num_envs < 1:
         raise ConfigError(f"num_envs must be a whole number of at least 1, got {num_envs!r}")
     if isinstance(env, NativeFn):
         if kwargs:
             raise ConfigError("give keyword arguments to envfleet.native(...), not as env_kwargs")
         return [env] * num_envs, None
     if isinstance(env, str | EnvSpec):
-        spec = gymnasium.spec(env) if isinstance(env, str) else env
+        spec = _spec(env)
         if spec.entry_point is None:
             return [native(spec, **kwargs)] * num_envs, spec
         # the spec travels instead of the id: it may be registered in this process only. One slot
@@ -383,6 +421,15 @@ def _env_fns(
         unchecked = functools.partial(_make, checked.args[0], kwargs, is_checked=False)
         return [checked, *[unchecked] * (num_envs - 1)], spec
     return [_bound(env, kwargs)] * num_envs, None
+
+
+def _spec(env: str | EnvSpec) -> EnvSpec:
+    if isinstance(env, EnvSpec):
+        return env
+    module, _, name = env.rpartition(":")
+    if module:  # Gymnasium's "module:id": importing the module registers the id
+        importlib.import_module(module)
+    return gymnasium.spec(name)
 
 
 def _bound(env_fn: Any, kwargs: dict[str, Any]) -> EnvFn:
@@ -400,7 +447,8 @@ def _bound(env_fn: Any, kwargs: dict[str, Any]) -> EnvFn:
 
 
 def _make(spec: EnvSpec, kwargs: dict[str, Any], *, is_checked: bool) -> Any:
-    return gymnasium.make(spec, disable_env_checker=None if is_checked else True, **kwargs)
+    checker = {} if is_checked else {"disable_env_checker": True}
+    return gymnasium.make(spec, **{**checker, **kwargs})
 
 
 def _make_native(spec: EnvSpec, kwargs: dict[str, Any], num_envs: int) -> VectorEnv:

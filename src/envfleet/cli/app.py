@@ -47,10 +47,10 @@ COMMANDS: tuple[Entry, ...] = (
 
 _EXAMPLES = """\
 examples:
-  envfleet bench CartPole-v1 --num-envs 64     how fast is it here, against what else there is?
-  envfleet tune CartPole-v1 --num-envs 64      which backend and how many workers?
-  envfleet verify my_package:MyEnv             is my environment safe to run in parallel?
-  envfleet doctor                              is this machine set up well?
+  envfleet bench CartPole-v1 --num-envs 64  how fast is it here?
+  envfleet tune CartPole-v1 --num-envs 64   which backend, how many workers?
+  envfleet verify my_package:MyEnv          the same in parallel as alone?
+  envfleet doctor                           is this machine set up well?
 
 ENV is a Gymnasium id (CartPole-v1), a class or function (my_package.envs:MyEnv), or an id that a
 module registers when it is imported (ale_py:ALE/Pong-v5).

@@ -24,7 +24,7 @@ from envfleet.cli.contenders import (
     in_order_of_start,
 )
 from envfleet.cli.environments import add_env_arguments, choose
-from envfleet.cli.measure import Contender, Result, compare, summarise
+from envfleet.cli.measure import Contender, Result, compare, summarise, unrest
 from envfleet.cli.report import Block, Heading, Level, Report, Table, Text
 from envfleet.engine.machine import usable_cores
 
@@ -49,7 +49,7 @@ examples:
   envfleet bench CartPole-v1 --num-envs 64
   envfleet bench Ant-v5 --num-envs 16 --num-workers 2 --rounds 9
   envfleet bench my_package:MyEnv --quick
-  envfleet bench CartPole-v1 --contenders gym-async,process,thread --baseline gym-async
+  envfleet bench CartPole-v1 --contenders process,thread --baseline process
   envfleet bench CartPole-v1 --json > bench.json
 
 Every contender runs one slice per round, in an order that changes; ratios are taken within a round
@@ -170,6 +170,7 @@ def run(args: argparse.Namespace, context: Context) -> Report:
             "left_out": left_out,
             "auto_plan": auto_plan,
             "conclusion": conclusion,
+            "unrest": unrest(results),
         },
         blocks=render(settings, results, left_out, auto_plan, conclusion),
     )
@@ -208,10 +209,9 @@ def conclude(
     if not results:
         return "Nothing could be measured."
     best = results[0]
-    others = [result for result in results[1:] if result.rate > 0]
     opening = f"Fastest here: {best.label}"
-    rival = next((one for one in others), None)
-    if rival is not None and best.rate / rival.rate < 1 + max(0.02, best.spread / 2):
+    rival = results[1] if len(results) > 1 else None
+    if rival is not None and best.score / rival.score < 1 + max(0.02, best.spread / 2):
         opening += f" (about as fast: {rival.label})"
     if best.key == "auto" and auto_plan:
         return f"{opening}: {auto_plan.rstrip('.')}."
@@ -331,4 +331,6 @@ def render(
     if auto_plan:
         blocks.append(Text(f"auto: {auto_plan}"))
     blocks.append(Text(conclusion, "ok" if results else "bad"))
+    if (warning := unrest(results)) is not None:
+        blocks.append(Text(warning, "warn"))
     return tuple(blocks)

@@ -53,12 +53,16 @@ class Command(Protocol):
 
 
 class Help(argparse.HelpFormatter):
-    """Wraps paragraphs like argparse, and leaves text with line breaks (examples) as it is."""
+    """Wraps paragraphs like argparse, and leaves those with indented lines (examples) alone."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
-        if "\n" in text:
-            return "\n".join(indent + line for line in text.splitlines())
-        return super()._fill_text(text, width, indent)
+        paragraphs = [
+            paragraph.rstrip()
+            if "\n  " in paragraph
+            else super(Help, self)._fill_text(paragraph, width, indent)
+            for paragraph in text.split("\n\n")
+        ]
+        return "\n\n".join(paragraphs)
 
 
 def at_least(minimum: int) -> Callable[[str], int]:

@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of ``doctor``."""
     parser.description = "Check this machine: cores, memory, limits, start methods, versions."
     parser.epilog = _EPILOG
-    actions = parser.add_subparsers(dest="action", metavar="")
+    actions = parser.add_subparsers(dest="action", metavar="[replay FILE]")
     replay.add_parser(actions)
 
 

@@ -17,7 +17,9 @@ from typing import Protocol
 
 from envfleet.observe.progress import Progress
 
-__all__ = ["Contender", "Result", "Shares", "Slice", "compare", "rotation", "summarise"]
+__all__ = ["Contender", "Result", "Shares", "Slice", "compare", "rotation", "summarise", "unrest"]
+
+_UNREST = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +89,11 @@ class Result:
     def ratio(self) -> float | None:
         """Median of the rounds' ratios to the baseline."""
         return statistics.median(self.ratios) if self.ratios else None
+
+    @property
+    def score(self) -> float:
+        """What contenders are ranked by: the ratio, which drifts less than the rate."""
+        return self.rate if self.ratio is None else self.ratio
 
     @property
     def spread(self) -> float:
@@ -183,4 +190,17 @@ def summarise(
                 copying=statistics.median(one.copying for one in known),
             )
         results.append(Result(key, labels[key], rates, ratios, shares))
-    return sorted(results, key=lambda result: -result.rate)
+    return sorted(results, key=lambda result: -result.score)
+
+
+def unrest(results: Sequence[Result]) -> str | None:
+    """A sentence if the rounds lie so far apart that the machine must have been busy otherwise."""
+    if not results:
+        return None
+    spread = statistics.median(result.spread for result in results)
+    if spread <= _UNREST:
+        return None
+    return (
+        f"The rounds lie far apart (+-{spread:.0%}): something else is using this machine, so take "
+        "these numbers as rough and measure again when it is quiet."
+    )

@@ -56,7 +56,7 @@ def wake_round_trips(num: int = 1000) -> list[float]:
     """Ring a bell in another process and wait until it rings back, ``num`` times; microseconds."""
     from envfleet.engine.signals import Bell
 
-    there, back = Bell.create(), Bell.create()
+    there, back = Bell.create(take_waits=True), Bell.create(take_waits=True)
     # two processes that only answer each other are put on one core, where a wake-up is
     # nearly free; a parent and its workers sit on different ones
     usable = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []

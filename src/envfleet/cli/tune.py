@@ -18,7 +18,7 @@ from envfleet.cli.bench import as_json, duration
 from envfleet.cli.command import Context, at_least, positive_seconds
 from envfleet.cli.contenders import FleetHalves, FleetStep, Workload, in_order_of_start
 from envfleet.cli.environments import EnvChoice, add_env_arguments, choose
-from envfleet.cli.measure import Result, Slice, compare, summarise
+from envfleet.cli.measure import Result, Slice, compare, summarise, unrest
 from envfleet.cli.report import Block, Code, Heading, Level, Report, Table, Text
 from envfleet.engine.machine import usable_cores
 
@@ -30,8 +30,9 @@ examples:
   envfleet tune Ant-v5 --num-envs 16 --rounds 9 --seconds 1
   envfleet tune my_package:MyEnv --num-envs 8 --start-method spawn
 
-A first pass drops settings that are less than half as fast as the best; the others are measured in
-interleaved rounds. Of settings within 3 % of the best, the simplest is advised.
+A first pass drops settings that are less than half as fast as the best; the others
+are measured in interleaved rounds. Of settings within 3 % of the best, the simplest
+is advised.
 """
 
 _CLOSE_ENOUGH = 0.97
@@ -148,7 +149,8 @@ def run(args: argparse.Namespace, context: Context) -> Report:
                 }
                 for result in results
             ],
-            "failed": failures,
+            "left_out": failures,
+            "unrest": unrest(results),
             "advice": {
                 "backend": advice.setting.backend,
                 "num_workers": advice.setting.num_workers,
@@ -239,25 +241,25 @@ def advise(
     if not results:
         raise RuntimeError("no setting could be measured; try envfleet doctor, then --traceback")
     lockstep = [result for result in results if settings[result.key].lockstep] or list(results)
-    best = max(lockstep, key=lambda result: result.rate)
-    near = [result for result in lockstep if result.rate >= _CLOSE_ENOUGH * best.rate]
+    best = max(lockstep, key=lambda result: result.score)
+    near = [result for result in lockstep if result.score >= _CLOSE_ENOUGH * best.score]
     chosen = min(near, key=lambda result: settings[result.key].simplicity)
     setting = settings[chosen.key]
     serial = next((one for one in results if settings[one.key].backend == "serial"), None)
     why = reasons(chosen, setting, serial, num_envs=num_envs, cores=cores)
     if chosen is not best:
-        gain = best.rate / chosen.rate - 1
+        gain = best.score / chosen.score - 1
         why += f"; {settings[best.key].label} is only {gain:.1%} faster"
     halves = [result for result in results if not settings[result.key].lockstep]
     hint = None
     if halves:
-        top = max(halves, key=lambda result: result.rate)
-        if top.rate > 1.05 * chosen.rate:
+        top = max(halves, key=lambda result: result.score)
+        if top.score > 1.05 * chosen.score:
             other = settings[top.key]
             hint = (
                 f"With send/recv and two halves in flight, {other.backend} with "
                 f"{other.num_workers} workers makes {top.rate:,.0f} steps/s, "
-                f"{top.rate / chosen.rate:.2f}x of that."
+                f"{top.score / chosen.score:.2f}x of that."
             )
     return Advice(setting, why + ".", hint)
 
@@ -273,7 +275,7 @@ def reasons(
         if cores == 1:
             return f"Only one core may be used here, and workers would only add their cost ({cost})"
         return f"Workers would cost more than they save: {cost}, {num_envs} environments"
-    gain = "" if serial is None else f"{chosen.rate / serial.rate:.2f}x of serial"
+    gain = "" if serial is None else f"{chosen.score / serial.score:.2f}x of serial"
     inside = "" if chosen.shares is None else f"{chosen.shares.env:.0%} of their time in envs"
     crew = f"{setting.num_workers} {setting.backend} worker{'s' if setting.num_workers > 1 else ''}"
     facts = ", ".join(part for part in (gain, inside, cost) if part)
@@ -342,4 +344,6 @@ def render(
     blocks += [Text(advice.why, "ok"), Code(tuple(lines))]
     if advice.hint:
         blocks.append(Text(advice.hint))
+    if (warning := unrest(results)) is not None:
+        blocks.append(Text(warning, "warn"))
     return tuple(blocks)

@@ -36,7 +36,7 @@ _EPILOG = """\
 examples:
   envfleet verify CartPole-v1
   envfleet verify my_package:MyEnv --steps 1000
-  envfleet verify my_package:MyEnv --workers 1,2,4 --start-methods fork,spawn,forkserver
+  envfleet verify my_package:MyEnv --workers 1,4 --start-methods forkserver
 
 Every slot gets seed + slot and its own actions. A loop over single environments is the reference;
 each backend, layout and autoreset mode has to give the same observations, rewards, flags and infos,
@@ -260,11 +260,14 @@ def conclude(
     """One sentence about all comparisons, and whether everything is well."""
     differing = [one for one in comparisons if not one.is_equal]
     if unrepeatable is not None:
+        cause = shared_random or (
+            "no backend can make it reproducible; draw from self.np_random only, and keep time, "
+            "ids and shared objects out of what it returns."
+        )
         return (
             "The environment does not repeat itself: two plain loops with the same seed already "
             f"part at slot {unrepeatable.slot}, step {unrepeatable.step}, field "
-            f"{unrepeatable.field}. No backend can make it reproducible; draw from self.np_random "
-            "only, and keep time, ids and shared objects out of what it returns.",
+            f"{unrepeatable.field}; {cause}",
             False,
         )
     if differing:
@@ -325,44 +328,25 @@ def render(
     ok: bool,
 ) -> tuple[Block, ...]:
     """The same facts for people."""
-    rows = []
-    levels: list[Level] = []
-    for one in comparisons:
-        rows.append(
-            (
-                one.run.backend,
-                one.run.start_method or "",
-                str(one.run.num_workers),
-                one.run.autoreset,
-                "step" if one.run.min_slots is None else "send/recv",
-                f"{one.seconds:.2f}",
-                outcome(one),
-            )
-        )
-        levels.append("info" if one.is_equal else "bad")
     blocks: list[Block] = [
         Heading(
             f"{facts['env']}: {facts['num_envs']} environments, {facts['steps']} steps each, seeds "
             f"from {facts['seed']}, against a plain loop"
         ),
-        Table(
-            columns=("backend", "start", "workers", "autoreset", "calls", "seconds", "outcome"),
-            rows=tuple(rows),
-            right=frozenset({"workers", "seconds"}),
-            levels=tuple(levels),
-        ),
+        table_of(comparisons),
     ]
     details = [
         Finding(one.run.label, "bad", str(one.difference or one.error))
         for one in comparisons
         if not one.is_equal
     ]
-    if details:
-        blocks.append(Findings(tuple(details[:5])))
+    # where the plain loop parts from itself, how the others part from it says nothing
+    if details and unrepeatable is None:
+        blocks.append(Findings(tuple(details[:3])))
     checks = [
         Finding("repeats itself", "ok", "two plain loops with the same seed are equal")
         if unrepeatable is None
-        else Finding("repeats itself", "bad", str(unrepeatable)),
+        else Finding("repeats itself", "bad", parting(unrepeatable)),
         Finding("global random state", "ok", "not used")
         if shared_random is None
         else Finding("global random state", "bad", shared_random),
@@ -372,13 +356,48 @@ def render(
     return tuple(blocks)
 
 
+def parting(difference: Difference) -> str:
+    """Where two plain loops part, in half a sentence."""
+    values = [short(value) for value in (difference.expected, difference.got)]
+    return (
+        f"two plain loops with the same seed part at slot {difference.slot}, step "
+        f"{difference.step}: {difference.field} is {values[0]} in one and {values[1]} in the other"
+    )
+
+
+def short(value: object) -> str:
+    """A value as text that fits on a line."""
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 80 else f"{text[:50]} ... {text[-20:]}"
+
+
+def table_of(comparisons: Sequence[Comparison]) -> Table:
+    """One row per backend and layout, one column per autoreset mode."""
+    modes = list(dict.fromkeys(one.run.autoreset for one in comparisons))
+    layouts: dict[tuple[str, str, str, str], dict[str, Comparison]] = {}
+    for one in comparisons:
+        calls = "step" if one.run.min_slots is None else "send/recv"
+        layout = (one.run.backend, one.run.start_method or "", str(one.run.num_workers), calls)
+        layouts.setdefault(layout, {})[one.run.autoreset] = one
+    rows = []
+    levels: list[Level] = []
+    for layout, by_mode in layouts.items():
+        cells = [outcome(by_mode[mode]) if mode in by_mode else "" for mode in modes]
+        rows.append((*layout, *cells, f"{sum(one.seconds for one in by_mode.values()):.2f}"))
+        levels.append("info" if all(one.is_equal for one in by_mode.values()) else "bad")
+    return Table(
+        columns=("backend", "start", "workers", "calls", *modes, "seconds"),
+        rows=tuple(rows),
+        right=frozenset({"workers", "seconds"}),
+        levels=tuple(levels),
+    )
+
+
 def outcome(one: Comparison) -> str:
-    """A cell: equal, or where not."""
+    """A cell."""
     if one.error is not None:
         return "FAILED"
-    if one.difference is None:
-        return "equal"
-    return f"DIFFERS: slot {one.difference.slot} step {one.difference.step} {one.difference.field}"
+    return "equal" if one.difference is None else "DIFFERS"
 
 
 def episodes_finding(episodes: dict[str, int]) -> Finding:

@@ -123,3 +123,4 @@ class ParentChannel:
     def close(self) -> None:
         """Give up the socket."""
         self._socket.close()
+        del self.on_backlog  # it holds on to who watches us

@@ -58,7 +58,7 @@ class Crew:
         self._dismissed: set[int] = set()
         self._is_stopped = False
         self._backend: Backend | None = None
-        self._slab = Slab.create()
+        self._slab = Slab.create(is_shared=backend == "process")
         try:
             plan = ControlPlan.of(self.bounds)
             self._slab.grow(plan.nbytes, len(self.env_fns))
@@ -66,10 +66,11 @@ class Crew:
             self._ground = Ground(self._slab, plan, self.control)
             self._local = SerialBackend(self._ground)
             self._backend = chosen = self._open(backend, start_method, num_workers)
+            launched_s = time.monotonic()
             for worker in range(num_workers):
                 self.handles.append(chosen.launch(self._launch(worker)))
             self.facts: list[EnvFacts] = [
-                facts for handle in self.handles for facts in self._await(handle)
+                facts for handle in self.handles for facts in self._await(handle, launched_s)
             ]
             self._binding = self._bind_all(plan.nbytes)
         except BaseException:
@@ -132,7 +133,7 @@ class Crew:
         handle = backend.launch(self._launch(worker))
         self.handles[worker] = handle
         self._dismissed.discard(worker)
-        self._await(handle)
+        self._await(handle, time.monotonic())
         handle.bind(self._binding)
         return handle
 
@@ -170,6 +171,10 @@ class Crew:
         if self._backend is not None:
             self._backend.close()
         self._slab.close()
+        # a map holds a descriptor of its own until the last view of it is gone
+        self.handles = []
+        for name in ("control", "_ground", "_binding", "_local", "_backend"):
+            self.__dict__.pop(name, None)
 
     def _launch(self, worker: int) -> Launch:
         lo, hi = self.bounds[worker]
@@ -180,16 +185,16 @@ class Crew:
         length = Data.measure(kinds)
         self._slab.grow(offset + length, len(self.facts))
         data = Data(kinds, self._slab.map(offset, length))
-        binding = Binding(data, offset, length)
+        binding = Binding(self.control, data, offset, length)
         for handle in self.handles:
             handle.bind(binding)
         return binding
 
-    def _await(self, handle: WorkerHandle) -> list[EnvFacts]:
+    def _await(self, handle: WorkerHandle, launched_s: float) -> list[EnvFacts]:
         assert self._backend is not None
         slots = range(handle.first, handle.first + handle.count)
         limit_s = max(self.deadlines.start_s, self.deadlines.reset_s or 0.0)
-        give_up_s = time.monotonic() + limit_s
+        give_up_s = launched_s + limit_s
         while handle.facts is None:
             if handle.start_failure is not None:
                 raise _start_error(*handle.start_failure, slots)

@@ -122,7 +122,11 @@ class Fleet:
             on_failure=on_failure,
             restarts=restarts,
         )
+        self._is_native = all(facts.native for facts in crew.facts)
         self._wait_s = self._copy_s = 0.0
+        self._last_timings: dict[str, float] = {}
+        self.incidents: list[Incident] = self._logbook.incidents
+        """Every failure so far, oldest first."""
 
     # ---- facts ----------------------------------------------------------------------------------
 
@@ -137,11 +141,6 @@ class Fleet:
         return self._crew.bounds
 
     @property
-    def incidents(self) -> list[Incident]:
-        """Every failure so far, oldest first."""
-        return self._logbook.incidents
-
-    @property
     def is_closed(self) -> bool:
         """True after `close`."""
         return not self._finalizer.alive
@@ -149,6 +148,8 @@ class Fleet:
     @property
     def timings(self) -> dict[str, float]:
         """Seconds so far: workers in hosts and waiting, this process waiting and copying."""
+        if self.is_closed:
+            return self._last_timings
         posts = self._crew.control.posts
         return {
             "env_s": sum(post[2] for post in posts) / 1e9,
@@ -159,6 +160,7 @@ class Fleet:
 
     def observations(self) -> Any:
         """What every slot observed last, batched."""
+        self._check_open()
         everything = self._router.everything
         return self._gatherer.observations(everything.slots, everything.rows)
 
@@ -198,7 +200,7 @@ class Fleet:
             now_s = time.perf_counter()
         self._wait_s += now_s - started_s
         batch = self._gatherer.batch(traffic.take_ready())
-        self._note_episodes(batch)
+        self._note_episodes(batch.slots, batch.terminated, batch.truncated, batch.valid)
         self._copy_s += time.perf_counter() - now_s
         return batch
 
@@ -283,7 +285,7 @@ class Fleet:
                 self._recovery.on_failures(pending, reply.failures)
             return
         self._gatherer.absorb(pending.part, reply)
-        asked = pending.slots
+        asked = pending.slots if op is Op.RESET else ()
         if reply is not None and reply.failures:
             self._recovery.on_failures(pending, reply.failures)
             if not pending.slots or not pending.is_done:
@@ -292,22 +294,40 @@ class Fleet:
         if op is Op.RESET:
             plans = dict(zip(asked, pending.command.payload, strict=True))
             self._logbook.began(pending.slots, [plans[slot] for slot in pending.slots])
-        elif pending.is_wanted:
-            traffic.is_ready(pending)
+        else:
+            self._offer(pending)
 
-    def _note_episodes(self, batch: Batch) -> None:
+    def _offer(self, pending: Pending) -> None:
+        """Make an answered step ready, less the slots that nobody waits for any more."""
+        if pending.unwanted:
+            dropped = [slot for slot in pending.slots if slot in pending.unwanted]
+            kept = [slot for slot in pending.slots if slot not in pending.unwanted]
+            control = self._crew.control
+            flags = (
+                control.terminated[dropped],
+                control.truncated[dropped],
+                control.valid[dropped],
+            )
+            self._note_episodes(np.array(dropped), *flags)
+            self._gatherer.forget(dropped)
+            pending.part = self._router.part_of(kept) if kept else None
+        if pending.part is not None:
+            self._traffic.is_ready(pending)
+
+    def _note_episodes(self, slots: Slots, terminated: Any, truncated: Any, valid: Any) -> None:
         """Keep the logbook in step with what the hosts did by themselves."""
+        if self._is_native:
+            return  # such slots cannot be replayed one by one, and their resets cannot be planned
         if self.autoreset == "next_step":
-            if np.count_nonzero(batch.valid) < len(batch.slots):
-                ended = batch.terminated | batch.truncated
-                self._logbook.began_by_itself(batch.slots[~batch.valid & ~ended].tolist())
+            if np.count_nonzero(valid) < len(slots):
+                self._logbook.began_by_itself(slots[~valid & ~terminated & ~truncated].tolist())
             return
-        ended = batch.terminated | batch.truncated
+        ended = terminated | truncated
         if np.count_nonzero(ended):
             if self.autoreset == "same_step":
-                self._logbook.began_by_itself(batch.slots[ended].tolist())
+                self._logbook.began_by_itself(slots[ended].tolist())
             else:
-                self._logbook.set_needs_reset(batch.slots[ended], True)
+                self._logbook.set_needs_reset(slots[ended], True)
 
     # ---- resets ---------------------------------------------------------------------------------
 
@@ -329,6 +349,7 @@ class Fleet:
 
     def queue_reset(self, plans: Sequence[ResetPlan], slots: Sequence[int] | None = None) -> None:
         """Use these plans at the next autoresets of these slots, one after another."""
+        self._check_open()
         if self.autoreset == "disabled":
             raise ConfigError(
                 "with autoreset='disabled' there is no autoreset to queue for; use reset"
@@ -338,10 +359,16 @@ class Fleet:
         self._results(self._traffic.post(route, Op.QUEUE, plans))
         self._logbook.queue(route.slots.tolist(), plans)
 
+    def drop(self, slots: Sequence[int] | None = None) -> None:
+        """Nobody will receive what these slots (None: all) have in flight or ready."""
+        self._check_open()
+        for pending in self._traffic.renounce(set(self._router.find(slots).slots.tolist())):
+            self._offer(pending)
+
     def _renounce(self, route: Route) -> None:
         """Wait for what these slots have in flight, and drop it."""
         slots = route.slots.tolist()
-        self._traffic.renounce(set(slots))
+        self.drop(slots)
         while np.count_nonzero(self._traffic.in_flight[route.rows]):
             self._advance(None, want_all=True)
         self._gatherer.forget(slots)
@@ -450,7 +477,11 @@ class Fleet:
         self._check_blocked(route)
         traffic, logbook = self._traffic, self._logbook
         if traffic.num_in_flight or traffic.num_ready:
-            busy = traffic.busy(route.slots.tolist())
+            slots = route.slots.tolist()
+            busy = traffic.busy(slots)
+            if busy and not traffic.is_awaited(slots):  # the rest of a step that was dropped
+                self._renounce(route)
+                busy = traffic.busy(slots)
             if busy:
                 raise StillInFlight(
                     f"slots {busy} have been sent and not yet received; call recv before sending "
@@ -467,6 +498,7 @@ class Fleet:
         """Close environments, end workers, give everything back. Idempotent and bounded in time."""
         if self.is_closed:
             return
+        self._last_timings = self.timings
         self._finalizer.detach()
         owed = [len(outstanding) for outstanding in self._traffic.outstanding]
         for failure in self._crew.close(owed):
@@ -475,3 +507,5 @@ class Fleet:
                 RuntimeWarning,
                 stacklevel=2,
             )
+        # nobody may read rows through a closed fleet, and their memory shall go
+        del self._data, self._gatherer, self._logbook, self._recovery

@@ -74,12 +74,15 @@ class Gatherer:
             for slot in slots:
                 kept.pop(slot, None)
 
-    def forget_worker(self, worker: int) -> None:
-        """A worker was replaced: its successor numbers its schemas anew."""
+    def forget_worker(self, worker: int, unreceived: set[int]) -> None:
+        """A worker was replaced: its successor numbers its schemas anew.
+
+        The infos of rows that have not been handed out are kept in another form.
+        """
         slots = np.flatnonzero(self._worker_of == worker)
-        packed = self._packed(slots, slots)
-        for position, info in packed.each():  # of rows that have not been handed out
-            self._infos.setdefault(int(slots[position]), info)
+        for position, info in self._packed(slots, slots).each():
+            if int(slots[position]) in unreceived:
+                self._infos.setdefault(int(slots[position]), info)
         self._schemas[worker] = []
         self._uniform.clear()
         self._control.schemas[slots] = NO_INFO

@@ -161,24 +161,32 @@ class EnvHost:
     def rebuild(
         self, slots: Sequence[int], orders: Sequence[tuple[ResetPlan, Any, bool]]
     ) -> Reply | None:
-        """Replace environments by new ones; each slot then owes its caller a truncated row.
+        """Replace environments by new ones, and go on as `resume` says."""
+        for slot, order in zip(slots, orders, strict=True):
+            self._post[1] = place(Op.REBUILD, slot)
+            try:
+                self._replace(slot - self.first)
+            except BaseException as exc:
+                self._fail(slot - self.first, "the constructor", exc)
+            else:
+                self.resume([slot], [order])
+        return self._take_reply()
+
+    def resume(
+        self, slots: Sequence[int], orders: Sequence[tuple[ResetPlan, Any, bool]]
+    ) -> Reply | None:
+        """Take the place of environments that are gone; each slot owes a truncated row.
 
         An order is (how to reset next, what the last observation spilled, whether the episode had
         ended already, so that nothing is owed).
         """
         for slot, (plan, spill, has_ended) in zip(slots, orders, strict=True):
             row = slot - self.first
-            self._post[1] = place(Op.REBUILD, slot)
-            try:
-                self._replace(row)
-            except BaseException as exc:
-                self._fail(row, "the constructor", exc)
-                continue
             self._restart_plans[row] = plan
             self._state[row] = State.ENDED if has_ended else State.OWES_TRUNCATION
             if spill is not None:
                 self._last_spill[row] = spill
-        return self._take_reply()
+        return None
 
     def call(self, slots: Sequence[int], name: str, args: Any, kwargs: Any) -> Reply | None:
         """Call or read `name` on each environment, through its wrappers."""

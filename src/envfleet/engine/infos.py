@@ -232,8 +232,14 @@ def _join(num: int, column: _Column) -> Any:
     if column.dicts and not numeric and not column.objects:
         return collate(num, PackedInfos(), column.dicts)
     shapes = {values.shape[1:] for values in column.values}
-    if numeric and len(shapes) == 1 and not column.objects and not column.dicts:
-        joined = np.zeros((num, *shapes.pop()), np.result_type(*column.values))
+    dtype = np.result_type(*column.values) if numeric else np.dtype(object)
+    if (
+        len(shapes) == 1
+        and not column.objects
+        and not column.dicts
+        and all(_keeps_all(values, dtype) for values in column.values)
+    ):
+        joined = np.zeros((num, *shapes.pop()), dtype)
         for positions, values in zip(column.positions, column.values, strict=True):
             joined[positions] = values
         return joined
@@ -244,6 +250,13 @@ def _join(num: int, column: _Column) -> Any:
     for position, value in (*column.objects, *column.dicts):
         objects[position] = value
     return objects
+
+
+def _keeps_all(values: Array, dtype: np.dtype[Any]) -> bool:
+    """Whether promotion is exact: an int beyond 2**53 beside a float would be rounded."""
+    if dtype.kind != "f" or values.dtype.kind not in "iu":
+        return True
+    return bool((values.astype(dtype).astype(values.dtype) == values).all())
 
 
 def _is_numeric(value: Any) -> bool:

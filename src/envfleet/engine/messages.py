@@ -26,13 +26,17 @@ class Op(IntEnum):
     BIND = 9
     CLOSE = 10
     SET = 11
+    RESUME = 12
 
     @property
     def phrase(self) -> str:
         """For sentences: "during the constructor"."""
-        return {Op.IDLE: "idle time", Op.BUILD: "the constructor", Op.REBUILD: "a restart"}.get(
-            self, self.name.lower()
-        )
+        return {
+            Op.IDLE: "idle time",
+            Op.BUILD: "the constructor",
+            Op.REBUILD: "a restart",
+            Op.RESUME: "a restart",
+        }.get(self, self.name.lower())
 
 
 def place(op: Op, slot: int) -> int:

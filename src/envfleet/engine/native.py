@@ -125,7 +125,7 @@ class NativeHost:
         self._note("queue_reset", error)
         return self._take_reply()
 
-    def rebuild(
+    def resume(
         self, slots: Sequence[int], orders: Sequence[tuple[ResetPlan, Any, bool]]
     ) -> Reply | None:
         """The instance is new, with its worker; every slot starts with a truncated row."""

@@ -90,7 +90,7 @@ class Recovery:
         error: EnvfleetError = env_failed(failure)
         if verdict is Verdict.QUARANTINE:
             error = self._quarantine(slot, incident, error)
-        if pending.is_wanted:
+        if slot not in pending.unwanted:
             self.errors.append(error)
 
     def _rebuild(self, pending: Pending, slot: int) -> None:
@@ -102,7 +102,7 @@ class Recovery:
         if pending.command.op is Op.RESET:
             payload = [self._plan_of(pending, slot)]
         again = self._traffic.post_part(_again(pending.command.op), part, payload)
-        again.is_wanted, again.group = pending.is_wanted, pending.group
+        again.unwanted, again.group = pending.unwanted & {slot}, pending.group
         pending.group.append(again)
 
     # ---- a worker is lost -----------------------------------------------------------------------
@@ -188,8 +188,9 @@ class Recovery:
                 if verdict is Verdict.FALL_BACK:
                     return self._give_up(worker, exc)
                 error = exc  # the new one did not come up: that is one more failure
-        self._gatherer.forget_worker(worker)
-        self._gatherer.attach(incident, event.slots, self._traffic.unreceived())
+        unreceived = self._traffic.unreceived()
+        self._gatherer.forget_worker(worker, unreceived)
+        self._gatherer.attach(incident, event.slots, unreceived)
         if verdict is Verdict.FALL_BACK:
             warnings.warn(
                 f"slots {event.slots[0]} to {event.slots[-1]} go on in this process: {error}",
@@ -212,9 +213,10 @@ class Recovery:
             )
             for slot in event.slots
         ]
-        self._traffic.post_part(Op.REBUILD, part, orders)
-        for slot, plan in later:
-            self._traffic.post_part(Op.QUEUE, self._router.part_of([slot]), [plan])
+        self._traffic.post_part(Op.RESUME, part, orders)
+        if later:
+            slots, plans = [slot for slot, _ in later], [plan for _, plan in later]
+            self._traffic.post_part(Op.QUEUE, part, plans, slots)
         for pending in owed:
             if pending.command.op in MOVES:
                 self._traffic.again(pending)

@@ -69,11 +69,13 @@ class Router:
     def make(self, slots: Slots) -> Route:
         """Work out the route of valid slots."""
         slots = np.array(slots, np.intp)
+        slots.flags.writeable = False  # batches hand it out
         parts = []
         for worker, (lo, hi) in enumerate(self._bounds):
             where = np.flatnonzero((slots >= lo) & (slots < hi))
             if where.size:
                 mine = slots[where]
+                mine.flags.writeable = False
                 rows = _as_rows(mine)
                 is_whole = isinstance(rows, slice) and len(mine) == hi - lo
                 parts.append(Part(worker, mine, rows, is_whole, where.tolist()))
@@ -104,8 +106,14 @@ def merge(parts: Sequence[Part]) -> tuple[Slots, slice | Slots]:
     if not parts:
         return np.zeros(0, np.intp), slice(0, 0)
     slots = np.concatenate([part.slots for part in parts])
-    slots.sort()
-    return slots, _as_rows(slots)
+    edges = [part.rows for part in parts]
+    start = end = None
+    for rows in edges:
+        if not isinstance(rows, slice) or end not in (None, rows.start):
+            slots.sort()
+            return slots, _as_rows(slots)
+        start, end = rows.start if start is None else start, rows.stop
+    return slots, slice(start, end)
 
 
 def _as_rows(slots: Slots) -> slice | Slots:

@@ -7,6 +7,7 @@ environment, and builds nothing by halves: if one constructor fails, those alrea
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
@@ -71,6 +72,7 @@ class Servant:
 
     def handle(self, command: Command) -> Reply | None:
         """Carry out one command; a reply is given only if there is something to say."""
+        started = time.perf_counter_ns()
         if command.op is Op.STEP and self._only is not None:
             try:
                 slots, payload = command.slots, command.payload
@@ -83,6 +85,7 @@ class Servant:
         else:
             reply = self._fan_out(command)
         self._post[1] = 0
+        self._post[2] += time.perf_counter_ns() - started
         return reply
 
     def _spills(self, slots: Sequence[int] | None, payload: Sequence[Any]) -> dict[int, Any]:
@@ -130,8 +133,10 @@ def _carry_out(
             return host.reset(slots, [payload[index] for index in positions])
         case Op.QUEUE:
             return host.queue(slots, [payload[index] for index in positions])
-        case Op.REBUILD:
+        case Op.REBUILD if isinstance(host, EnvHost):
             return host.rebuild(slots, [payload[index] for index in positions])
+        case Op.RESUME:
+            return host.resume(slots, [payload[index] for index in positions])
         case Op.CALL:
             return host.call(slots, *payload)
         case Op.SET:
@@ -171,6 +176,11 @@ def _build(
             else:
                 env = guard.wrap(env_fn)()
             built.append(env)
+            if isinstance(env_fn, NativeFn) and not isinstance(env, VectorEnv):
+                raise ConfigError(
+                    "envfleet.native needs a function that builds a gymnasium.vector.VectorEnv, "
+                    f"this one returned {type(env).__name__}"
+                )
             if isinstance(env, VectorEnv):
                 if env.num_envs > left:
                     raise ConfigError(

@@ -13,19 +13,18 @@ HAS_EVENTFD = hasattr(os, "eventfd")
 
 
 class Bell:
-    """`ring` adds one; `take` waits for at least one and returns how many; `fd` can be polled."""
+    """`ring` adds one, `take` returns how many and sets it to zero; `fd` can be polled."""
 
     def __init__(self, read_fd: int, write_fd: int) -> None:
         self.fd, self.write_fd = read_fd, write_fd
         self._is_eventfd = read_fd == write_fd
 
     @classmethod
-    def create(cls) -> Bell:
-        """An eventfd where there is one, else a pipe."""
-        if HAS_EVENTFD:
-            fd = os.eventfd(0)
-            return cls(fd, fd)
-        return cls(*os.pipe())
+    def create(cls, *, take_waits: bool) -> Bell:
+        """An eventfd where there is one, else a pipe; `take_waits` for a ring, or returns 0."""
+        read_fd, write_fd = [os.eventfd(0)] * 2 if HAS_EVENTFD else os.pipe()
+        os.set_blocking(read_fd, take_waits)
+        return cls(read_fd, write_fd)
 
     def ring(self) -> None:
         """Add one."""
@@ -35,10 +34,11 @@ class Bell:
             os.write(self.write_fd, b"\0")
 
     def take(self) -> int:
-        """Wait until the count is not zero, return it and set it to zero."""
-        if self._is_eventfd:
-            return os.eventfd_read(self.fd)
-        return len(os.read(self.fd, 4096))
+        """Return the count and set it to zero; if it is zero, wait for a ring or return that."""
+        try:
+            return os.eventfd_read(self.fd) if self._is_eventfd else len(os.read(self.fd, 4096))
+        except BlockingIOError:
+            return 0
 
     def close(self) -> None:
         """Give up the descriptors of this side."""

@@ -30,8 +30,8 @@ from envfleet.layout import Columns, Layout, plan
 INFO_BYTES = 512
 """Room for one slot's numeric infos: 64 doubles. A larger info travels by the control path."""
 RNG_BYTES = 48
-RING_SPARE = 16
-"""Ring entries beyond one per slot, for commands that are not steps."""
+_RING_PER_SLOT, _RING_SPARE = 4, 16
+"""Ring entries: a step, a rebuild and what follows for every slot, and some for calls."""
 _LINE = 64
 _PAGE = mmap.ALLOCATIONGRANULARITY
 
@@ -39,14 +39,19 @@ Array = npt.NDArray[Any]
 
 
 class Slab:
-    """The descriptor, and how parts are mapped. The creator grows it; all close their own."""
+    """The descriptor, and how parts are mapped. The creator grows it; all close their own.
 
-    def __init__(self, fd: int) -> None:
+    Without a descriptor the parts are memory of this process alone.
+    """
+
+    def __init__(self, fd: int | None) -> None:
         self.fd = fd
 
     @classmethod
-    def create(cls) -> Slab:
+    def create(cls, *, is_shared: bool) -> Slab:
         """Make an empty block."""
+        if not is_shared:
+            return cls(None)
         if hasattr(os, "memfd_create"):
             return cls(os.memfd_create("envfleet"))
         with tempfile.TemporaryFile() as file:
@@ -57,6 +62,8 @@ class Slab:
         available, why = available_memory()
         if size > available:
             raise NotEnoughSharedMemory(size, available, num_slots, why)
+        if self.fd is None:
+            return
         try:
             os.ftruncate(self.fd, size)
         except OSError as exc:
@@ -64,13 +71,15 @@ class Slab:
 
     def map(self, offset: int, length: int) -> mmap.mmap:
         """Map a page-aligned part."""
+        if self.fd is None:
+            return mmap.mmap(-1, length)
         return mmap.mmap(self.fd, length, offset=offset)
 
     def close(self) -> None:
         """Give up the descriptor; existing maps and the arrays on them stay valid."""
-        if self.fd >= 0:
+        if self.fd is not None:
             os.close(self.fd)
-            self.fd = -1
+            self.fd = None
 
 
 def _aligned(nbytes: int, to: int = _LINE) -> int:
@@ -87,7 +96,9 @@ class ControlPlan:
     @classmethod
     def of(cls, bounds: Sequence[tuple[int, int]]) -> ControlPlan:
         """Plan for workers that own the slot ranges `bounds`."""
-        return cls(bounds[-1][1], tuple(hi - lo + RING_SPARE for lo, hi in bounds))
+        return cls(
+            bounds[-1][1], tuple((hi - lo) * _RING_PER_SLOT + _RING_SPARE for lo, hi in bounds)
+        )
 
     @property
     def nbytes(self) -> int:

@@ -29,8 +29,8 @@ class Pending:
     """The slots that it will answer for; fewer than were sent if some of them failed."""
     group: list[Pending] = field(default_factory=list)
     """Everything that one caller waits for."""
-    is_wanted: bool = True
-    """False once nobody waits for it any more: the answer is taken and dropped."""
+    unwanted: set[int] = field(default_factory=set)
+    """Slots whose answer nobody waits for any more: it is taken and dropped."""
     is_done: bool = False
     reply: Reply | None = None
 
@@ -38,6 +38,11 @@ class Pending:
     def slots(self) -> list[int]:
         """The slots that it will answer for."""
         return [] if self.part is None else self.part.slots.tolist()
+
+    @property
+    def is_wanted(self) -> bool:
+        """False once nobody waits for any of it."""
+        return not self.unwanted.issuperset(self.slots)
 
 
 class Traffic:
@@ -75,24 +80,34 @@ class Traffic:
             self._post(op, part, payload, group)
         return group
 
-    def post_part(self, op: Op, part: Part, payload: Any = None) -> Pending:
-        """One more command for one worker; what its slots have in flight stays as it is."""
+    def post_part(
+        self, op: Op, part: Part, payload: Any = None, slots: list[int] | None = None
+    ) -> Pending:
+        """One more command for one worker; what its slots have in flight stays as it is.
+
+        `slots` are given where the command names some of the part's more than once.
+        """
         self._request += 1
-        return self._post(op, part, payload, [])
+        if slots is None:
+            return self._post(op, part, payload, [])
+        return self._enqueue(Pending(Command(self._request, op, slots, payload), part))
 
     def again(self, pending: Pending) -> None:
         """Post a command once more, to the successor of the worker that had it."""
         assert pending.part is not None
         pending.is_done, pending.reply = False, None
-        self.outstanding[pending.part.worker].append(pending)
-        self._post_to(pending.part.worker, pending.command)
+        self._enqueue(pending)
 
     def _post(self, op: Op, part: Part, payload: Any, group: list[Pending]) -> Pending:
         slots = None if part.is_whole and op in MOVES else part.slots.tolist()
         pending = Pending(Command(self._request, op, slots, payload), part, group)
         group.append(pending)
-        self.outstanding[part.worker].append(pending)
-        self._post_to(part.worker, pending.command)
+        return self._enqueue(pending)
+
+    def _enqueue(self, pending: Pending) -> Pending:
+        assert pending.part is not None
+        self.outstanding[pending.part.worker].append(pending)
+        self._post_to(pending.part.worker, pending.command)
         return pending
 
     def land(self, part: Part) -> None:
@@ -108,7 +123,7 @@ class Traffic:
     def is_ready(self, pending: Pending) -> None:
         """An answered step waits to be received."""
         self.ready.append(pending)
-        self.num_ready += len(pending.slots)
+        self.num_ready += 0 if pending.part is None else len(pending.part.slots)
 
     def take_ready(self) -> list[Part]:
         """Hand out everything that is ready."""
@@ -116,14 +131,28 @@ class Traffic:
         self.ready, self.num_ready = [], 0
         return parts
 
-    def renounce(self, slots: set[int]) -> None:
-        """Nobody waits any more for what these slots have in flight or ready."""
-        kept = [pending for pending in self.ready if slots.isdisjoint(pending.slots)]
-        self.ready, self.num_ready = kept, sum(len(pending.slots) for pending in kept)
+    def renounce(self, slots: set[int]) -> list[Pending]:
+        """Nobody waits for what these slots have in flight or ready; returns what was ready."""
         for queue in self.outstanding:
             for pending in queue:
-                if not slots.isdisjoint(pending.slots):
-                    pending.is_wanted = False
+                if pending.command.op in MOVES:
+                    pending.unwanted |= slots.intersection(pending.slots)
+        touched = [pending for pending in self.ready if not slots.isdisjoint(pending.slots)]
+        self.ready = [pending for pending in self.ready if pending not in touched]
+        self.num_ready = sum(len(pending.slots) for pending in self.ready)
+        for pending in touched:
+            pending.unwanted |= slots.intersection(pending.slots)
+        return touched
+
+    def is_awaited(self, slots: Sequence[int]) -> bool:
+        """Whether somebody waits for what any of these slots has in flight."""
+        chosen = set(slots)
+        return any(
+            chosen.intersection(pending.slots) - pending.unwanted
+            for queue in self.outstanding
+            for pending in queue
+            if pending.command.op in MOVES
+        )
 
     def unreceived(self) -> set[int]:
         """Slots whose last step is answered and not handed out."""

@@ -28,7 +28,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from multiprocessing import reduction
+from multiprocessing import forkserver, reduction
 from typing import Any
 
 import cloudpickle
@@ -40,7 +40,7 @@ from envfleet.engine.messages import Command, EnvFacts, Failure, Op, Reply
 from envfleet.engine.options import Autoreset
 from envfleet.engine.servant import BuildFailed, Servant
 from envfleet.engine.signals import Bell
-from envfleet.engine.slab import RING_SPARE, Control, ControlPlan, Data, Slab
+from envfleet.engine.slab import Control, ControlPlan, Data, Slab
 
 HAS_MESSAGE = 1
 """Ring flag set by the parent: the command's slots and payload follow on the control path."""
@@ -84,8 +84,8 @@ class WorkerSpec:
     control: ControlPlan
     parent_pid: int
     may_spin: bool
-    dies_with_thread: bool
-    """The launching thread lives as long as the parent does, so the kernel may watch it for us."""
+    is_from_server: bool
+    is_from_main_thread: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +144,7 @@ def _serve(
 ) -> None:
     ring, post = control.rings[spec.worker], control.posts[spec.worker]
     size, served = len(ring) // 3, 0
-    count = size - RING_SPARE
+    count = sum(host.count for host in servant.hosts)
     tickets = control.tickets[spec.first : spec.first + count]
     handle, ring_done, clock = servant.handle, done.ring, time.perf_counter_ns
     wait = _waiter(post, commands, spec.may_spin)
@@ -177,7 +177,6 @@ def _serve(
                 ring[entry + 2] = flags | HAS_REPLY
             served += 1
             ended = clock()
-            post[2] += ended - started
             post[3] += started - busy_until
             busy_until = ended
             ring_done()
@@ -306,6 +305,7 @@ def _settle(spec: WorkerSpec, stack_fd: int) -> None:
     """Make this process a good worker: signals, stack dumps, threads, an end with its parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     faulthandler.enable(file=stack_fd, all_threads=True)
     if STACK_SIGNAL is not None and hasattr(faulthandler, "register"):
         faulthandler.register(STACK_SIGNAL, file=stack_fd, all_threads=True, chain=False)
@@ -316,11 +316,22 @@ def _settle(spec: WorkerSpec, stack_fd: int) -> None:
     torch = sys.modules.get("torch")
     if torch is not None:
         torch.set_num_threads(1)
-    if spec.dies_with_thread and sys.platform == "linux":
+    if spec.is_from_server:
+        _let_server_end()
+    # The kernel ends us with the thread that started us: the server's, or the parent's main one.
+    # The thread below needs the interpreter, so a hang in native code or a stopped process escapes
+    # it. Together they leave nothing behind.
+    if (spec.is_from_server or spec.is_from_main_thread) and sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    # the kernel's notice comes at the end of a thread and not under forkserver; this one needs the
-    # interpreter, so a hang in native code escapes it. Together they leave nothing behind.
     threading.Thread(target=_end_with, args=(spec.parent_pid,), daemon=True).start()
+
+
+def _let_server_end() -> None:
+    """Give up our share of the pipe that keeps the fork server alive: it ends with the parent."""
+    server: Any = forkserver._forkserver
+    fd, server._forkserver_alive_fd = server._forkserver_alive_fd, None
+    if fd is not None:
+        os.close(fd)
 
 
 def _end_with(pid: int) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from envfleet.cli.measure import Shares, Slice, compare, reason, rotation, summarise
+from envfleet.cli.measure import Shares, Slice, compare, reason, rotation, summarise, unrest
 from envfleet.observe.progress import Silent
 
 
@@ -114,6 +114,26 @@ def test_the_ratio_is_the_median_of_the_rounds_ratios():
     assert (first.label, first.rate, first.ratio) == ("F", 300.0, 3.0)
     assert (second.label, second.rate, second.ratio) == ("L", 100.0, 1.0)
     assert first.spread == pytest.approx((310 - 150) / 2 / 300)
+
+
+def test_the_ratio_ranks():
+    # the second has the better median rate only because its slow round was somebody else's
+    steady = [Slice(100, 1.0), Slice(200, 1.0), Slice(100, 1.0)]
+    lucky = [Slice(90, 1.0), Slice(180, 1.0), Slice(150, 1.0)]
+
+    order = summarise({"lucky": lucky, "steady": steady}, {"lucky": "", "steady": ""}, "steady")
+
+    assert [one.key for one in order] == ["steady", "lucky"]
+    assert order[0].rate < order[1].rate
+
+
+def test_unrest_is_told():
+    quiet = summarise({"a": [Slice(100, 1.0), Slice(110, 1.0)]}, {"a": "A"}, "a")
+    noisy = summarise({"a": [Slice(100, 1.0), Slice(200, 1.0)]}, {"a": "A"}, "a")
+
+    assert unrest([]) is None
+    assert unrest(quiet) is None
+    assert "something else is using this machine" in (unrest(noisy) or "")
 
 
 def test_without_the_baseline_there_is_no_ratio():

@@ -17,6 +17,8 @@ def test_every_check_finds_something(name, check):
     assert isinstance(found, Finding)
     assert found.name == name
     assert found.level in ("ok", "warn", "bad")
+    assert "could not be measured" not in found.text
+    assert "does not work" not in found.text
 
 
 def test_a_trial_that_hangs_is_ended_with_its_children(monkeypatch, tmp_path):

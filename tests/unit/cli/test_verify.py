@@ -60,16 +60,39 @@ class TestConclusions:
         assert "it failed with EnvFailed: boom" in text
 
     def test_an_env_that_does_not_repeat_itself_is_named_first(self):
-        text, ok = conclude([Comparison(RUN, 0.1, DIFFERENCE)], DIFFERENCE, "uses np.random")
+        text, ok = conclude([Comparison(RUN, 0.1, DIFFERENCE)], DIFFERENCE, None)
 
         assert not ok
         assert text.startswith("The environment does not repeat itself")
+        assert "no backend can make it reproducible" in text
+
+    def test_global_random_state_is_the_likely_cause_of_that(self):
+        text, _ = conclude([Comparison(RUN, 0.1, DIFFERENCE)], DIFFERENCE, "it uses np.random.")
+
+        assert text.endswith("field obs; it uses np.random.")
 
     def test_global_random_state_fails_even_when_all_is_equal(self):
         text, ok = conclude([Comparison(RUN, 0.1)], None, "uses np.random")
 
         assert not ok
         assert "others in its process share" in text
+
+
+def test_where_a_loop_parts_from_itself():
+    blocks = verify.render(
+        {"env": "x", "num_envs": 1, "steps": 1, "seed": 0, "episodes": {"next_step": 1}},
+        [Comparison(RUN, 0.1, DIFFERENCE)],
+        DIFFERENCE,
+        None,
+        "Conclusion.",
+        ok=False,
+    )
+    stream = io.StringIO()
+    PlainScreen(stream, width=200).show(blocks)
+
+    assert "part at slot 3, step 17: obs is 1.0 in one and 2.0 in the other" in stream.getvalue()
+    assert stream.getvalue().count("slot 3") == 1
+    assert len(verify.short("x" * 500)) < 80
 
 
 def test_no_episode_is_worth_a_warning():
@@ -79,7 +102,13 @@ def test_no_episode_is_worth_a_warning():
 
 def test_a_difference_is_shown_with_its_place():
     facts = {"env": "x", "num_envs": 5, "steps": 9, "seed": 0, "episodes": {"next_step": 2}}
-    comparisons = [Comparison(RUN, 0.25), Comparison(RUN, 0.25, DIFFERENCE)]
+    disabled = Run("process", 2, "fork", "disabled")
+    serial = Run("serial", 1, None, "disabled")
+    comparisons = [
+        Comparison(RUN, 0.25),
+        Comparison(disabled, 0.5, DIFFERENCE),
+        Comparison(serial, 0.1, error="EnvFailed: boom"),
+    ]
     stream = io.StringIO()
 
     blocks = verify.render(facts, comparisons, None, None, "Conclusion.", ok=False)
@@ -87,11 +116,14 @@ def test_a_difference_is_shown_with_its_place():
 
     lines = stream.getvalue().splitlines()
     assert lines[0] == "x: 5 environments, 9 steps each, seeds from 0, against a plain loop"
-    assert lines[4] == "process  fork         2  next_step  step      0.25  equal"
-    assert lines[5].endswith("DIFFERS: slot 3 step 17 obs")
-    assert any(
-        line.startswith("bad   process fork, 2 workers, next_step  slot 3") for line in lines
-    )
+    assert lines[2:6] == [
+        "backend  start  workers  calls  next_step  disabled  seconds",
+        "-------  -----  -------  -----  ---------  --------  -------",
+        "process  fork         2  step   equal      DIFFERS      0.75",
+        "serial                1  step              FAILED       0.10",
+    ]
+    assert any(line.startswith("bad   process fork, 2 workers, disabled  slot 3") for line in lines)
+    assert any(line.endswith("EnvFailed: boom") for line in lines)
     assert lines[-1] == "Conclusion."
 
 

@@ -38,6 +38,7 @@ class Ground:
 class Binding:
     """The planned part of the slab: the bound views, and how another process binds its own."""
 
+    control: Control
     data: Data
     offset: int
     length: int

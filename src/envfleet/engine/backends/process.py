@@ -15,6 +15,7 @@ import multiprocessing
 import os
 import pickle
 import select
+import signal
 import sys
 import tempfile
 import threading
@@ -42,7 +43,7 @@ from envfleet.engine.worker import (
     load_facts,
     main,
 )
-from envfleet.errors import EnvNotPicklable, MissingMainGuard, TooManyOpenFiles
+from envfleet.errors import EnvNotPicklable, MissingMainGuard, StillInFlight, TooManyOpenFiles
 
 FILES_PER_WORKER = 8
 """What the parent holds open for one worker while it is being started."""
@@ -61,11 +62,12 @@ class ProcessHandle:
     """The parent's end of one worker process."""
 
     def __init__(self, launch: Launch, ground: Ground, context: Any, spec: WorkerSpec) -> None:
+        slab_fd = ground.slab.fd
+        assert slab_fd is not None
         self.worker, self.first, self.count = launch.worker, launch.first, len(launch.env_fns)
         self.facts: list[EnvFacts] | None = None
         self.start_failure: tuple[str, Failure] | None = None
         self.is_dead = False
-        self._is_bound = False
         self._ring = ground.control.rings[launch.worker]
         self._post_words = ground.control.posts[launch.worker]
         self._tickets = ground.control.tickets
@@ -73,7 +75,8 @@ class ProcessHandle:
         self._size = len(self._ring) // 3
         self._posted = self._taken = self._rung = 0
         with contextlib.ExitStack() as undo:
-            self.commands, self.done = Bell.create(), Bell.create()
+            self.commands = Bell.create(take_waits=True)
+            self.done = Bell.create(take_waits=False)
             undo.callback(self.commands.close)
             undo.callback(self.done.close)
             self.channel, theirs = ParentChannel.pair()
@@ -82,7 +85,7 @@ class ProcessHandle:
             self._stack_fd = _scratch_file()
             descriptors = Descriptors(
                 channel=theirs,
-                slab=ground.slab.fd,
+                slab=slab_fd,
                 commands=self.commands.fd,
                 commands_write=self.commands.write_fd,
                 done=self.done.write_fd,
@@ -96,7 +99,7 @@ class ProcessHandle:
                 name=f"envfleet-worker-{launch.worker}",
                 daemon=True,
             )
-            with _one_thread_each():
+            with _one_thread_each(), _interrupts_wait(context.get_start_method()):
                 self.process.start()
             # a fork of this process that ends would end all workers in that list; ours end with us
             multiprocessing.process._children.discard(self.process)  # type: ignore[attr-defined]
@@ -116,6 +119,10 @@ class ProcessHandle:
 
     def post(self, command: Command) -> None:
         """Write the ring entry and ring; steps need no message."""
+        if self._posted - self._taken >= self._size:
+            raise StillInFlight(
+                f"worker {self.worker} has {self._size} unanswered commands; receive some first"
+            )
         entry = self._posted % self._size * 3
         flags = 0
         if command.payload is not None or (command.slots is not None and command.op is not Op.STEP):
@@ -132,7 +139,7 @@ class ProcessHandle:
         self.commands.ring()
 
     def note_done(self) -> None:
-        """The done-bell is ringing: take it."""
+        """Take the done-bell, in case it rings."""
         self._rung += self.done.take()
 
     def take(self) -> list[Reply | None]:
@@ -173,10 +180,7 @@ class ProcessHandle:
         """The process has ended: what it finished before still counts."""
         with contextlib.suppress(OSError):
             self.note_message()
-        poll = select.poll()
-        poll.register(self.done.fd, select.POLLIN)
-        if poll.poll(0):
-            self.note_done()
+        self.note_done()
         self.is_dead = True
 
     def exit_code(self) -> int | None:
@@ -221,6 +225,7 @@ class ProcessHandle:
         os.close(self._stack_fd)
         if self._owns_exit_fd:
             os.close(self.exit_fd)
+        del self._ring, self._post_words, self._tickets
 
 
 class ProcessBackend:
@@ -246,8 +251,8 @@ class ProcessBackend:
             control=self._ground.plan,
             parent_pid=os.getpid(),
             may_spin=self._may_spin,
-            dies_with_thread=self.start_method != "forkserver"
-            and threading.current_thread() is threading.main_thread(),
+            is_from_server=self.start_method == "forkserver",
+            is_from_main_thread=threading.current_thread() is threading.main_thread(),
         )
         try:
             handle = ProcessHandle(launch, self._ground, self._context, spec)
@@ -413,6 +418,19 @@ def _one_thread_each() -> Iterator[None]:
     finally:
         for name in names:
             os.environ.pop(name, None)
+
+
+@contextlib.contextmanager
+def _interrupts_wait(start_method: str) -> Iterator[None]:
+    """Hold Ctrl-C back while a process starts: a worker shall not see it before it ignores it."""
+    if start_method == "forkserver":  # the mask would stay with a server that is not ours alone
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _scratch_file() -> int:

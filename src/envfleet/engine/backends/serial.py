@@ -81,8 +81,10 @@ class SerialHandle:
         return "in the calling thread"
 
     def stop(self) -> None:
-        """Nothing to end."""
+        """Nothing to end; let go of the rows."""
         self._commands.clear()
+        self.__dict__.pop("_servant", None)
+        self.__dict__.pop("_control", None)
 
 
 class SerialBackend:

@@ -76,6 +76,7 @@ class ThreadHandle:
         self._commands.put(Command(0, Op.IDLE))
         if self._thread is not threading.current_thread():
             self._thread.join(0.05)
+        self.__dict__.pop("_control", None)
 
     def _run(self) -> None:
         launch = self._launch
@@ -108,7 +109,7 @@ class ThreadHandle:
     def _serve(self, servant: Servant) -> bool:
         command = self._outside_the_gate(self._commands.get)()
         if command.op is Op.BIND:
-            servant.bind(self._control, command.payload.data)
+            servant.bind(command.payload.control, command.payload.data)
             return True
         self._done.put(servant.handle(command))
         self._news.put(self)

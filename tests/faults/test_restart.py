@@ -1,0 +1,964 @@
+"""on_failure="restart" and "fallback": who is lost comes back truncated, nobody else notices."""
+
+import functools
+import os
+import signal
+import time
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+import envfleet
+from envfleet import errors
+from envfleet.engine import Deadlines, Fleet, ResetPlan, RestartPolicy
+from envfleet.testing import (
+    AnySpace,
+    Counter,
+    Crashing,
+    FailingConstructor,
+    Slow,
+    TaskEnv,
+    VectorCounter,
+)
+from tests.faults.stage import (
+    MODES,
+    Resident,
+    Troubled,
+    at_most,
+    drive,
+    kill_and_wait,
+    left_after,
+    opened,
+    plans,
+    same_rows,
+    step,
+    zeros,
+)
+
+TROUBLES = ("kill", "exit", "hang", "exception")
+SEED = 11
+STEPS = 30
+AT_STEP = 9
+"""Of the troubled environment's own steps; well into the stream, and not at its start."""
+
+
+def actions(num_envs):
+    generator = np.random.default_rng(0)
+    return generator.uniform(-1, 1, (STEPS, num_envs, 2)).astype(np.float32)
+
+
+def streams(env_fns, **options):
+    with opened(env_fns, num_workers=3, on_failure="restart", **options) as envs:
+        return drive(envs, actions(len(env_fns)), SEED), envs.incidents
+
+
+@functools.cache
+def undisturbed(mode):
+    return streams([Troubled] * 6, autoreset=mode)[0]
+
+
+def disturbed(mode, trouble, once, **options):
+    """Six slots in three workers; slot 2, in worker 1 with slot 3, gets into trouble."""
+    env_fns = [Troubled] * 6
+    env_fns[2] = functools.partial(Troubled, trouble, AT_STEP, once)
+    if trouble == "hang":
+        options["step_timeout_s"] = 0.4
+    return streams(env_fns, autoreset=mode, **options)
+
+
+def place_of_incident(rows):
+    places = [place for place, row in enumerate(rows) if row.get("incident") is not None]
+    assert len(places) == 1, f"rows {places} carry an incident"
+    return places[0]
+
+
+# ---- law 3: the others ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("trouble", TROUBLES)
+def test_all_other_streams_are_bit_equal(trouble, mode, tmp_path):
+    found, incidents = disturbed(mode, trouble, tmp_path / "happened")
+    expected = undisturbed(mode)
+    assert len(incidents) == 1
+    lost = {2} if trouble == "exception" else {2, 3}
+    assert set(incidents[0].slots) == lost
+    for slot in set(range(6)) - lost:
+        assert same_rows(found[slot], expected[slot]), f"slot {slot} was disturbed"
+    for slot in lost:
+        place = place_of_incident(found[slot])
+        assert same_rows(found[slot][:place], expected[slot][:place])
+        row = found[slot][place]
+        assert row["incident"] is incidents[0]
+        assert (row["terminated"], row["truncated"], row["valid"]) == (False, True, False)
+        assert row["reward"] == 0.0
+        assert np.isfinite(row["obs"]).all()
+
+
+@pytest.mark.parametrize("trouble", ["kill", "exception"])
+def test_what_a_lost_slot_does_next_is_what_an_end_leads_to(trouble, tmp_path):
+    """As after any truncation: next_step resets in the next step, same_step at once."""
+    found, _ = disturbed("next_step", trouble, tmp_path / "next")
+    place = place_of_incident(found[2])
+    after = found[2][place + 1]
+    assert (after["valid"], after["truncated"], after["reward"]) == (False, False, 0.0)
+    assert found[2][place + 2]["valid"]
+    assert not np.array_equal(after["obs"], found[2][place]["obs"])
+
+    found, _ = disturbed("same_step", trouble, tmp_path / "same")
+    place = place_of_incident(found[2])
+    row = found[2][place]
+    assert not np.array_equal(row["obs"], row["final_obs"])
+    assert np.array_equal(row["final_obs"], found[2][place - 1]["obs"])
+    assert found[2][place + 1]["valid"]
+
+    found, _ = disturbed("disabled", trouble, tmp_path / "disabled")
+    place = place_of_incident(found[2])
+    assert list(found[2][place + 1]) == ["obs"]  # drive reset it, and that worked
+    assert found[2][place + 2]["valid"]
+
+
+def test_disabled_asks_for_a_reset_after_a_restart(tmp_path):
+    env_fn = functools.partial(Crashing, mode="kill", once=tmp_path / "happened")
+    with opened([Counter, env_fn], num_workers=2, autoreset="disabled", on_failure="restart") as e:
+        e.reset(seed=0)
+        *_, truncated, _ = e.step(zeros(2))
+        assert truncated.tolist() == [False, True]
+        with pytest.raises(errors.ResetNeeded, match=r"slots \[1\]"):
+            e.step(zeros(2))
+        e.reset(options={"reset_mask": np.array([False, True])})
+        obs, *_ = e.step(zeros(2))
+        assert obs.tolist() == [[2], [1]]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("trouble", ["kill", "exception", "hang"])
+def test_the_same_crash_gives_the_same_streams(trouble, mode, tmp_path):
+    """All of them: those of the lost slots after their restart too."""
+    first, _ = disturbed(mode, trouble, tmp_path / "first")
+    second, _ = disturbed(mode, trouble, tmp_path / "second")
+    for slot in range(6):
+        for rows in (first[slot], second[slot]):
+            for row in rows:
+                row.pop("incident", None)
+        assert same_rows(first[slot], second[slot])
+
+
+def test_lost_slots_do_not_repeat_each_other_or_themselves(tmp_path):
+    found, _ = disturbed("next_step", "kill", tmp_path / "happened")
+    after = {
+        slot: [row["obs"].tobytes() for row in found[slot][place_of_incident(found[slot]) + 1 :]]
+        for slot in (2, 3)
+    }
+    assert not set(after[2]) & set(after[3])
+    for slot in (2, 3):
+        earlier = {row["obs"].tobytes() for row in found[slot][: place_of_incident(found[slot])]}
+        assert not earlier & set(after[slot])
+
+
+# ---- who is replaced -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backend", ["process", "thread", "serial"])
+def test_an_exception_replaces_one_environment_where_it_is(backend, tmp_path):
+    env_fns = [Troubled, functools.partial(Troubled, "exception", 2, tmp_path / "happened")]
+    options = {} if backend == "serial" else {"num_workers": 1}
+    with opened(env_fns, backend=backend, on_failure="restart", **options) as envs:
+        envs.reset(seed=0)
+        before = envs.get_attr("pid"), envs.get_attr("steps")
+        for _ in range(3):
+            envs.step(actions(2)[0])
+        assert len(envs.incidents) == 1
+        assert envs.get_attr("pid") == before[0]
+        neighbour, restarted = envs.get_attr("steps")
+        assert (neighbour, before[1]) == (3, (0, 0))
+        assert restarted < 2, "it is not a new environment"
+
+
+class Counted(Counter):
+    """Leaves a file for every time that one was built."""
+
+    def __init__(self, folder, **options):
+        super().__init__(**options)
+        (folder / f"{os.getpid()}-{time.monotonic_ns()}").touch()
+
+    pid = property(lambda self: os.getpid())
+
+
+@pytest.mark.parametrize("mode", ["next_step", "same_step"])
+def test_a_restart_builds_each_lost_environment_once(mode, tmp_path):
+    env_fn = functools.partial(Counted, tmp_path, length=None)
+    with opened(env_fn, 4, num_workers=2, on_failure="restart", autoreset=mode) as envs:
+        envs.reset(seed=0)
+        assert len(list(tmp_path.iterdir())) == 4
+        kill_and_wait(envs.get_attr("pid")[0])
+        for _ in range(3):
+            envs.step(zeros(4))
+        assert len(list(tmp_path.iterdir())) == 6
+
+
+def test_the_broken_environment_is_closed_when_it_is_replaced(tmp_path):
+    class Closing(Crashing):
+        def close(self):
+            (tmp_path / "closed").touch()
+
+    env_fn = functools.partial(Closing, once=tmp_path / "happened")
+    with opened([env_fn], on_failure="restart") as envs:
+        envs.reset(seed=0)
+        envs.step(zeros(1))
+        assert (tmp_path / "closed").exists()
+
+
+def test_two_workers_lost_in_one_step_both_come_back(tmp_path):
+    env_fns = [
+        functools.partial(Crashing, mode="kill", once=tmp_path / "0", length=None),
+        Resident,
+        functools.partial(Crashing, mode="exit", once=tmp_path / "2", length=None),
+    ]
+    with opened(env_fns, num_workers=3, on_failure="restart") as envs:
+        envs.reset(seed=0)
+        envs.send(zeros(3))
+        batch = envs.recv()
+        assert batch.truncated.tolist() == [True, False, True]
+        assert sorted(incident.slot for incident in batch.incidents) == [0, 2]
+        owners = [None if one is None else one.slot for one in batch.infos["incident"]]
+        assert owners == [0, None, 2]
+        for expected in ([0, 2, 0], [1, 3, 1], [2, 4, 2]):
+            obs, *_ = envs.step(zeros(3))
+            assert obs[:, 0].tolist() == expected
+
+
+def test_two_environments_that_raise_in_one_step_both_come_back(tmp_path):
+    env_fns = [
+        functools.partial(Crashing, once=tmp_path / "0", length=None),
+        Resident,
+        functools.partial(Crashing, once=tmp_path / "2", length=None),
+    ]
+    with opened(env_fns, num_workers=1, on_failure="restart") as envs:
+        envs.reset(seed=0)
+        envs.send(zeros(3))
+        batch = envs.recv()
+        assert batch.slots.tolist() == [0, 1, 2]
+        assert batch.truncated.tolist() == [True, False, True]
+        assert sorted(incident.slot for incident in batch.incidents) == [0, 2]
+        for expected in ([0, 2, 0], [1, 3, 1]):
+            obs, *_ = envs.step(zeros(3))
+            assert obs[:, 0].tolist() == expected
+
+
+def test_twenty_restarts_leave_nothing_behind():
+    """Descriptors above all: a worker that is replaced has a dozen of them."""
+    fleet = Fleet(
+        [Resident] * 2,
+        num_workers=2,
+        on_failure="restart",
+        restarts=RestartPolicy(max_restarts=20),
+    )
+    fleet.reset(plans(0, 1))
+    in_use = len(os.listdir("/proc/self/fd"))
+    for _ in range(20):
+        kill_and_wait(fleet.call("pid")[1])
+        assert step(fleet).truncated.tolist() == [False, True]
+        step(fleet)
+    assert len(os.listdir("/proc/self/fd")) == in_use
+    fleet.close()
+
+
+# ---- the budget ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("mode", "num_workers"), [("exception", 1), ("exception", 3), ("kill", 3)])
+def test_a_slot_that_keeps_failing_is_quarantined(mode, num_workers):
+    always = functools.partial(Crashing, mode=mode, length=None)
+    fleet = Fleet(
+        [Resident, always, Resident],
+        num_workers=num_workers,
+        on_failure="restart",
+        restarts=RestartPolicy(max_restarts=2, window_s=300.0),
+    )
+    fleet.reset(plans(0, 1, 2))
+    rounds = 0
+    with pytest.raises(errors.SlotQuarantined) as caught:
+        while True:
+            step(fleet)
+            rounds += 1
+    error = caught.value
+    assert (error.slot, error.restarts, error.window_s) == (1, 3, 300.0)
+    assert rounds == 4  # two restarts, each a truncated row and a reset row
+    assert len(fleet.incidents) == 3
+    assert "slot 1 failed 3 times within 300 s and is quarantined" in str(error)
+    assert "envfleet doctor replay" in str(error)
+    assert error.__cause__ is not None
+
+    batch = fleet.recv()
+    assert batch.slots.tolist() == [0, 2]
+    assert batch.obs.tolist() == [[5], [5]]
+    for t in range(6, 9):
+        fleet.send(zeros(2), [0, 2])
+        assert fleet.recv().obs.tolist() == [[t], [t]]
+    for use in (
+        lambda: fleet.send(zeros(3)),
+        lambda: fleet.send(zeros(1), [1]),
+        lambda: fleet.reset(plans(1), [1]),
+        lambda: fleet.call("t", slots=[1]),
+    ):
+        with pytest.raises(errors.SlotQuarantined, match="slot 1"):
+            use()
+    assert fleet.call("t", slots=[0, 2]) == [8, 8]
+    with at_most(2.0):
+        fleet.close()
+
+
+def test_neighbours_of_a_quarantined_slot_that_kills_are_lost_with_it():
+    """They live in the worker that it kills; the error they give names the culprit."""
+    fleet = Fleet(
+        [Resident, functools.partial(Crashing, mode="kill"), Resident, Resident],
+        num_workers=2,
+        on_failure="restart",
+        restarts=RestartPolicy(max_restarts=0),
+    )
+    fleet.reset(plans(0, 1, 2, 3))
+    with pytest.raises(errors.SlotQuarantined, match="slot 1"):
+        step(fleet)
+    with pytest.raises(errors.SlotQuarantined, match="slot 1"):
+        fleet.send(zeros(1), [0])
+    assert fleet.recv().slots.tolist() == [2, 3]
+    fleet.close()
+
+
+def test_the_default_budget_forgives_five(tmp_path):
+    with opened([Crashing], on_failure="restart") as envs:
+        envs.reset(seed=0)
+        for _ in range(10):
+            envs.step(zeros(1))
+        with pytest.raises(errors.SlotQuarantined, match="failed 6 times"):
+            envs.step(zeros(1))
+        assert len(envs.incidents) == 6
+
+
+def test_failures_are_forgotten_after_the_window():
+    fleet = Fleet(
+        [Crashing],
+        on_failure="restart",
+        restarts=RestartPolicy(max_restarts=1, window_s=0.05),
+    )
+    fleet.reset(plans(0))
+    for _ in range(5):
+        assert step(fleet).truncated.tolist() == [True]
+        time.sleep(0.06)
+        step(fleet)
+    assert len(fleet.incidents) == 5
+    fleet.close()
+
+
+class BuildsOnce(Counter):
+    """Its first life is good; no second one can be built."""
+
+    def __init__(self, built, how="exception", **options):
+        super().__init__(**options)
+        if built.exists() and how == "exception":
+            raise RuntimeError("no second life")
+        if built.exists():
+            os._exit(4)
+        built.touch()
+
+    pid = property(lambda self: os.getpid())
+
+    def step(self, action):
+        if self.t == 1:
+            raise RuntimeError("the first life is over")
+        return super().step(action)
+
+
+@pytest.mark.parametrize("how", ["exception", "exit"])
+def test_a_successor_that_cannot_be_built_uses_up_the_budget(how, tmp_path):
+    env_fn = functools.partial(BuildsOnce, tmp_path / "built", how, length=None)
+    fleet = Fleet(
+        [Resident, env_fn],
+        num_workers=2,
+        on_failure="restart",
+        restarts=RestartPolicy(max_restarts=2),
+    )
+    fleet.reset(plans(0, 1))
+    step(fleet)
+    with at_most(5.0), pytest.raises(errors.SlotQuarantined) as caught:
+        step(fleet)
+    assert caught.value.slot == 1
+    assert len(fleet.incidents) == 3
+    assert fleet.recv().obs.tolist() == [[2]]
+    fleet.close()
+
+
+def test_a_worker_whose_successor_cannot_be_built_is_quarantined(tmp_path):
+    env_fn = functools.partial(BuildsOnce, tmp_path / "built", length=None)
+    fleet = Fleet(
+        [Resident, env_fn],
+        num_workers=2,
+        on_failure="restart",
+        restarts=RestartPolicy(max_restarts=2),
+    )
+    fleet.reset(plans(0, 1))
+    kill_and_wait(fleet.call("pid")[1])
+    with at_most(5.0), pytest.raises(errors.SlotQuarantined) as caught:
+        step(fleet)
+    assert caught.value.slot == 1
+    assert "no second life" in str(caught.value.__cause__)
+    assert fleet.recv().obs.tolist() == [[1]]
+    fleet.close()
+
+
+def test_a_constructor_that_fails_at_the_start_is_an_error_in_every_mode():
+    for on_failure in ("raise", "restart", "fallback"):
+        with pytest.raises(errors.EnvConstructionFailed):
+            envfleet.make_vec(
+                [FailingConstructor], backend="process", start_method="fork", on_failure=on_failure
+            )
+
+
+# ---- when it dies --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_death_while_idle(mode):
+    with opened([Resident] * 4, num_workers=2, autoreset=mode, on_failure="restart") as envs:
+        envs.reset(seed=0)
+        envs.step(zeros(4))
+        kill_and_wait(envs.get_attr("pid")[2])
+        envs.send(zeros(4))
+        batch = envs.recv()
+        assert batch.truncated.tolist() == [False, False, True, True]
+        assert batch.valid.tolist() == [True, True, False, False]
+        assert batch.obs[:2, 0].tolist() == [2, 2]
+        assert batch.final_obs[2:, 0].tolist() == [1, 1]
+
+
+def test_death_while_idle_after_an_episode_has_ended():
+    """Nothing was lost: the slot is reset as it would have been, and no end is reported twice."""
+    with opened([functools.partial(Resident, length=2)], on_failure="restart") as envs:
+        envs.reset(seed=0)
+        envs.step(zeros(1))
+        assert envs.step(zeros(1))[2].tolist() == [True]
+        kill_and_wait(envs.get_attr("pid")[0])
+        obs, _, terminated, truncated, _ = envs.step(zeros(1))
+        assert (obs.tolist(), terminated.tolist(), truncated.tolist()) == ([[0]], [False], [False])
+        assert envs.step(zeros(1))[0].tolist() == [[1]]
+        assert len(envs.incidents) == 1
+
+
+def test_death_between_send_and_recv():
+    env_fns = [Resident, functools.partial(Slow, step_s=30.0, length=None)]
+    with opened(env_fns, num_workers=2, on_failure="restart") as envs:
+        envs.reset(seed=0)
+        (pid,) = worker_pids(envs)[1:]
+        envs.send(zeros(2))
+        kill_and_wait(pid)
+        with at_most(2.0):
+            batch = envs.recv()
+        assert batch.truncated.tolist() == [False, True]
+        assert batch.obs.tolist() == [[1], [0]]
+        assert batch.incidents[0].exitcode == -signal.SIGKILL
+
+
+def test_death_after_the_answer_and_before_recv():
+    """What was finished counts, or the slot comes back truncated; never a mixture of both."""
+    with opened([Resident] * 2, num_workers=2, on_failure="restart") as envs:
+        envs.reset(seed=0)
+        pids = envs.get_attr("pid")
+        for _ in range(5):
+            t = envs.get_attr("t")[1]
+            envs.send(zeros(2))
+            time.sleep(0.05)
+            kill_and_wait(pids[1])
+            batch = envs.recv()
+            if batch.valid[1]:
+                assert batch.obs[1].tolist() == [t + 1]
+                assert batch.rewards[1] == t + 1
+                assert not batch.truncated[1]
+                assert batch.incidents == ()
+                envs.send(zeros(2))
+                batch = envs.recv()
+            assert batch.truncated.tolist() == [False, True]
+            assert batch.infos["_incident"].tolist() == [False, True]
+            assert envs.step(zeros(2))[0][1].tolist() == [0]
+            pids = envs.get_attr("pid")
+
+
+def test_only_slots_in_flight_come_back_now_and_their_neighbours_when_stepped(tmp_path):
+    """Slots 0 and 1 share a worker; slot 0 is sent alone, and kills it."""
+    env_fns = [
+        functools.partial(Crashing, mode="kill", nth=2, once=tmp_path / "x", length=None),
+        Resident,
+        Resident,
+    ]
+    with opened(env_fns, num_workers=2, on_failure="restart") as envs:
+        envs.reset(seed=0)
+        envs.step(zeros(3))
+        envs.send(zeros(1), [0])
+        batch = envs.recv()
+        assert batch.slots.tolist() == [0]
+        assert batch.truncated.tolist() == [True]
+        (incident,) = batch.incidents
+        assert incident.slots == (0, 1)
+        envs.send(zeros(3))
+        batch = envs.recv()
+        assert batch.truncated.tolist() == [False, True, False]
+        assert batch.valid.tolist() == [False, False, True]
+        assert list(batch.infos["incident"]) == [None, incident, None]
+        assert envs.step(zeros(3))[0][:, 0].tolist() == [1, 0, 3]
+
+
+class TellsT(Crashing):
+    """Reports t in its info."""
+
+    def step(self, action):
+        obs, reward, terminated, truncated, _ = super().step(action)
+        return obs, reward, terminated, truncated, {"t": self.t}
+
+
+@pytest.mark.parametrize("how", ["kill", "exception"])
+def test_results_that_wait_to_be_received_are_not_harmed_by_a_later_death(how, tmp_path):
+    """Slot 0 has answered; slot 1 then ends their worker; one recv gives both."""
+    env_fns = [
+        functools.partial(TellsT, at="never", length=None),
+        functools.partial(TellsT, mode=how, nth=2, once=tmp_path / "x", length=None),
+    ]
+    with opened(env_fns, num_workers=1, on_failure="restart") as envs:
+        envs.reset(seed=0)
+        envs.step(zeros(2))
+        envs.send(zeros(1), [0])
+        envs.send(zeros(1), [1])
+        batch = envs.recv()
+        assert batch.slots.tolist() == [0, 1]
+        assert batch.valid.tolist() == [True, False]
+        assert batch.truncated.tolist() == [False, True]
+        assert batch.obs[0].tolist() == [2]
+        assert batch.infos["_t"].tolist() == [True, False]
+        assert batch.infos["t"][0] == 2
+        assert batch.infos["_incident"].tolist() == [False, True]
+        envs.send(zeros(2))
+        batch = envs.recv()
+        was_lost = how == "kill"
+        assert batch.truncated.tolist() == [was_lost, False]
+        assert bool(batch.infos.get("_incident", [False])[0]) == was_lost
+
+
+@pytest.mark.parametrize("how", ["kill", "exception", "exit"])
+def test_a_call_that_ends_its_worker(how, tmp_path):
+    """There is no row to come back, so the call says so; the slots are truncated when stepped."""
+    env_fn = functools.partial(
+        Crashing, mode=how, at="call", once=tmp_path / "happened", length=None
+    )
+    with opened([Counter, env_fn], num_workers=2, on_failure="restart") as envs:
+        envs.reset(seed=0)
+        envs.step(zeros(2))
+        with at_most(2.0), pytest.raises(errors.EnvfleetError, match="slot 1|worker 1"):
+            envs.call("probe", slots=[1])
+        envs.send(zeros(2))
+        batch = envs.recv()
+        if how == "exception":
+            assert batch.obs.tolist() == [[2], [2]]
+            assert batch.incidents == ()
+        else:
+            assert batch.truncated.tolist() == [False, True]
+            assert len(batch.incidents) == 1
+            assert envs.call("probe", slots=[1]) == (0,)
+
+
+def worker_pids(envs):
+    """By worker, asked of the engine: not every environment says where it lives."""
+    return [handle.process.pid for handle in envs.fleet._crew.handles]
+
+
+# ---- plans and seeds -----------------------------------------------------------------------------
+
+
+class Tasks(TaskEnv):
+    pid = property(lambda self: os.getpid())
+
+
+@pytest.mark.parametrize("mode", ["next_step", "same_step"])
+@pytest.mark.parametrize("num_plans", [1, 3, 40])
+def test_queued_plans_survive_a_restart(num_plans, mode):
+    """Each is used once, in order, however many there are."""
+    env_fn = functools.partial(Tasks, length=1)
+    with opened(env_fn, 2, num_workers=1, autoreset=mode, on_failure="restart") as envs:
+        envs.reset(seed=0)
+        for number in range(num_plans):
+            envs.queue_reset(options={"task": 100 + number}, slots=[1])
+        kill_and_wait(envs.get_attr("pid")[0])
+        seen = []
+        for _ in range(2 * num_plans + 8):
+            envs.step(zeros(2))
+            seen.append((envs.get_attr("task"), envs.get_attr("episodes")))
+        tasks = [task for (_, task), _ in seen]
+        order = [task for index, task in enumerate(tasks) if task and task not in tasks[:index]]
+        assert order == [100 + number for number in range(num_plans)]
+        assert {task for (task, _), _ in seen} == {0}
+
+
+def test_a_plan_used_before_the_restart_is_not_used_again():
+    env_fn = functools.partial(Tasks, length=1)
+    with opened(env_fn, 1, autoreset="next_step", on_failure="restart") as envs:
+        envs.reset(seed=0)
+        envs.queue_reset(options={"task": 7})
+        envs.step(zeros(1))
+        obs, *_ = envs.step(zeros(1))
+        assert obs[0, 1] == 7
+        kill_and_wait(envs.get_attr("pid")[0])
+        for _ in range(6):
+            obs, *_ = envs.step(zeros(1))
+            assert envs.get_attr("task") == (0,)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_reset_by_hand_after_a_restart_begins_the_stream_of_its_seed(mode, tmp_path):
+    def run(env_fn):
+        with opened([env_fn], autoreset=mode, on_failure="restart") as envs:
+            envs.reset(seed=1)
+            envs.step(actions(1)[0])
+            return drive(envs, actions(1), SEED)
+
+    calm = run(Troubled)
+    for trouble in ("kill", "exception"):
+        env_fn = functools.partial(Troubled, trouble, 1, tmp_path / trouble)
+        assert same_rows(run(env_fn)[0], calm[0])
+
+
+@pytest.mark.parametrize("how", ["kill", "exception"])
+def test_a_failure_in_reset_leaves_no_trace_in_the_stream(how, tmp_path):
+    """The reset is repeated with its own seed, so the stream is the one it would have been."""
+
+    class Late(Troubled):
+        def reset(self, *, seed=None, options=None):
+            if not (tmp_path / how).exists():
+                (tmp_path / how).touch()
+                if how == "kill":
+                    os.kill(os.getpid(), signal.SIGKILL)
+                raise RuntimeError("not yet")
+            return super().reset(seed=seed, options=options)
+
+    with opened([Troubled, Late, Troubled], num_workers=1, on_failure="restart") as envs:
+        found = drive(envs, actions(3), SEED)
+        assert len(envs.incidents) == 1
+    with opened([Troubled] * 3, num_workers=1) as envs:
+        expected = drive(envs, actions(3), SEED)
+    for slot in range(3):
+        assert same_rows(found[slot], expected[slot])
+
+
+def test_neighbours_of_a_failed_reset_keep_their_own_seeds(tmp_path):
+    """Which shows when one of them fails in its turn."""
+    env_fns = [
+        Resident,
+        functools.partial(Crashing, at="reset", once=tmp_path / "1"),
+        functools.partial(Crashing, at="step", nth=2, once=tmp_path / "2"),
+        functools.partial(Crashing, at="step", nth=3, once=tmp_path / "3"),
+    ]
+    with opened(env_fns, num_workers=1, on_failure="restart") as envs:
+        envs.reset(seed=[10, 20, 30, 40])
+        for _ in range(4):
+            envs.step(zeros(4))
+        assert [(one.slot, one.seed) for one in envs.incidents] == [(1, 20), (2, 30), (3, 40)]
+
+
+# ---- observations that do not fit into rows --------------------------------------------------------
+
+
+class Letters(gymnasium.Env):
+    """Texts that are short and long by turns; the long ones do not fit into shared memory."""
+
+    def __init__(self, first_is_long):
+        self.observation_space = spaces.Text(200_000, charset="ab")
+        self.action_space = spaces.Discrete(2)
+        self.first_is_long = first_is_long
+        self.t = 0
+
+    pid = property(lambda self: os.getpid())
+
+    def text(self, t):
+        return ("b" if t % 2 else "a") * (100_000 + t if t % 2 == self.first_is_long else t + 1)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        return self.text(0), {}
+
+    def step(self, action):
+        self.t += 1
+        return self.text(self.t), float(self.t), False, False, {}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("killed_at", [1, 2])
+@pytest.mark.parametrize("first_is_long", [True, False])
+def test_texts_of_any_length_come_through_a_restart(first_is_long, killed_at, mode, tmp_path):
+    """Slot 0 has answered when slot 1 kills both: its long text is lost on the way."""
+
+    class Deadly(Letters):
+        def step(self, action):
+            if self.t + 1 == killed_at and not (tmp_path / "happened").exists():
+                (tmp_path / "happened").touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+            return super().step(action)
+
+    env_fns = [functools.partial(Letters, first_is_long), functools.partial(Deadly, first_is_long)]
+    env_fns.append(env_fns[0])
+    text = Letters(first_is_long).text
+    with opened(env_fns, num_workers=2, autoreset=mode, on_failure="restart") as envs:
+        assert envs.reset(seed=0)[0] == (text(0),) * 3
+        for t in range(1, killed_at):
+            assert envs.step(zeros(3))[0] == (text(t),) * 3
+        envs.send(zeros(3))
+        batch = envs.recv()
+        assert batch.truncated.tolist() == [True, True, False]
+        assert batch.obs[2] == text(killed_at)
+        lasts = {text(killed_at - 1), text(killed_at)}
+        assert batch.final_obs[0] in lasts
+        assert batch.final_obs[1] == text(killed_at - 1)
+        if mode == "same_step":
+            assert batch.obs[:2] == (text(0),) * 2
+        if mode == "disabled":
+            obs, _ = envs.reset(options={"reset_mask": np.array([True, True, False])})
+            assert obs == (text(0), text(0), text(killed_at))
+        for t in range(1, 5):
+            obs = envs.step(zeros(3))[0]
+            expected = t - 1 if mode == "next_step" else t
+            assert obs == (text(expected), text(expected), text(killed_at + t))
+
+
+GRAPH = spaces.Graph(spaces.Box(-1, 1, (2,), np.float64), spaces.Discrete(3), seed=0)
+
+
+class Graphs(AnySpace):
+    """Samples graphs, and ends its process or raises at its third step."""
+
+    def __init__(self, how=None, once=None):
+        super().__init__(GRAPH, max_length=50)
+        self.how, self.once, self.steps = how, once, 0
+
+    def step(self, action):
+        self.steps += 1
+        if self.how and self.steps == 3 and not self.once.exists():
+            self.once.touch()
+            if self.how == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            raise RuntimeError("no third step")
+        return super().step(action)
+
+
+def same_graph(left, right):
+    return all(np.array_equal(a, b) for a, b in zip(left, right, strict=True))
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("how", ["kill", "exception"])
+def test_graphs_come_through_a_restart(how, mode, tmp_path):
+    def run(env_fn):
+        seen = []
+        with opened(
+            [Graphs, env_fn, Graphs], num_workers=2, autoreset=mode, on_failure="restart"
+        ) as envs:
+            obs, _ = envs.reset(seed=5)
+            seen.append((obs, obs, None))
+            for _ in range(6):
+                envs.send(zeros(3))
+                batch = envs.recv()
+                seen.append((batch.obs, batch.final_obs, batch.truncated))
+                if mode == "disabled" and (batch.truncated | batch.terminated).any():
+                    ended = batch.truncated | batch.terminated
+                    envs.reset(options={"reset_mask": ended})
+        return seen
+
+    found, expected = run(functools.partial(Graphs, how, tmp_path / "x")), run(Graphs)
+    for (obs, final_obs, _), (calm_obs, _, _) in zip(found[:3], expected[:3], strict=True):
+        assert all(same_graph(a, b) for a, b in zip(obs, calm_obs, strict=True))
+        assert all(GRAPH.contains(one) for one in final_obs)
+    obs, final_obs, truncated = found[3]
+    assert truncated[1]
+    assert same_graph(final_obs[1], expected[2][0][1]), "its last observation was another"
+    assert all(GRAPH.contains(one) for one in (*obs, *final_obs))
+    for (obs, *_), (calm_obs, *_) in zip(found, expected, strict=True):
+        assert same_graph(obs[2], calm_obs[2])
+        assert all(GRAPH.contains(one) for one in obs)
+
+
+# ---- natively vectorised environments --------------------------------------------------------------
+
+
+class DeadlyVector(VectorCounter):
+    """A vector of counters that fails as a whole at its third step."""
+
+    def __init__(self, num_envs, how, once, mode):
+        super().__init__((5,) * num_envs, gymnasium.vector.AutoresetMode[mode.upper()])
+        self.how, self.once, self.steps = how, once, 0
+
+    def step(self, actions):
+        self.steps += 1
+        if self.steps == 3 and not self.once.exists():
+            self.once.touch()
+            if self.how == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            raise RuntimeError("no third step")
+        return super().step(actions)
+
+
+@pytest.mark.parametrize("mode", ["next_step", "same_step"])
+@pytest.mark.parametrize("how", ["kill", "exception"])
+def test_a_native_environment_comes_back_as_a_whole(how, mode, tmp_path):
+    def build(num_envs):
+        return DeadlyVector(num_envs, how, tmp_path / "happened", mode)
+
+    # slot 2's instance sees the file and lives
+    with opened(
+        envfleet.native(build), 4, num_workers=2, autoreset=mode, on_failure="restart"
+    ) as e:
+        e.reset(seed=0)
+        for t in (1, 2):
+            assert e.step(zeros(4))[0][:, 0].tolist() == [t] * 4
+        e.send(zeros(4))
+        batch = e.recv()
+        (incident,) = batch.incidents
+        lost = list(incident.slots)
+        assert lost in ([0, 1], [2, 3])
+        others = [slot for slot in range(4) if slot not in lost]
+        assert batch.truncated[lost].all()
+        assert not batch.valid[lost].any()
+        assert batch.obs[others, 0].tolist() == [3, 3]
+        assert batch.valid[others].all()
+        following = e.step(zeros(4))[0][:, 0]
+        assert following[others].tolist() == [4, 4]
+        assert set(following[lost].tolist()) <= {0, 1}
+
+
+# ---- fallback --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["kill", "hang"])
+def test_fallback_goes_on_in_this_process(how, tmp_path):
+    """With a warning; the lost worker's slots come back truncated, the others do not notice."""
+    env_fns = [Troubled] * 6
+    env_fns[2] = functools.partial(Troubled, how, AT_STEP, tmp_path / "happened")
+    limits = {"step_timeout_s": 0.4} if how == "hang" else {}
+    with opened(env_fns, num_workers=3, on_failure="fallback", **limits) as envs:
+        with pytest.warns(RuntimeWarning, match="slots 2 to 3 go on in this process") as caught:
+            found = drive(envs, actions(6), SEED)
+        assert len(caught) == 1
+        pids = envs.get_attr("pid")
+        assert pids[2] == pids[3] == os.getpid()
+        assert os.getpid() not in (pids[0], pids[1], pids[4], pids[5])
+        assert len(envs.incidents) == 1
+    expected = undisturbed("next_step")
+    for slot in (0, 1, 4, 5):
+        assert same_rows(found[slot], expected[slot])
+    for slot in (2, 3):
+        row = found[slot][place_of_incident(found[slot])]
+        assert (row["truncated"], row["valid"]) == (True, False)
+
+
+def test_fallback_of_one_worker_after_another():
+    with opened([Resident] * 3, num_workers=3, on_failure="fallback") as envs:
+        envs.reset(seed=0)
+        pids = envs.get_attr("pid")
+        for lost in range(3):
+            kill_and_wait(pids[lost])
+            with pytest.warns(RuntimeWarning, match="go on in this process"):
+                *_, truncated, _ = envs.step(zeros(3))
+            assert truncated.tolist() == [slot == lost for slot in range(3)]
+        assert envs.get_attr("pid") == (os.getpid(),) * 3
+        envs.step(zeros(3))
+        before, *_ = envs.step(zeros(3))
+        after, *_ = envs.step(zeros(3))
+        assert (after == before + 1).all()
+
+
+def test_fallback_closes_what_it_built_here(tmp_path):
+    env_fn = functools.partial(Resident, tmp_path / "closed")
+    with opened([env_fn], on_failure="fallback") as envs:
+        envs.reset(seed=0)
+        kill_and_wait(envs.get_attr("pid")[0])
+        with pytest.warns(RuntimeWarning, match="go on in this process"):
+            envs.step(zeros(1))
+        assert not (tmp_path / "closed").exists()
+    assert (tmp_path / "closed").exists()
+
+
+def test_fallback_raises_what_an_environment_raises():
+    """Its worker is not lost, so there is nothing to fall back from."""
+    with opened([Crashing], on_failure="fallback") as envs:
+        envs.reset(seed=0)
+        with pytest.raises(errors.EnvFailed):
+            envs.step(zeros(1))
+        envs.reset(seed=0)
+
+
+def test_fallback_that_cannot_build_here_raises():
+    """It lived in a worker; here it does not even come up."""
+
+    class NotHere(Resident):
+        parent = os.getpid()
+
+        def __init__(self):
+            if os.getpid() == self.parent:
+                raise RuntimeError("not in this process")
+            super().__init__()
+
+    with opened([Resident, NotHere], num_workers=2, on_failure="fallback") as envs:
+        envs.reset(seed=0)
+        kill_and_wait(envs.get_attr("pid")[1])
+        with pytest.raises(errors.EnvConstructionFailed, match="not in this process"):
+            envs.step(zeros(2))
+        assert envs.recv().slots.tolist() == [0]
+
+
+# ---- raise -----------------------------------------------------------------------------------------
+
+
+def test_errors_of_one_step_are_not_raised_by_a_later_one():
+    """Two fail together: one error is enough, and after a reset it is over."""
+    with opened([functools.partial(Crashing, nth=2)] * 3, num_workers=3) as envs:
+        for _ in range(2):
+            envs.reset(seed=0)
+        envs.step(zeros(3))
+        with pytest.raises(errors.EnvFailed):
+            envs.step(zeros(3))
+        _, infos = envs.reset(seed=0)
+        assert infos == {}
+        for t in (1, 2, 3):
+            assert envs.step(zeros(3))[0][:, 0].tolist() == [t] * 3
+        assert len(envs.incidents) == 3
+
+
+def test_every_lost_worker_is_named_in_its_turn():
+    """Both were killed; each slot gives the error of its own worker."""
+    with opened([Resident] * 3, num_workers=3) as envs:
+        envs.reset(seed=0)
+        pids = envs.get_attr("pid")
+        kill_and_wait(pids[0])
+        kill_and_wait(pids[2])
+        with pytest.raises(errors.WorkerDied):
+            envs.step(zeros(3))
+        for slot in (0, 2):
+            with pytest.raises(errors.WorkerDied) as caught:
+                envs.send(zeros(1), [slot])
+                envs.recv()
+            assert caught.value.worker == slot
+        assert not left_after(pids[:1] + pids[2:], 1.0)
+
+
+def test_a_restart_inside_reset_does_not_disturb_what_others_have_in_flight(tmp_path):
+    """Slot 1 is reset by its plan while slot 0 is on its way."""
+    env_fns = [
+        functools.partial(Slow, step_s=0.3, length=None),
+        functools.partial(Crashing, at="reset", nth=2, mode="kill", once=tmp_path / "x"),
+    ]
+    fleet = Fleet(env_fns, num_workers=2, on_failure="restart", deadlines=Deadlines(step_s=5.0))
+    fleet.reset(plans(0, 1))
+    fleet.send(zeros(1), [0])
+    batch = fleet.reset([ResetPlan(7)], [1])
+    assert batch.slots.tolist() == [1]
+    assert len(batch.incidents) == 1
+    batch = fleet.recv()
+    assert (batch.slots.tolist(), batch.obs.tolist()) == ([0], [[1]])
+    fleet.close()

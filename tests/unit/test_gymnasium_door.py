@@ -1,0 +1,835 @@
+"""What make_vec returns, held against Gymnasium's own SyncVectorEnv by running the same script on both.
+
+Gymnasium's tests themselves run by `scripts/gymnasium_tests`, for which a checkout is needed. Here is
+what they look at, in our own words, and what they do not: every wrong input gets one sentence that says
+what to do. Transports are the business of tests/conformance; almost everything here runs in this process.
+"""
+
+import functools
+import gc
+import weakref
+from contextlib import closing
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.wrappers import RecordEpisodeStatistics, TimeLimit
+from gymnasium.wrappers import vector as vector_wrappers
+
+import envfleet
+from envfleet import errors
+from envfleet.testing import Counter, TaskEnv, TwoArgumentException, VectorCounter
+
+MODES = list(AutoresetMode)
+MODE_IDS = [mode.name for mode in MODES]
+ZEROS = np.zeros(3, np.int64)
+
+
+class Observatory(gymnasium.Env[Any, Any]):
+    """Nested observations, nested actions, and infos of every kind that Gymnasium can collate."""
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 5}
+    observation_space = spaces.Dict(
+        {
+            "position": spaces.Box(-1, 1, (2,)),
+            "image": spaces.Box(0, 255, (2, 2), np.uint8),
+            "count": spaces.Discrete(9),
+            "pair": spaces.Tuple((spaces.MultiBinary(3), spaces.MultiDiscrete([3, 4]))),
+            "word": spaces.Text(6),
+        }
+    )
+    action_space = spaces.Dict({"gear": spaces.Discrete(3), "force": spaces.Box(-1, 1, (2,))})
+
+    def __init__(self, length: int = 4, render_mode: str | None = None) -> None:
+        self.length, self.render_mode, self.t = length, render_mode, 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        return self._observe(), {**self._inform(), "options": options}
+
+    def step(self, action):
+        self.t += 1
+        reward = float(action["force"].sum()) + int(action["gear"])
+        return self._observe(), reward, self.t >= self.length, False, self._inform()
+
+    def render(self):
+        return np.full((2, 2, 3), self.t, np.uint8)
+
+    def _observe(self):
+        draw = self.np_random
+        return {
+            "position": draw.uniform(-1, 1, 2).astype(np.float32),
+            "image": draw.integers(0, 256, (2, 2), dtype=np.uint8),
+            "count": draw.integers(9),
+            "pair": (draw.integers(0, 2, 3).astype(np.int8), draw.integers(0, 3, 2)),
+            "word": "abc"[: int(draw.integers(4))],
+        }
+
+    def _inform(self):
+        info = {
+            "whole": self.length,
+            "part": self.t / 2,
+            "flag": self.t % 2 == 0,
+            "single": np.float32(self.t),
+            "array": np.arange(3) + self.t,
+            "text": f"step {self.t}",
+            "nothing": None,
+            "nested": {"t": self.t, "deeper": {"half": 0.5}},
+        }
+        return {**info, "odd": self.t} if self.t % 2 else info
+
+
+def lake():
+    # Not slippery: with chances below 1 Gymnasium's own info cuts them off to 0 beside a reset's 1.
+    return gymnasium.make("FrozenLake-v1", is_slippery=False)
+
+
+ENVS: dict[str, list[Any]] = {
+    "Box": [functools.partial(gymnasium.make, "CartPole-v1")] * 3,
+    "Discrete": [lake] * 3,
+    "Tuple": [functools.partial(gymnasium.make, "Blackjack-v1")] * 3,
+    "Dict": [functools.partial(Observatory, length) for length in (3, 4, 5)],
+    "statistics": [lambda: RecordEpisodeStatistics(gymnasium.make("CartPole-v1"))] * 3,
+    "truncation": [lambda: TimeLimit(gymnasium.make("Pendulum-v1").unwrapped, 7)] * 3,
+}
+
+
+def fleet(env_fns, **kwargs):
+    return envfleet.make_vec(env_fns, **{"backend": "serial", **kwargs})
+
+
+def both(env_fns, mode=AutoresetMode.NEXT_STEP, **kwargs):
+    return SyncVectorEnv(env_fns, autoreset_mode=mode), fleet(env_fns, autoreset=mode, **kwargs)
+
+
+def difference(expected, got, path=""):
+    """The first place where two results differ, or None; in type as well, but for the three below."""
+    if path.endswith((".episode.t", "['episode']['t']")):  # wall clock
+        return None
+    if isinstance(expected, dict) and isinstance(got, dict):
+        if expected.keys() != got.keys():
+            return f"{path}: keys {sorted(expected)} and {sorted(got)}"
+        pairs = [(f"{path}.{key}", expected[key], got[key]) for key in expected]
+    elif isinstance(expected, np.ndarray) and isinstance(got, np.ndarray):
+        # FrozenLake reports 1 at reset and 1.0 after, and we do not cut the second off
+        is_wider = (expected.dtype.kind, got.dtype.kind) == ("i", "f")
+        if expected.shape != got.shape or (expected.dtype != got.dtype and not is_wider):
+            return f"{path}: {expected!r} and {got!r}"
+        if expected.dtype != object:
+            return None if np.array_equal(expected, got) else f"{path}: {expected} and {got}"
+        pairs = [(f"{path}[{i}]", *two) for i, two in enumerate(zip(expected, got, strict=True))]
+    elif isinstance(expected, list | tuple):
+        if type(expected) is not type(got) or len(expected) != len(got):
+            return f"{path}: {expected!r} and {got!r}"
+        pairs = [(f"{path}[{i}]", *two) for i, two in enumerate(zip(expected, got, strict=True))]
+    else:
+        # a row of numbers does not keep whether an environment said 3 or np.int64(3)
+        is_whole = isinstance(expected, int | np.integer) and isinstance(got, int | np.integer)
+        is_same = expected == got and (type(expected) is type(got) or is_whole)
+        return None if is_same else f"{path}: {expected!r} and {got!r}"
+    return next((found for name, a, b in pairs if (found := difference(a, b, name))), None)
+
+
+def assert_same(expected, got, what):
+    found = difference(expected, got)
+    assert found is None, f"{what}: Gymnasium and envfleet differ at {found}"
+
+
+def assert_run_alike(reference, ours, num_steps=40, options=None):
+    """Play the same script on both, manual and masked resets in the middle, and compare everything."""
+    with closing(reference), closing(ours):
+        reference.action_space.seed(5)
+        for seed in (3, [7, None, 9], None):
+            expected = reference.reset(seed=seed, options=options)
+            assert_same(expected, ours.reset(seed=seed, options=options), f"reset({seed})")
+            for step in range(num_steps):
+                actions = reference.action_space.sample()
+                expected = reference.step(actions)
+                assert_same(expected, ours.step(actions), f"step {step} after reset({seed})")
+                ended = expected[2] | expected[3]
+                if reference.metadata["autoreset_mode"] is AutoresetMode.DISABLED and ended.any():
+                    # Gymnasium takes the mask out of the dict it is given, so each gets its own
+                    by_mask = [env.reset(options={"reset_mask": ended}) for env in (reference, ours)]
+                    assert_same(*by_mask, f"masked reset after step {step}")
+
+
+class TestAgainstSync:
+    @pytest.mark.parametrize("mode", MODES, ids=MODE_IDS)
+    @pytest.mark.parametrize("env_fns", ENVS.values(), ids=ENVS)
+    def test_same_streams(self, env_fns, mode):
+        assert_run_alike(*both(env_fns, mode))
+
+    @pytest.mark.parametrize("mode", MODES[:2], ids=MODE_IDS[:2])
+    def test_same_streams_from_processes(self, mode):
+        kwargs = {"backend": "process", "start_method": "fork", "num_workers": 2}
+        assert_run_alike(*both(ENVS["Dict"], mode, **kwargs), num_steps=15)
+
+    def test_same_streams_without_copies(self):
+        # read at once, before the next step, which is as long as such views are valid
+        assert_run_alike(*both(ENVS["Box"], copy=False))
+
+    @pytest.mark.parametrize("env_fns", ENVS.values(), ids=ENVS)
+    def test_same_facts(self, env_fns):
+        reference, ours = both(env_fns)
+        with closing(reference), closing(ours):
+            for name in (
+                *("num_envs", "single_observation_space", "observation_space"),
+                *("single_action_space", "action_space", "metadata", "render_mode", "spec", "closed"),
+            ):
+                assert getattr(ours, name) == getattr(reference, name), name
+            assert isinstance(ours, VectorEnv)
+            assert ours.unwrapped is ours
+
+    def test_same_numbers_when_spaces_are_sampled(self):
+        reference, ours = both(ENVS["Dict"])
+        with closing(reference), closing(ours):
+            for space in ("action_space", "observation_space", "single_action_space"):
+                samples = []
+                for envs in (reference, ours):
+                    getattr(envs, space).seed(4)
+                    samples.append(getattr(envs, space).sample())
+                assert_same(*samples, space)
+
+
+class TestAutoreset:
+    """The three modes on an environment whose answers are known: slots end at steps 2, 3 and 3."""
+
+    @pytest.fixture
+    def open_counters(self):
+        opened = []
+
+        def of(mode):
+            envs = fleet([functools.partial(Counter, length) for length in (2, 3, 3)], autoreset=mode)
+            opened.append(envs)
+            return envs
+
+        yield of
+        for envs in opened:
+            envs.close()
+
+    @staticmethod
+    def rows(envs, num_steps):
+        for _ in range(num_steps):
+            obs, rewards, terminated, truncated, infos = envs.step(ZEROS)
+            assert not truncated.any()
+            yield obs[:, 0].tolist(), rewards.tolist(), terminated.tolist(), infos
+
+    @pytest.mark.parametrize("name", ["next_step", AutoresetMode.NEXT_STEP])
+    def test_next_step(self, open_counters, name):
+        envs = open_counters(name)
+        assert envs.metadata["autoreset_mode"] is AutoresetMode.NEXT_STEP
+        envs.reset()
+        assert list(self.rows(envs, 4)) == [
+            ([1, 1, 1], [1, 1, 1], [False, False, False], {}),
+            ([2, 2, 2], [2, 2, 2], [True, False, False], {}),
+            ([0, 3, 3], [0, 3, 3], [False, True, True], {}),
+            ([1, 0, 0], [1, 0, 0], [False, False, False], {}),
+        ]
+
+    def test_same_step(self, open_counters):
+        envs = open_counters("same_step")
+        assert envs.metadata["autoreset_mode"] is AutoresetMode.SAME_STEP
+        envs.reset()
+        first, second, third = self.rows(envs, 3)
+        assert first == ([1, 1, 1], [1, 1, 1], [False, False, False], {})
+        assert second[:3] == ([0, 2, 2], [2, 2, 2], [True, False, False])
+        assert third[:3] == ([1, 0, 0], [1, 3, 3], [False, True, True])
+        for infos, finals in ((second[3], [2, None, None]), (third[3], [None, 3, 3])):
+            has = [final is not None for final in finals]
+            assert infos.keys() == {"final_obs", "final_info", "_final_obs", "_final_info"}
+            assert infos["final_obs"].dtype == object
+            assert [obs if obs is None else obs[0] for obs in infos["final_obs"]] == finals
+            assert infos["_final_obs"].tolist() == infos["_final_info"].tolist() == has
+            assert infos["final_info"] == {}
+
+    def test_disabled(self, open_counters):
+        envs = open_counters("disabled")
+        assert envs.metadata["autoreset_mode"] is AutoresetMode.DISABLED
+        envs.reset()
+        _, (_, _, ended, _) = self.rows(envs, 2)
+        assert ended == [True, False, False]
+        obs, infos = envs.reset(options={"reset_mask": np.array(ended)})
+        assert (obs[:, 0].tolist(), infos) == ([0, 2, 2], {})
+        assert next(self.rows(envs, 1))[0] == [1, 3, 3]
+
+    def test_disabled_does_not_step_past_an_end(self, open_counters):
+        envs = open_counters("disabled")
+        envs.reset()
+        list(self.rows(envs, 2))
+        with pytest.raises(errors.ResetNeeded, match=r"slots \[0\] .* call reset"):
+            envs.step(ZEROS)
+
+    @pytest.mark.parametrize("mode", MODES, ids=MODE_IDS)
+    def test_the_mode_stays_out_of_the_environment_class(self, mode):
+        with closing(fleet(ENVS["Dict"], autoreset=mode)) as envs:
+            assert envs.metadata == {**Observatory.metadata, "autoreset_mode": mode}
+        assert "autoreset_mode" not in Observatory.metadata
+
+
+class TestSeeds:
+    @pytest.fixture
+    def envs(self):
+        with closing(fleet(TaskEnv, num_envs=3)) as envs:
+            yield envs
+
+    @pytest.mark.parametrize(
+        ("seed", "given"),
+        [
+            (5, [5, 6, 7]),
+            (np.int64(5), [5, 6, 7]),
+            ([9, 2, 2], [9, 2, 2]),
+            ((9, 2, 2), [9, 2, 2]),
+            (np.array([9, 2, 2]), [9, 2, 2]),
+            ([None, 4, None], [-1, 4, -1]),
+            (None, [-1, -1, -1]),
+        ],
+    )
+    def test_reach_their_slots(self, envs, seed, given):
+        obs, infos = envs.reset(seed=seed)
+        assert obs[:, 0].tolist() == infos["seed"].tolist() == given
+
+    def test_stay_until_the_next(self, envs):
+        envs.reset(seed=42)
+        assert envs.np_random_seed == (42, 43, 44)
+        before = [generator.bit_generator.state for generator in envs.np_random]
+        envs.reset()
+        assert envs.np_random_seed == (42, 43, 44)
+        assert [generator.bit_generator.state for generator in envs.np_random] == before
+
+    def test_are_drawn_for_an_environment_that_got_none(self, envs):
+        assert len(set(envs.np_random_seed)) == 3
+
+    @pytest.mark.parametrize("seed", [[1, 2], [1, 2, 3, 4], "abc", 1.5, [1, "a", 2], True, {1, 2, 3}])
+    def test_of_the_wrong_kind_or_number_are_refused(self, envs, seed):
+        with pytest.raises(errors.ConfigError, match="seed must be a whole number, None, or a list"):
+            envs.reset(seed=seed)
+        envs.reset(seed=1)
+
+
+class TestOptions:
+    @pytest.fixture
+    def envs(self):
+        with closing(fleet(TaskEnv, num_envs=3)) as envs:
+            yield envs
+
+    def test_reach_every_slot(self, envs):
+        _, infos = envs.reset(options={"task": 4, "level": "hard"})
+        assert infos["options"].tolist() == ["{'level': 'hard', 'task': 4}"] * 3
+
+    def test_may_differ_by_slot(self, envs):
+        obs, _ = envs.reset(options=[{"task": 1}, None, {"task": 3}])
+        assert obs[:, 1].tolist() == [1, 0, 3]
+
+    def test_are_left_as_they_were(self, envs):
+        mask = np.array([True, False, True])
+        options = {"task": 2, "reset_mask": mask}
+        envs.reset(options=options)
+        assert options.keys() == {"task", "reset_mask"}
+        assert options["reset_mask"] is mask
+
+    def test_empty_ones_are_passed_on(self):
+        with closing(fleet(Observatory, num_envs=2)) as envs:
+            assert envs.reset(options={})[1]["options"] == {}
+            assert envs.reset()[1]["options"].tolist() == [None, None]
+
+    @pytest.mark.parametrize("options", [3, "abc", [{}, {}], [1, 2, 3], ["a", "b", "c"]])
+    def test_of_the_wrong_kind_or_number_are_refused(self, envs, options):
+        with pytest.raises(errors.ConfigError, match="options must be a mapping, None, or a list"):
+            envs.reset(options=options)
+
+
+class TestResetMask:
+    @pytest.fixture
+    def envs(self):
+        with closing(fleet(TaskEnv, num_envs=3)) as envs:
+            envs.reset(seed=0)
+            yield envs
+
+    def test_resets_those_and_no_others(self, envs):
+        envs.step(ZEROS)
+        obs, infos = envs.reset(
+            seed=[7, 8, 9], options={"task": 5, "reset_mask": np.array([True, False, True])}
+        )
+        assert obs.tolist() == [[7, 5, 2, 0], [1, 0, 1, 1], [9, 5, 2, 0]]
+        assert infos["_seed"].tolist() == [True, False, True]
+        assert infos["seed"].tolist() == [7, 0, 9]
+        assert infos["options"].tolist() == ["{'task': 5}", None, "{'task': 5}"]
+
+    def test_of_all_is_a_reset(self, envs):
+        envs.step(ZEROS)
+        obs, infos = envs.reset(options={"reset_mask": np.ones(3, np.bool_)})
+        assert obs[:, 3].tolist() == [0, 0, 0]
+        assert infos["_task"].all()
+
+    def test_cancels_the_pending_autoreset_of_those_only(self, envs):
+        for _ in range(3):
+            _, _, terminated, _, _ = envs.step(ZEROS)
+        assert terminated.all()
+        envs.reset(options={"reset_mask": np.array([True, False, False])})
+        obs, rewards, _, _, _ = envs.step(ZEROS)
+        assert obs[:, 2:].tolist() == [[2, 1], [2, 0], [2, 0]]
+        assert rewards.tolist() == [1, 0, 0]
+
+    def test_may_come_first(self):
+        with closing(fleet(TaskEnv, num_envs=3)) as envs:
+            obs, _ = envs.reset(seed=1, options={"reset_mask": np.array([True, False, True])})
+            assert obs[[0, 2], 0].tolist() == [1, 3]
+            with pytest.raises(errors.ResetNeeded, match=r"slots \[1\] .* call reset"):
+                envs.step(ZEROS)
+            envs.reset(options={"reset_mask": np.array([False, True, False])})
+            envs.step(ZEROS)
+
+    @pytest.mark.parametrize(
+        ("mask", "error", "text"),
+        [
+            ([True, True, False], TypeError, "must be a numpy array of bool, got list"),
+            (None, TypeError, "must be a numpy array of bool, got NoneType"),
+            (np.array([True]), ValueError, r"must have shape `\(3,\)`, got \(1,\)"),
+            (np.ones(4, np.bool_), ValueError, r"must have shape `\(3,\)`, got \(4,\)"),
+            (np.ones((1, 3), np.bool_), ValueError, r"must have shape `\(3,\)`, got \(1, 3\)"),
+            (np.zeros(3, np.bool_), ValueError, r"at least one True value, got reset_mask=\[False"),
+            (np.array([1, 1, 0]), TypeError, "must have `dtype=np.bool_`, got int64"),
+            (np.ones(3), TypeError, "must have `dtype=np.bool_`, got float64"),
+        ],
+    )
+    def test_of_the_wrong_kind_is_refused(self, envs, mask, error, text):
+        with pytest.raises(error, match=text):
+            envs.reset(options={"reset_mask": mask})
+        envs.step(ZEROS)
+
+
+class TestVectorWrappers:
+    """Gymnasium's vector wrappers on top of ours do what they do on top of Gymnasium's."""
+
+    @pytest.mark.parametrize("mode", MODES[:2], ids=MODE_IDS[:2])
+    @pytest.mark.parametrize(
+        ("wrap", "env"),
+        [
+            (vector_wrappers.RecordEpisodeStatistics, "Box"),
+            (vector_wrappers.RecordEpisodeStatistics, "Tuple"),
+            (vector_wrappers.NormalizeObservation, "Box"),
+            (vector_wrappers.NormalizeReward, "truncation"),
+            (vector_wrappers.DictInfoToList, "Dict"),
+            (vector_wrappers.DictInfoToList, "statistics"),
+            (vector_wrappers.ClipAction, "truncation"),
+            (functools.partial(vector_wrappers.ClipReward, max_reward=0.5), "Box"),
+            (functools.partial(vector_wrappers.DtypeObservation, dtype=np.float64), "Box"),
+            (
+                functools.partial(vector_wrappers.FilterObservation, filter_keys=["image", "pair"]),
+                "Dict",
+            ),
+        ],
+        ids=lambda value: getattr(getattr(value, "func", value), "__name__", value),
+    )
+    def test_give_the_same(self, wrap, env, mode):
+        reference, ours = (wrap(envs) for envs in both(ENVS[env], mode))
+        with closing(reference), closing(ours):
+            reference.action_space.seed(5)
+            assert_same(reference.reset(seed=1), ours.reset(seed=1), "reset")
+            for step in range(40):
+                actions = reference.action_space.sample()
+                assert_same(reference.step(actions), ours.step(actions), f"step {step}")
+
+    def test_statistics_count_each_episode_once(self):
+        with closing(
+            vector_wrappers.RecordEpisodeStatistics(
+                fleet([functools.partial(Counter, length) for length in (2, 3)])
+            )
+        ) as envs:
+            envs.reset()
+            seen: list[list[tuple[float, int]]] = [[], []]
+            for _ in range(12):
+                *_, infos = envs.step(np.zeros(2, np.int64))
+                for slot in np.flatnonzero(infos.get("_episode", [])):
+                    episode = infos["episode"]
+                    seen[slot].append((episode["r"][slot], episode["l"][slot]))
+        assert seen == [[(3.0, 2)] * 4, [(6.0, 3)] * 3]
+
+    def test_a_wrapper_forwards_to_the_fleet(self):
+        with closing(vector_wrappers.NormalizeObservation(fleet(ENVS["Box"]))) as envs:
+            assert envs.unwrapped is envs.env
+            assert envs.call("gravity") == (9.8,) * 3
+            assert envs.num_envs == 3
+            assert envs.metadata["autoreset_mode"] is AutoresetMode.NEXT_STEP
+        assert envs.env.closed
+
+
+class TestAttributes:
+    @pytest.fixture
+    def envs(self):
+        with closing(fleet(lambda: TimeLimit(Counter(None), 9), num_envs=3)) as envs:
+            envs.reset()
+            yield envs
+
+    def test_call_gives_one_answer_per_slot(self, envs):
+        envs.step(ZEROS)
+        assert envs.call("add", 2, right=3) == (6, 6, 6)
+        assert envs.call("add", 2, slots=[2]) == (3,)
+
+    def test_call_of_what_is_not_callable_reads_it(self, envs):
+        assert envs.call("t") == envs.get_attr("t") == (0, 0, 0)
+
+    @pytest.mark.parametrize("values", [[1, 2, 3], (1, 2, 3)])
+    def test_set_attr_of_a_list_has_one_for_each(self, envs, values):
+        envs.set_attr("t", values)
+        assert envs.get_attr("t") == (1, 2, 3)
+
+    @pytest.mark.parametrize("value", [7, "seven", None, {"seven": 7}])
+    def test_set_attr_of_anything_else_is_for_all(self, envs, value):
+        envs.set_attr("label", value)
+        assert envs.get_attr("label") == (value,) * 3
+
+    def test_set_attr_reaches_below_the_wrappers(self, envs):
+        envs.set_attr("t", [4, 5, 6])
+        assert envs.step(ZEROS)[0][:, 0].tolist() == [5, 6, 7]
+
+    def test_set_attr_of_the_wrong_number_is_refused(self, envs):
+        with pytest.raises(ValueError, match="one value, or a list of 3; got a list of 2"):
+            envs.set_attr("t", [1, 2])
+
+    def test_a_missing_attribute_is_named(self, envs):
+        with pytest.raises(errors.EnvFailed, match="slot 0 .*'no_such'"):
+            envs.get_attr("no_such")
+        envs.step(ZEROS)
+
+    @pytest.mark.parametrize("name", ["reset", "step", "close"])
+    def test_what_the_fleet_does_itself_is_not_called_by_name(self, envs, name):
+        with pytest.raises(errors.EnvfleetError, match=f"use the fleet's own {name}"):
+            envs.call(name)
+
+
+class TestRendering:
+    def test_one_frame_per_slot(self):
+        with closing(fleet(Observatory, num_envs=3, env_kwargs={"render_mode": "rgb_array"})) as envs:
+            envs.reset(seed=0)
+            envs.step(envs.action_space.sample())
+            frames = envs.render()
+            assert envs.render_mode == "rgb_array"
+            assert isinstance(frames, tuple)
+            assert [frame.tolist() for frame in frames] == [np.ones((2, 2, 3)).tolist()] * 3
+
+    def test_no_mode_is_none(self):
+        with closing(fleet(Counter, num_envs=2)) as envs:
+            assert envs.render_mode is None
+
+
+class TestSpec:
+    def test_says_what_the_environments_were_made_with(self):
+        kwargs = {"sutton_barto_reward": True, "max_episode_steps": 7}
+        with closing(fleet("CartPole-v1", num_envs=2, env_kwargs=kwargs)) as envs:
+            assert envs.spec is not None
+            assert envs.spec.id == "CartPole-v1"
+            assert envs.spec.max_episode_steps == 7
+            assert envs.spec.kwargs == {"sutton_barto_reward": True}
+            assert repr(envs) == "FleetVectorEnv(CartPole-v1, num_envs=2)"
+            with closing(gymnasium.make(envs.spec)) as one:
+                assert one.observation_space == envs.single_observation_space
+
+    def test_is_not_the_registry_s(self):
+        with closing(fleet("CartPole-v1", num_envs=2)) as envs:
+            assert envs.spec is not gymnasium.spec("CartPole-v1")
+
+    def test_may_be_what_is_asked_for(self):
+        spec = gymnasium.spec("FrozenLake-v1")
+        with closing(fleet(spec, num_envs=2, env_kwargs={"map_name": "8x8"})) as envs:
+            assert envs.single_observation_space == spaces.Discrete(64)
+
+    def test_is_none_for_functions(self):
+        with closing(fleet(Counter, num_envs=2)) as envs:
+            assert envs.spec is None
+            assert repr(envs) == "FleetVectorEnv(num_envs=2)"
+
+    def test_the_checker_can_be_turned_off(self):
+        with closing(
+            fleet("CartPole-v1", num_envs=2, env_kwargs={"disable_env_checker": True})
+        ) as envs:
+            assert envs.call("has_wrapper_attr", "checked_step") == (False, False)
+
+
+class TestClosing:
+    USES = {
+        "step": lambda envs: envs.step(ZEROS),
+        "reset": lambda envs: envs.reset(),
+        "masked reset": lambda envs: envs.reset(options={"reset_mask": np.ones(3, np.bool_)}),
+        "send": lambda envs: envs.send(ZEROS),
+        "recv": lambda envs: envs.recv(),
+        "call": lambda envs: envs.call("t"),
+        "get_attr": lambda envs: envs.get_attr("t"),
+        "set_attr": lambda envs: envs.set_attr("t", 1),
+        "render": lambda envs: envs.render(),
+        "queue_reset": lambda envs: envs.queue_reset(),
+        "snapshot": lambda envs: envs.snapshot(),
+        "np_random": lambda envs: envs.np_random,
+    }
+
+    @pytest.mark.parametrize("use", USES.values(), ids=USES)
+    def test_use_after_close_is_refused(self, use):
+        envs = fleet(Counter, num_envs=3)
+        envs.reset()
+        envs.close()
+        with pytest.raises(gymnasium.error.ClosedEnvironmentError, match="closed; open a new one"):
+            use(envs)
+
+    def test_twice_is_once(self):
+        envs = fleet(Counter, num_envs=3)
+        envs.close()
+        envs.close()
+        assert envs.closed
+
+    def test_takes_gymnasium_s_arguments(self):
+        fleet(Counter, num_envs=3).close(timeout=1, terminate=True)
+
+    def test_with_slots_in_flight(self):
+        envs = fleet(Counter, num_envs=3)
+        envs.reset()
+        envs.send(ZEROS)
+        envs.close()
+
+    def test_closes_the_environments(self):
+        closed = []
+
+        class Closable(Counter):
+            def close(self):
+                closed.append(self)
+
+        fleet(Closable, num_envs=3).close()
+        assert len(closed) == 3
+
+    def test_a_with_block_closes(self):
+        with pytest.raises(KeyError), fleet(Counter, num_envs=3) as envs:
+            raise KeyError
+        assert envs.closed
+
+    @pytest.mark.parametrize("backend", ["serial", "process"])
+    def test_what_nobody_holds_any_more_is_closed(self, backend):
+        # that the workers are gone as well is seen by the fixture that watches every test
+        envs = fleet(Counter, num_envs=2, backend=backend)
+        envs.reset()
+        gone = weakref.ref(envs)
+        del envs
+        gc.collect()
+        assert gone() is None
+
+
+class TestWrongActions:
+    @pytest.mark.parametrize(
+        ("actions", "got"),
+        [
+            (np.zeros(2, np.int64), r"shape \(2,\)"),
+            (np.zeros(4, np.int64), r"shape \(4,\)"),
+            ([0, 1], r"shape \(2,\)"),
+            (np.zeros((3, 1), np.int64), r"shape \(3, 1\)"),
+            (0, "scalar"),
+            (None, "NoneType"),
+            ("abc", "scalar of dtype <U3"),
+            (np.zeros(3), "float64"),
+            ([0.5, 0, 1], "float64"),
+            (["a", "b", "c"], "<U1"),
+            ({"a": 1}, r"dict with the keys \['a'\]"),
+        ],
+    )
+    def test_say_what_fits_and_harm_nothing(self, actions, got):
+        with closing(fleet(Counter, num_envs=3)) as envs:
+            envs.reset()
+            with pytest.raises(errors.ActionError, match=rf"3 slots .*Discrete\(2\).*shape \(3,\).*{got}"):
+                envs.step(actions)
+            assert envs.step(ZEROS)[0][:, 0].tolist() == [1, 1, 1]
+
+    @pytest.mark.parametrize(
+        "actions", [[0, 1, 1], (0, 1, 1), np.array([0, 1, 1], np.uint8), np.array([False, True, True])]
+    )
+    def test_whatever_numpy_can_take_is_taken(self, actions):
+        with closing(fleet(Counter, num_envs=3)) as envs:
+            envs.reset()
+            envs.step(actions)
+
+    def test_a_wrong_part_of_nested_actions_is_named(self):
+        with closing(fleet(Observatory, num_envs=3)) as envs:
+            envs.reset(seed=0)
+            right = envs.action_space.sample()
+            with pytest.raises(errors.ActionError, match="force"):
+                envs.step({**right, "force": right["force"][:2]})
+            with pytest.raises(errors.ActionError, match="gear"):
+                envs.step({"force": right["force"]})
+            envs.step(right)
+
+
+class TestWrongOrder:
+    @pytest.fixture
+    def envs(self):
+        with closing(fleet(Counter, num_envs=3)) as envs:
+            yield envs
+
+    @pytest.mark.parametrize("use", ["step", "send"])
+    def test_step_before_reset(self, envs, use):
+        with pytest.raises(gymnasium.error.ResetNeeded, match=r"slots \[0, 1, 2\] .* call reset"):
+            getattr(envs, use)(ZEROS)
+
+    def test_recv_with_nothing_sent(self, envs):
+        with pytest.raises(errors.NothingSent, match="no slot is in flight. Call send first"):
+            envs.recv()
+        envs.reset()
+        with pytest.raises(errors.NothingSent, match="no slot is in flight. Call send first"):
+            envs.recv()
+
+    def test_send_twice(self, envs):
+        envs.reset()
+        envs.send(ZEROS[:2], [0, 2])
+        with pytest.raises(errors.StillInFlight, match=r"slots \[0, 2\] .* call recv before"):
+            envs.send(ZEROS)
+        assert envs.recv().slots.tolist() == [0, 2]
+
+    def test_reset_drops_what_is_in_flight(self, envs):
+        envs.reset()
+        envs.send(ZEROS)
+        assert envs.reset()[0][:, 0].tolist() == [0, 0, 0]
+        with pytest.raises(errors.NothingSent):
+            envs.recv()
+
+    @pytest.mark.parametrize(
+        ("slots", "text"),
+        [
+            ([], "non-empty list of slot numbers"),
+            ([0.5], "non-empty list of slot numbers"),
+            (0, "non-empty list of slot numbers"),
+            ([[0]], "non-empty list of slot numbers"),
+            ([3], "between 0 and 2"),
+            ([-1], "between 0 and 2"),
+            ([0, 0], "only once"),
+        ],
+    )
+    def test_slots_that_are_none(self, envs, slots, text):
+        envs.reset()
+        with pytest.raises(errors.ConfigError, match=text):
+            envs.send(ZEROS[:1], slots)
+
+    def test_recv_of_less_than_one(self, envs):
+        envs.reset()
+        envs.send(ZEROS)
+        with pytest.raises(errors.ConfigError, match="min_slots must be 1 or more"):
+            envs.recv(min_slots=0)
+
+
+class TestWrongArguments:
+    @pytest.mark.parametrize("num_envs", [0, -1, True, 2.0, "3"])
+    def test_num_envs(self, num_envs):
+        with pytest.raises(errors.ConfigError, match="num_envs must be a whole number of at least 1"):
+            envfleet.make_vec("CartPole-v1", num_envs)
+
+    def test_num_envs_left_out(self):
+        with pytest.raises(errors.ConfigError, match="num_envs is needed unless env is a sequence"):
+            envfleet.make_vec("CartPole-v1")
+
+    def test_num_envs_that_is_not_the_length_of_the_sequence(self):
+        with pytest.raises(errors.ConfigError, match="num_envs is 3 but 2 functions were given"):
+            envfleet.make_vec([Counter, Counter], 3)
+
+    def test_an_empty_sequence(self):
+        with pytest.raises(errors.ConfigError, match="sequence of environment functions is empty"):
+            envfleet.make_vec([])
+
+    @pytest.mark.parametrize("num_workers", [0, -1, 3, True, 1.5, "2"])
+    def test_num_workers(self, num_workers):
+        with pytest.raises(
+            errors.ConfigError, match=r"num_workers must be a whole number between 1 and num_envs \(2\)"
+        ):
+            envfleet.make_vec(Counter, 2, num_workers=num_workers)
+
+    @pytest.mark.parametrize(
+        ("argument", "value", "choices"),
+        [
+            ("backend", "fibre", "'auto', 'serial', 'thread', 'process'"),
+            ("backend", None, "'auto', 'serial', 'thread', 'process'"),
+            ("start_method", "teleport", "'fork', 'spawn', 'forkserver'"),
+            ("autoreset", "never", "'next_step', 'same_step', 'disabled'"),
+            ("autoreset", None, "'next_step', 'same_step', 'disabled'"),
+            ("on_failure", "ignore", "'raise', 'restart', 'fallback'"),
+        ],
+    )
+    def test_names(self, argument, value, choices):
+        with pytest.raises(
+            errors.ConfigError, match=f"{argument} must be one of {choices}; got {value!r}"
+        ):
+            envfleet.make_vec(Counter, 2, **{argument: value})
+
+    @pytest.mark.parametrize("argument", ["step_timeout_s", "reset_timeout_s"])
+    @pytest.mark.parametrize("seconds", [0, -1, float("nan")])
+    def test_seconds(self, argument, seconds):
+        with pytest.raises(errors.ConfigError, match=f"{argument} must be positive seconds, or None"):
+            envfleet.make_vec(Counter, 2, **{argument: seconds})
+
+    def test_a_limit_that_nothing_can_enforce(self):
+        with pytest.raises(errors.ConfigError, match="leave out the timeouts or use backend='process'"):
+            envfleet.make_vec(Counter, 2, backend="serial", step_timeout_s=1.0)
+
+    @pytest.mark.parametrize(
+        "env", [Counter(), [Counter(), Counter()], VectorCounter(2)], ids=["one", "list", "vector"]
+    )
+    def test_an_environment_instead_of_a_function(self, env):
+        with pytest.raises(errors.ConfigError, match="pass a function that builds one"):
+            envfleet.make_vec(env, 2)
+
+    @pytest.mark.parametrize("env", [None, 5, ["CartPole-v1"] * 2])
+    def test_something_else_instead_of_a_function(self, env):
+        with pytest.raises(errors.ConfigError, match="must be an id, an EnvSpec, a function or a seq"):
+            envfleet.make_vec(env, 2)
+
+    def test_a_function_that_returns_something_else(self):
+        with pytest.raises(errors.EnvfleetError, match="returned int, not a gymnasium.Env"):
+            fleet(lambda: 5, num_envs=2)
+
+    def test_an_unknown_id(self):
+        with pytest.raises(gymnasium.error.NameNotFound, match="NoSuch"):
+            envfleet.make_vec("NoSuch-v0", 2)
+
+    def test_keyword_arguments_that_are_none(self):
+        with pytest.raises(errors.ConfigError, match="env_kwargs must be a mapping"):
+            envfleet.make_vec(Counter, 2, env_kwargs=["length"])  # type: ignore[arg-type]
+
+    def test_keyword_arguments_the_environment_does_not_take(self):
+        with pytest.raises(errors.EnvConstructionFailed, match="slot 0 failed.*'height'"):
+            fleet(Counter, num_envs=2, env_kwargs={"height": 3})
+
+    @pytest.mark.parametrize(
+        ("which", "second"),
+        [
+            ("observation", functools.partial(gymnasium.make, "FrozenLake-v1")),
+            ("action", lambda: Steered(spaces.Discrete(3))),
+        ],
+    )
+    def test_spaces_that_differ(self, which, second):
+        first = {
+            "observation": functools.partial(gymnasium.make, "CartPole-v1"),
+            "action": lambda: Steered(spaces.Discrete(2)),
+        }[which]
+        with pytest.raises(
+            errors.SpacesDiffer, match=f"slot 1 has the {which} space .*equal spaces.*engine.Fleet"
+        ):
+            fleet([first, second])
+
+
+class Steered(Counter):
+    """A counter with another action space."""
+
+    def __init__(self, action_space):
+        super().__init__()
+        self.action_space = action_space
+
+
+class TestErrorsOfEnvironments:
+    def test_one_names_the_slot_and_the_others_go_on(self):
+        def build():
+            return TwoArgumentException(at=2)
+
+        with closing(fleet([Counter, build, Counter])) as envs:
+            envs.reset()
+            envs.step(ZEROS)
+            with pytest.raises(errors.EnvFailed, match="slot 1 raised during step") as caught:
+                envs.step(ZEROS)
+            assert isinstance(caught.value.__cause__, errors.RemoteTraceback)
+            assert envs.reset()[0][:, 0].tolist() == [0, 0, 0]
+            envs.step(ZEROS)
