@@ -6,6 +6,7 @@ nothing with the engine, so whatever the two disagree about is a defect of one o
 
 import copy
 from collections import deque
+from typing import Any
 
 import numpy as np
 import pytest
@@ -52,8 +53,8 @@ class ModelSlot:
     def __init__(self, mode):
         self.env, self.mode = Wanderer(), mode
         self.state = "unusable"
-        self.queue = deque()
-        self.obs = None
+        self.queue: deque[Any] = deque()
+        self.obs: Any = None
 
     def reset(self, seed=None, task=None):
         options = None if task is None else {"task": task}
@@ -87,16 +88,15 @@ class ModelSlot:
 
 class FleetAgainstModel(RuleBasedStateMachine):
     where = SERIAL
-
-    envs = None
+    envs: Any = None
+    saved: Any = None
 
     @initialize(mode=st.sampled_from(MODES), seed=st.integers(0, 99))
     def open(self, mode, seed):
         self.mode = mode
         self.envs = envfleet.make_vec(Wanderer, NUM, autoreset=mode, **self.where)
         self.model = [ModelSlot(mode) for _ in range(NUM)]
-        self.expected = {}
-        self.saved = None
+        self.expected: dict[int, Any] = {}
         obs, infos = self.envs.reset(seed=seed)
         for slot, model in enumerate(self.model):
             info = model.reset(seed + slot)

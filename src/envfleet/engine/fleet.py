@@ -140,6 +140,11 @@ class Fleet:
         """Which slots each worker hosts, as half-open ranges."""
         return self._crew.bounds
 
+    def worker_pids(self) -> list[int | None]:
+        """The process of each worker; None for those that are none."""
+        self._check_open()
+        return [handle.pid for handle in self._crew.handles]
+
     @property
     def is_closed(self) -> bool:
         """True after `close`."""
@@ -223,7 +228,8 @@ class Fleet:
                 kept = actions.copy()
             else:
                 kept = columns.read_each(route.rows, spills)
-        self._logbook.journal.sent(None if route.is_all else route.slots, kept)
+        if not self._is_native:
+            self._logbook.journal.sent(None if route.is_all else route.slots, kept)
         if not spills:
             return None
         self._crew.check_payload(spills, "an action")

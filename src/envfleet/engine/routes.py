@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ class Part:
     """The share of one worker in a set of slots."""
 
     worker: int
+    first: int
     slots: Slots
     rows: slice | Slots
     """The same slots, as a slice where they are neighbours."""
@@ -78,7 +80,8 @@ class Router:
                 mine.flags.writeable = False
                 rows = _as_rows(mine)
                 is_whole = isinstance(rows, slice) and len(mine) == hi - lo
-                parts.append(Part(worker, mine, rows, is_whole, where.tolist()))
+                part = Part(worker, int(mine[0]), mine, rows, is_whole, where.tolist())
+                parts.append(part)
         rows = _as_rows(slots)
         is_all = isinstance(rows, slice) and len(slots) == self.num_slots
         return Route(slots, rows, is_all, tuple(parts))
@@ -105,15 +108,19 @@ def merge(parts: Sequence[Part]) -> tuple[Slots, slice | Slots]:
         return parts[0].slots, parts[0].rows
     if not parts:
         return np.zeros(0, np.intp), slice(0, 0)
-    slots = np.concatenate([part.slots for part in parts])
-    edges = [part.rows for part in parts]
-    start = end = None
-    for rows in edges:
-        if not isinstance(rows, slice) or end not in (None, rows.start):
+    ordered = sorted(parts, key=lambda part: part.first)
+    slots = np.concatenate([part.slots for part in ordered])
+    for part, following in pairwise(ordered):
+        if not _follows(part.rows, following.rows):
             slots.sort()
             return slots, _as_rows(slots)
-        start, end = rows.start if start is None else start, rows.stop
-    return slots, slice(start, end)
+    return slots, slice(ordered[0].first, ordered[0].first + len(slots))
+
+
+def _follows(rows: slice | Slots, following: slice | Slots) -> bool:
+    if isinstance(rows, slice) and isinstance(following, slice):
+        return bool(rows.stop == following.start)
+    return False
 
 
 def _as_rows(slots: Slots) -> slice | Slots:

@@ -50,6 +50,8 @@ class WorkerHandle(Protocol):
     worker: int
     first: int
     count: int
+    pid: int | None
+    """The worker's process, if it has one."""
     facts: list[EnvFacts] | None
     """Known once the environments are built."""
     start_failure: tuple[str, Failure] | None

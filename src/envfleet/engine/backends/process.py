@@ -109,6 +109,7 @@ class ProcessHandle:
         self.exit_fd = (
             os.pidfd_open(self.process.pid) if self._owns_exit_fd else self.process.sentinel
         )
+        self.pid: int | None = self.process.pid
         self._is_open = True
 
     def bind(self, binding: Binding) -> None:

@@ -21,6 +21,7 @@ class SerialHandle:
     """One host in this thread."""
 
     is_dead = False
+    pid: int | None = None
 
     def __init__(self, launch: Launch, ground: Ground) -> None:
         self.worker, self.first, self.count = launch.worker, launch.first, len(launch.env_fns)

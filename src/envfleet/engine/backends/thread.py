@@ -29,6 +29,8 @@ class _Abandoned(BaseException):
 class ThreadHandle:
     """One host in a thread of its own."""
 
+    pid: int | None = None
+
     def __init__(
         self, launch: Launch, ground: Ground, news: queue.SimpleQueue[ThreadHandle]
     ) -> None:
