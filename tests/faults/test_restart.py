@@ -912,8 +912,9 @@ def test_fallback_that_cannot_build_here_raises():
     with opened([Resident, NotHere], num_workers=2, on_failure="fallback") as envs:
         envs.reset(seed=0)
         kill_and_wait(envs.get_attr("pid")[1])
+        envs.send(zeros(2))
         with pytest.raises(errors.EnvConstructionFailed, match="not in this process"):
-            envs.step(zeros(2))
+            envs.recv()
         assert envs.recv().slots.tolist() == [0]
 
 
@@ -933,6 +934,22 @@ def test_errors_of_one_step_are_not_raised_by_a_later_one():
         for t in (1, 2, 3):
             assert envs.step(zeros(3))[0][:, 0].tolist() == [t] * 3
         assert len(envs.incidents) == 3
+
+
+@pytest.mark.parametrize("backend", ["process", "thread", "serial"])
+def test_after_a_failed_step_the_others_go_on_from_where_they_are(backend):
+    """`step` gives a whole batch or none; the slots themselves have moved."""
+    env_fns = [Resident, functools.partial(Crashing, nth=2, length=None), Resident]
+    with opened(env_fns, num_workers=2, backend=backend) as envs:
+        envs.reset(seed=0)
+        envs.step(zeros(3))
+        with pytest.raises(errors.EnvFailed):
+            envs.step(zeros(3))
+        with pytest.raises(errors.ResetNeeded, match=r"\[1\]"):
+            envs.step(zeros(3))
+        obs, _ = envs.reset(options={"reset_mask": np.array([False, True, False])})
+        assert obs[:, 0].tolist() == [2, 0, 2]
+        assert envs.step(zeros(3))[0][:, 0].tolist() == [3, 1, 3]
 
 
 def step_alone(envs, slot):

@@ -1,4 +1,4 @@
-"""The plugin that runs Gymnasium's tests on fleets: what it replaces, and that its list cannot rot."""
+"""The plugin that runs Gymnasium's tests on fleets: what it replaces; its list cannot rot."""
 
 import os
 import subprocess

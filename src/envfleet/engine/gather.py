@@ -12,15 +12,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from gymnasium import spaces
+from gymnasium.vector.utils import batch_space, create_empty_array, iterate
 
 from envfleet.engine.batch import Batch
 from envfleet.engine.incident import Incident
-from envfleet.engine.infos import NO_INFO, ON_CONTROL_PATH, Info, PackedInfos, Schema
+from envfleet.engine.infos import NO_INFO, Info, PackedInfos, Schema
 from envfleet.engine.messages import Reply
 from envfleet.engine.options import Autoreset
 from envfleet.engine.routes import Part, Slots, merge
 from envfleet.engine.slab import Control, Data
-from envfleet.layout import Columns
+from envfleet.errors import LayoutMismatch
+from envfleet.layout import Columns, Layout
 
 PlainInfos = list[tuple[int, Info]]
 
@@ -86,6 +88,17 @@ class Gatherer:
         self._schemas[worker] = []
         self._uniform.clear()
         self._control.schemas[slots] = NO_INFO
+
+    def mend_rows(self, slots: Sequence[int]) -> None:
+        """Make rows readable whose worker died before it could send what had spilled from them."""
+        for slot in slots:
+            try:
+                self.observation(slot)
+            except LayoutMismatch:
+                kind, row = int(self._data.kind_of[slot]), int(self._data.row_of[slot])
+                spill = self._data.obs[kind].writer(row)(_empty(self._data.kinds[kind].observation))
+                if spill is not None:
+                    self.spills[slot] = spill
 
     # ---- rows -----------------------------------------------------------------------------------
 
@@ -178,9 +191,10 @@ class Gatherer:
         groups: dict[Schema, list[int]] = {}
         workers = self._worker_of[slots].tolist()
         for position, number in enumerate(numbers.tolist()):
-            if number not in (NO_INFO, ON_CONTROL_PATH):
-                schema = self._schemas[workers[position]][number - 1]
-                groups.setdefault(schema, []).append(position)
+            schemas = self._schemas[workers[position]]
+            # a number beyond: the worker died before it could say what it means
+            if number != NO_INFO and number <= len(schemas):
+                groups.setdefault(schemas[number - 1], []).append(position)
         return PackedInfos(
             tuple((schema, np.array(where), cells[where]) for schema, where in groups.items())
         )
@@ -194,6 +208,12 @@ class Gatherer:
             }
             self._uniform[number] = known.pop() if len(known) == 1 else None
         return self._uniform[number]
+
+
+def _empty(layout: Layout) -> Any:
+    """Some value of a space, for want of the one that was lost."""
+    batch = create_empty_array(layout.space, n=1)
+    return next(iter(iterate(batch_space(layout.space, 1), batch)))
 
 
 def _with_rows(space: Any, batch: Any, rows: dict[int, Any]) -> Any:

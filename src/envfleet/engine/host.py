@@ -148,7 +148,8 @@ class EnvHost:
         """Reset these slots by their plans; a manual reset cancels a pending autoreset."""
         rows = range(self.count) if slots is None else [slot - self.first for slot in slots]
         for row, plan in zip(rows, plans, strict=True):
-            self._try_reset(row, plan)
+            # a new environment has no generator to go on with: without a seed it would not repeat
+            self._try_reset(row, plan.seeded_like(self._restart_plans.get(row)))
         self._store(rows, slots, [0.0] * len(rows), [], list(rows))
         return self._take_reply()
 

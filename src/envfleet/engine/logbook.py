@@ -57,6 +57,7 @@ class Logbook:
 
     def began(self, slots: Sequence[int], plans: Sequence[ResetPlan]) -> None:
         """These slots were reset by these plans."""
+        plans = [self.with_seed(slot, plan) for slot, plan in zip(slots, plans, strict=True)]
         for slot, plan in zip(slots, plans, strict=True):
             if plan.seed is not None:
                 self._seeds[slot] = plan.seed
@@ -72,6 +73,10 @@ class Logbook:
             if slot not in self._restart_plans and self._queued[slot]:
                 self._queued[slot].popleft()
         self.began(chosen, plans)
+
+    def with_seed(self, slot: int, plan: ResetPlan) -> ResetPlan:
+        """How the slot is reset by this plan: a rebuilt one has a seed in any case."""
+        return plan.seeded_like(self._restart_plans.get(slot))
 
     def next_plan(self, slot: int) -> ResetPlan:
         """How the slot's next autoreset will go."""

@@ -83,5 +83,11 @@ class ResetPlan:
             obs, info = reset(seed=self.seed, options=options)
         return obs, info
 
+    def seeded_like(self, other: ResetPlan | None) -> ResetPlan:
+        """This plan, with the other's seed if it has none of its own."""
+        if other is None or self.seed is not None:
+            return self
+        return ResetPlan(other.seed, self.options)
+
 
 PLAIN_RESET = ResetPlan()

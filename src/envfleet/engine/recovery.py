@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 import warnings
+from dataclasses import replace
 
 from envfleet.engine.backends import WorkerHandle
 from envfleet.engine.crew import Crew
@@ -74,7 +75,10 @@ class Recovery:
         left = set(pending.slots)
         for failure in failures:
             left.discard(failure.slot)
-            self._see_to(pending, failure)
+            asked = pending
+            if pending.command.op is Op.REBUILD:
+                asked = self._take_back(worker, failure.slot)
+            self._see_to(asked, failure)
         pending.part = self._router.part_of(sorted(left)) if left else None
 
     def _see_to(self, pending: Pending, failure: Failure) -> None:
@@ -93,6 +97,17 @@ class Recovery:
         if slot not in pending.unwanted:
             self.errors.append(error)
 
+    def _take_back(self, worker: int, slot: int) -> Pending:
+        """What was posted behind a rebuild that failed: it has no environment to be done by."""
+        follower = next(
+            pending
+            for pending in self._traffic.outstanding[worker]
+            if pending.command.op in MOVES and pending.slots == [slot]
+        )
+        asked = replace(follower)
+        follower.part, follower.is_done = None, True
+        return asked
+
     def _rebuild(self, pending: Pending, slot: int) -> None:
         """A new environment for one slot, which is then asked again what the old one was asked."""
         part = self._router.part_of([slot])
@@ -101,7 +116,7 @@ class Recovery:
         payload = None
         if pending.command.op is Op.RESET:
             payload = [self._plan_of(pending, slot)]
-        again = self._traffic.post_part(_again(pending.command.op), part, payload)
+        again = self._traffic.post_part(pending.command.op, part, payload)
         again.unwanted, again.group = pending.unwanted & {slot}, pending.group
         pending.group.append(again)
 
@@ -191,6 +206,7 @@ class Recovery:
         unreceived = self._traffic.unreceived()
         self._gatherer.forget_worker(worker, unreceived)
         self._gatherer.attach(incident, event.slots, unreceived)
+        self._gatherer.mend_rows(event.slots)
         if verdict is Verdict.FALL_BACK:
             warnings.warn(
                 f"slots {event.slots[0]} to {event.slots[-1]} go on in this process: {error}",
@@ -240,7 +256,7 @@ class Recovery:
         handle = self._crew.handles[int(self._router.worker_of[slot])]
         asked = command.slots if command.slots is not None else self._slots_of(handle)
         plan: ResetPlan = command.payload[list(asked).index(slot)]
-        return plan
+        return self._logbook.with_seed(slot, plan)
 
     def _event_of(self, pending: Pending, failure: Failure, slots: tuple[int, ...]) -> Event:
         slot = failure.slot
@@ -278,7 +294,3 @@ def env_failed(failure: Failure) -> EnvFailed:
     error = EnvFailed(failure.slot, failure.doing, failure.reason)
     error.__cause__ = RemoteTraceback(failure.traceback)
     return error
-
-
-def _again(op: Op) -> Op:
-    return Op.RESET if op is Op.RESET else Op.STEP

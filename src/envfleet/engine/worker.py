@@ -51,6 +51,9 @@ PARTIAL = 4
 STACK_SIGNAL = signal.SIGUSR1 if hasattr(signal, "SIGUSR1") else None
 SPIN_LIMIT_NS = 200_000
 """Longer pauses are slept through: a wake-up costs some 50 us, a spin costs a core."""
+LATE_NS, ROUNDS_TO_SLEEP = 100_000, 64
+"""Whoever gives way and comes back this late to nothing new shares its core with other work: it
+had better sleep then, because a sleeper is woken at once and a spinner waits for its turn."""
 _OPS = tuple(Op)
 _PLAIN_TYPES = frozenset((bool, int, float, complex, str, bytes))
 _PR_SET_PDEATHSIG = 1
@@ -194,16 +197,22 @@ def _waiter(post: memoryview, commands: Bell, may_spin: bool) -> Callable[[int],
     clock, give_way = time.perf_counter_ns, getattr(os, "sched_yield", None)
     if not may_spin or give_way is None:
         return lambda served: commands.take()
-    last_pause = SPIN_LIMIT_NS
+    last_pause, rounds_to_sleep = SPIN_LIMIT_NS, 0
 
     def wait(served: int) -> int:
-        nonlocal last_pause
-        started = clock()
-        if last_pause <= SPIN_LIMIT_NS:
+        nonlocal last_pause, rounds_to_sleep
+        started = now = clock()
+        if rounds_to_sleep:
+            rounds_to_sleep -= 1
+        elif last_pause <= SPIN_LIMIT_NS:
             give_up = started + SPIN_LIMIT_NS
             # the hint only shortens the wait; the bell below is what says that a command is there
-            while post[0] == served and clock() < give_up:
+            while post[0] == served and now < give_up:
                 give_way()
+                before, now = now, clock()
+                if now - before > LATE_NS and post[0] == served:
+                    rounds_to_sleep = ROUNDS_TO_SLEEP
+                    break
         count = commands.take()
         last_pause = clock() - started
         return count

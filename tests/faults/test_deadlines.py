@@ -1,0 +1,376 @@
+"""Law 4: nothing waits for ever. And law 2: giving up on somebody never confuses the rest."""
+
+import functools
+import time
+import warnings
+
+import numpy as np
+import pytest
+
+from envfleet import errors
+from envfleet.engine import Deadlines, Fleet
+from envfleet.testing import Counter, Hanging, Slow
+from tests.faults.stage import GRACE_S, MODES, Resident, at_most, opened, plans, step, zeros
+
+LIMIT_S = 0.4
+
+
+class Simulator(Counter):
+    """Waits for something that does not come, in a function with a name, in its second step."""
+
+    def __init__(self, for_s=3600.0):
+        super().__init__(length=None)
+        self.for_s = for_s
+
+    def step(self, action):
+        if self.t == 1:
+            self.wait_for_the_simulator()
+        return super().step(action)
+
+    def wait_for_the_simulator(self):
+        time.sleep(self.for_s)
+
+    def ask_the_simulator(self):
+        self.wait_for_the_simulator()
+
+
+# ---- the deadline -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backend", ["process", "thread"])
+def test_the_error_shows_the_function_that_hangs(backend):
+    for_s = 1.2 if backend == "thread" else 3600.0
+    env_fns = [Resident, functools.partial(Simulator, for_s)]
+    with opened(env_fns, num_workers=2, backend=backend, step_timeout_s=LIMIT_S) as envs:
+        envs.reset(seed=0)
+        envs.step(zeros(2))
+        envs.send(zeros(2))
+        with at_most(LIMIT_S + GRACE_S), pytest.raises(errors.DeadlineExceeded) as caught:
+            envs.recv()
+        error = caught.value
+        assert (error.slot, error.worker, error.doing) == (1, 1, "step")
+        assert "wait_for_the_simulator" in str(error)
+        assert "test_deadlines.py" in str(error)
+        assert "raise step_timeout_s" in str(error)
+        assert isinstance(error, TimeoutError)
+        assert envs.recv().slots.tolist() == [0]
+
+
+def test_only_the_one_that_hangs_is_named():
+    """The worker has three environments; the middle one hangs."""
+    env_fns = [Resident, Simulator, Resident, Resident]
+    with opened(env_fns, num_workers=2, step_timeout_s=LIMIT_S) as envs:
+        envs.reset(seed=0)
+        envs.step(zeros(4))
+        envs.send(zeros(4))
+        with pytest.raises(errors.DeadlineExceeded) as caught:
+            envs.recv()
+        assert caught.value.slot == 1
+        assert envs.recv().slots.tolist() == [2, 3]
+
+
+@pytest.mark.parametrize("backend", ["process", "thread"])
+def test_a_call_has_the_deadline_of_resets(backend):
+    for_s = 1.2 if backend == "thread" else 3600.0
+    env_fns = [Resident, functools.partial(Simulator, for_s)]
+    with opened(env_fns, num_workers=2, backend=backend, reset_timeout_s=LIMIT_S) as envs:
+        envs.reset(seed=0)
+        with at_most(LIMIT_S + GRACE_S), pytest.raises(errors.DeadlineExceeded) as caught:
+            envs.call("ask_the_simulator", slots=[1])
+        error = caught.value
+        assert (error.slot, error.doing, error.option) == (1, "call", "reset_timeout_s")
+        assert "wait_for_the_simulator" in error.stack
+        assert envs.call("pid", slots=[0])
+
+
+def test_resets_and_steps_have_deadlines_of_their_own():
+    env_fn = functools.partial(Slow, step_s=0.7, reset_s=0.0, length=None)
+    with opened([env_fn] * 2, num_workers=2, reset_timeout_s=0.3) as envs:
+        envs.reset(seed=0)
+        assert envs.step(zeros(2))[0].tolist() == [[1], [1]]
+    env_fn = functools.partial(Slow, step_s=0.0, reset_s=0.7, length=None)
+    with opened([env_fn] * 2, num_workers=2, step_timeout_s=0.3) as envs:
+        envs.reset(seed=0)
+        assert envs.step(zeros(2))[0].tolist() == [[1], [1]]
+
+
+@pytest.mark.parametrize("mode", ["next_step", "same_step"])
+def test_the_reset_inside_an_autoreset_has_the_deadline_of_resets(mode):
+    slow_reset = functools.partial(Slow, step_s=0.0, reset_s=0.7, length=1)
+    with opened([slow_reset], autoreset=mode, step_timeout_s=0.3) as envs:
+        envs.reset(seed=0)
+        for _ in range(3):
+            envs.step(zeros(1))
+    with opened([slow_reset], autoreset=mode, reset_timeout_s=0.3) as envs:
+        with pytest.raises(errors.DeadlineExceeded) as caught:
+            envs.reset(seed=0)
+        assert caught.value.doing == "reset"
+
+
+# ---- who must not be taken for hung -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backend", ["process", "thread"])
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_many_steps_in_time_are_in_time(num_workers, backend):
+    """One worker takes five times the limit for all its environments, each well inside it.
+
+    With two workers the other one is done long before, and has to wait.
+    """
+    slow = functools.partial(Slow, step_s=0.2, length=None)
+    quick = [Resident] * 10 if num_workers == 2 else []
+    env_fns = [*quick, *[slow] * 10]
+    with opened(
+        env_fns,
+        num_workers=num_workers,
+        backend=backend,
+        step_timeout_s=LIMIT_S,
+        reset_timeout_s=LIMIT_S,
+    ) as envs:
+        envs.reset(seed=0)
+        obs, *_ = envs.step(zeros(len(env_fns)))
+        assert obs[:, 0].tolist() == [1] * len(env_fns)
+        assert envs.incidents == ()
+
+
+@pytest.mark.parametrize("poll_s", [0.0, 0.003, 0.1])
+def test_asking_often_does_not_bring_the_deadline_nearer(poll_s):
+    with opened([functools.partial(Slow, step_s=0.8, length=None)], step_timeout_s=1.0) as envs:
+        envs.reset(seed=0)
+        for t in (1, 2):
+            envs.send(zeros(1))
+            batch = envs.recv(timeout_s=poll_s)
+            while not len(batch):
+                batch = envs.recv(timeout_s=poll_s)
+            assert batch.obs.tolist() == [[t]]
+
+
+def test_a_pause_of_the_caller_does_not_count():
+    """Nobody looks for longer than the limit; the answer was there in time."""
+    with opened([functools.partial(Slow, step_s=0.2, length=None)], step_timeout_s=0.4) as envs:
+        envs.reset(seed=0)
+        for t in (1, 2):
+            envs.send(zeros(1))
+            time.sleep(0.8)
+            assert envs.recv().obs.tolist() == [[t]]
+        time.sleep(0.8)
+        assert envs.step(zeros(1))[0].tolist() == [[3]]
+
+
+def test_a_long_wait_in_first_ready_does_not_count_for_those_who_came_later():
+    """Slot 1 is sent when slot 0 has nearly used up its time."""
+    env_fns = [functools.partial(Slow, step_s=0.6, length=None)] * 2
+    with opened(env_fns, num_workers=2, step_timeout_s=0.9) as envs:
+        envs.reset(seed=0)
+        envs.send(zeros(1), [0])
+        assert len(envs.recv(timeout_s=0.5)) == 0
+        envs.send(zeros(1), [1])
+        seen = []
+        while len(seen) < 2:
+            seen += envs.recv(min_slots=1).slots.tolist()
+        assert seen == [0, 1]
+
+
+# ---- who must be --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backend", ["process", "thread"])
+def test_one_that_hangs_is_noticed_while_others_answer(backend):
+    for_s = 1.5 if backend == "thread" else 3600.0
+    env_fns = [functools.partial(Hanging, for_s=for_s), functools.partial(Slow, length=None)]
+    with opened(env_fns, num_workers=2, backend=backend, step_timeout_s=LIMIT_S) as envs:
+        envs.reset(seed=0)
+        envs.send(zeros(2))
+
+        def serve_slot_1_for_ever():
+            count = 0
+            while True:
+                batch = envs.recv(min_slots=1)
+                count += 1
+                assert (batch.slots.tolist(), batch.obs.tolist()) == ([1], [[count]])
+                envs.send(zeros(1), [1])
+
+        with at_most(LIMIT_S + GRACE_S), pytest.raises(errors.DeadlineExceeded) as caught:
+            serve_slot_1_for_ever()
+        assert caught.value.slot == 0
+
+
+def test_one_that_hangs_is_noticed_by_somebody_who_only_polls():
+    with opened([Hanging, Resident], num_workers=2, step_timeout_s=LIMIT_S) as envs:
+        envs.reset(seed=0)
+        envs.send(zeros(2))
+
+        def poll_for_ever():
+            while True:
+                envs.recv(min_slots=2, timeout_s=0.0)
+
+        with at_most(LIMIT_S + GRACE_S), pytest.raises(errors.DeadlineExceeded):
+            poll_for_ever()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_one_hang_after_another_is_recovered_from(mode):
+    """The same slot, again and again, within its budget."""
+    with opened(
+        [Resident, Simulator],
+        num_workers=2,
+        autoreset=mode,
+        step_timeout_s=LIMIT_S,
+        on_failure="restart",
+    ) as envs:
+        envs.reset(seed=0)
+        for count in range(3):
+            while len(envs.incidents) == count:
+                _, _, terminated, truncated, _ = envs.step(zeros(2))
+                ended = terminated | truncated
+            assert truncated.tolist() == [False, True]
+            if mode == "disabled":
+                envs.reset(options={"reset_mask": ended})
+        assert [incident.kind for incident in envs.incidents] == ["timeout"] * 3
+
+
+# ---- timeouts of recv ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backend", ["process", "thread"])
+@pytest.mark.parametrize("min_slots", [None, 1, 3])
+def test_what_is_ready_is_given_when_the_time_is_over(min_slots, backend):
+    env_fns = [Resident, functools.partial(Slow, step_s=0.8, length=None), Resident]
+    with opened(env_fns, num_workers=3, backend=backend) as envs:
+        envs.reset(seed=0)
+        envs.send(zeros(3))
+        time.sleep(0.1)
+        with at_most(0.7):
+            batch = envs.recv(min_slots=min_slots, timeout_s=0.2)
+        assert batch.slots.tolist() == [0, 2]
+        with at_most(0.3):
+            assert len(envs.recv(timeout_s=0.0)) == 0
+        batch = envs.recv()
+        assert (batch.slots.tolist(), batch.obs.tolist()) == ([1], [[1]])
+
+
+@pytest.mark.parametrize("backend", ["process", "thread"])
+@pytest.mark.parametrize("mode", MODES)
+def test_hundreds_of_timeouts_leave_every_slot_in_step(mode, backend):
+    """Research 5.10: each slot's count is exactly the number of its steps, whoever was late."""
+    env_fn = functools.partial(
+        Slow,
+        step_s=0.0,
+        slow_step_s=0.004,
+        slow_share=0.3,
+        length=None if mode == "disabled" else 7,
+    )
+    num_envs, rounds = 5, 300
+    with opened(env_fn, num_envs, num_workers=3, backend=backend, autoreset=mode) as envs:
+        envs.reset(seed=0)
+        envs.send(zeros(num_envs))
+        counts = np.zeros(num_envs, np.int64)
+        served, empty = np.zeros(num_envs, np.int64), 0
+        for number in range(rounds):
+            batch = envs.recv(min_slots=1 + number % num_envs, timeout_s=0.0005 * (number % 4))
+            empty += not len(batch)
+            for row, slot in enumerate(batch.slots.tolist()):
+                served[slot] += 1
+                if mode == "next_step" and counts[slot] == 7:
+                    counts[slot] = 0
+                    assert (batch.obs[row, 0], batch.valid[row]) == (0, False)
+                    continue
+                counts[slot] += 1
+                assert batch.rewards[row] == counts[slot]
+                assert batch.final_obs[row, 0] == counts[slot]
+                assert batch.valid[row]
+                assert batch.terminated[row] == (counts[slot] == 7 and mode != "disabled")
+                if mode == "same_step" and counts[slot] == 7:
+                    counts[slot] = 0
+                assert batch.obs[row, 0] == counts[slot]
+            if len(batch):
+                envs.send(zeros(len(batch)), batch.slots)
+        assert served.sum() > rounds / 2
+        assert empty > 10, "no call ran out of time: this shows nothing"
+
+
+def test_a_reset_after_a_timeout_drops_what_was_late():
+    with opened([functools.partial(Slow, step_s=0.3, length=None)] * 2, num_workers=2) as envs:
+        for _ in range(3):
+            envs.reset(seed=0)
+            envs.send(zeros(2))
+            assert len(envs.recv(timeout_s=0.01)) == 0
+            obs, _ = envs.reset(seed=0)
+            assert obs.tolist() == [[0], [0]]
+            assert envs.step(zeros(2))[0].tolist() == [[1], [1]]
+
+
+def test_a_call_after_a_timeout_waits_its_turn():
+    with opened([functools.partial(Slow, step_s=0.2, length=None)] * 2, num_workers=2) as envs:
+        envs.reset(seed=0)
+        envs.send(zeros(2))
+        assert len(envs.recv(timeout_s=0.01)) == 0
+        assert envs.call("add", 10) == (11, 11)
+        assert envs.recv().obs.tolist() == [[1], [1]]
+
+
+# ---- the warning --------------------------------------------------------------------------------
+
+
+def test_without_a_deadline_a_warning_comes_after_thirty_seconds():
+    assert Deadlines().warn_s == 30.0
+    assert Deadlines().step_s is None
+
+
+@pytest.mark.parametrize("backend", ["process", "thread"])
+def test_the_warning_names_whom_everybody_waits_for_and_where_it_stands(backend):
+    fleet = Fleet(
+        [Resident, functools.partial(Simulator, 1.5), Resident],
+        num_workers=3,
+        backend=backend,
+        deadlines=Deadlines(warn_s=0.4),
+    )
+    fleet.reset(plans(0, 1, 2))
+    step(fleet)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        batch = step(fleet)
+    assert batch.obs[:, 0].tolist() == [2, 2, 2], "it may take as long as it takes"
+    (warning,) = caught
+    text = str(warning.message)
+    assert warning.category is RuntimeWarning
+    assert "slot 1 (worker 1) in step" in text
+    assert "set step_timeout_s" in text
+    assert "wait_for_the_simulator" in text
+    assert warning.filename == step.__code__.co_filename, "it points at the caller, not at us"
+    fleet.close()
+
+
+def test_the_warning_comes_for_resets_too_and_once_for_each_wait():
+    fleet = Fleet(
+        [functools.partial(Slow, reset_s=0.9)], deadlines=Deadlines(warn_s=0.25, close_s=0.5)
+    )
+    for _ in range(2):
+        with pytest.warns(RuntimeWarning, match=r"slot 0 .*reset; set reset_timeout_s") as caught:
+            fleet.reset(plans(0))
+        assert len(caught) == 1
+    fleet.close()
+
+
+def test_no_warning_for_many_short_steps_in_one_worker():
+    fleet = Fleet([functools.partial(Slow, step_s=0.2)] * 6, deadlines=Deadlines(warn_s=0.5))
+    fleet.reset(plans(*range(6)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        step(fleet)
+    fleet.close()
+
+
+def test_the_wait_goes_on_when_the_warning_is_turned_into_an_error():
+    """Somebody runs with -W error: nothing is lost, the next recv gives the result."""
+    fleet = Fleet([functools.partial(Slow, step_s=0.8)], deadlines=Deadlines(warn_s=0.2))
+    fleet.reset(plans(0))
+    fleet.send(zeros(1))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(RuntimeWarning):
+            fleet.recv()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert fleet.recv().obs.tolist() == [[1]]
+    fleet.close()

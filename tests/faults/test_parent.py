@@ -1,0 +1,439 @@
+"""Law 5 seen from outside: however a program with a fleet ends, its workers end with it."""
+
+import gc
+import os
+import signal
+import time
+import weakref
+
+import psutil
+import pytest
+
+import envfleet
+from tests.faults.stage import METHODS, Resident, at_most, is_alive, left_after, program, zeros
+
+SIGKILL_GRACE_S = 3.0
+
+# Each prints the pids of its workers, then "ready", and then sits there.
+FLEET = """
+    import ctypes, functools, os, sys, threading, time
+
+    import numpy as np
+
+    import envfleet
+    from envfleet.testing import Counter, Hanging, Slow
+
+
+    class Somewhere(Counter):
+        pid = property(lambda self: os.getpid())
+
+
+    class Hung(Hanging):
+        pid = property(lambda self: os.getpid())
+
+
+    class Native(Somewhere):
+        def step(self, action):
+            ctypes.PyDLL(None).usleep(60_000_000)  # one call, and the interpreter lock kept
+
+
+    class Busy(Slow):
+        pid = property(lambda self: os.getpid())
+
+
+    ENVS = {
+        "idle": Somewhere,
+        "sleeping": functools.partial(Hung, mode="sleep"),
+        "deaf": functools.partial(Hung, mode="deaf"),
+        "stopped": functools.partial(Hung, mode="stop"),
+        "native": Native,
+        "stepping": functools.partial(Busy, step_s=0.001, length=None),
+    }
+
+
+    def main(method, what):
+        envs = envfleet.make_vec(
+            [Somewhere, ENVS[what]], num_workers=2, backend="process", start_method=method
+        )
+        envs.reset(seed=0)
+        print(*envs.get_attr("pid"), flush=True)
+        if what == "stepping":
+            print("ready", flush=True)
+            while True:
+                envs.step(np.zeros(2, int))
+        if what != "idle":
+            envs.send(np.zeros(2, int))
+            envs.recv(min_slots=1)
+            time.sleep(0.2)
+        print("ready", flush=True)
+        time.sleep(60)
+
+
+    if __name__ == "__main__":
+        if len(sys.argv) > 3:
+            thread = threading.Thread(target=main, args=sys.argv[1:3], daemon=True)
+            thread.start()
+            thread.join()
+        else:
+            main(*sys.argv[1:3])
+"""
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("what", ["idle", "stepping", "sleeping", "deaf", "stopped", "native"])
+def test_sigkill_of_the_parent_leaves_nobody(what, method, tmp_path):
+    with program(tmp_path, FLEET, method, what) as parent:
+        workers = parent.numbers()
+        assert parent.line() == "ready"
+        everybody = {*workers, *parent.descendants()}
+        assert len(workers) == 2
+        parent.kill()
+        left = left_after(everybody, SIGKILL_GRACE_S)
+        for pid in left:
+            os.kill(pid, signal.SIGKILL)
+        assert not left, "processes outlived the parent"
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("what", ["idle", "native"])
+def test_sigkill_of_a_parent_whose_fleet_lives_in_a_thread(what, method, tmp_path):
+    """The kernel's own death notice is tied to the thread that started the worker."""
+    with program(tmp_path, FLEET, method, what, "in a thread") as parent:
+        workers = parent.numbers()
+        assert parent.line() == "ready"
+        everybody = {*workers, *parent.descendants()}
+        parent.kill()
+        left = left_after(everybody, SIGKILL_GRACE_S)
+        for pid in left:
+            os.kill(pid, signal.SIGKILL)
+        assert not left, "processes outlived the parent"
+
+
+def test_workers_outlive_the_thread_that_started_them():
+    """A thread that opens a fleet and ends is no reason for anybody to die."""
+    import threading
+
+    opened = []
+    options = {"backend": "process", "start_method": "fork", "num_workers": 2}
+    thread = threading.Thread(
+        target=lambda: opened.append(envfleet.make_vec(Resident, 2, **options))
+    )
+    thread.start()
+    thread.join()
+    (envs,) = opened
+    time.sleep(0.2)
+    envs.reset(seed=0)
+    assert envs.step(zeros(2))[0].tolist() == [[1], [1]]
+    envs.close()
+
+
+# ---- exceptions and interrupts -------------------------------------------------------------------
+
+RAISES = """
+    import functools, sys, time
+
+    import numpy as np
+
+    import envfleet
+    from envfleet.testing import Counter, Hanging
+
+    if __name__ == "__main__":
+        backend, method, what = sys.argv[1:]
+        env_fn = functools.partial(Hanging, mode=what) if what != "idle" else Counter
+        envs = envfleet.make_vec(
+            env_fn, 2, num_workers=2, backend=backend, start_method=method
+        )
+        envs.reset(seed=0)
+        if what != "idle":
+            envs.send(np.zeros(2, int))
+            time.sleep(0.2)
+        print("raising", flush=True)
+        raise RuntimeError("main has failed")
+"""
+
+
+@pytest.mark.parametrize(
+    ("backend", "method", "what"),
+    [
+        ("process", "fork", "idle"),
+        ("process", "fork", "deaf"),
+        ("process", "fork", "stop"),
+        ("process", "spawn", "sleep"),
+        ("process", "forkserver", "sleep"),
+        ("thread", "fork", "idle"),
+        ("thread", "fork", "sleep"),
+    ],
+)
+def test_an_exception_in_main_ends_the_program(backend, method, what, tmp_path):
+    with program(tmp_path, RAISES, backend, method, what) as running:
+        assert running.line() == "raising"
+        everybody = running.descendants()
+        with at_most(3.0):
+            code = running.finish(10.0)
+        assert code == 1
+        assert running.err.count("Traceback") == 1
+        assert running.err.strip().endswith("RuntimeError: main has failed")
+        assert not left_after(everybody, 1.0)
+
+
+STEPS = """
+    import functools, sys
+
+    import numpy as np
+
+    import envfleet
+    from envfleet.testing import Slow
+
+    if __name__ == "__main__":
+        backend, method = sys.argv[1:]
+        env_fn = functools.partial(Slow, step_s=0.05, length=None)
+        envs = envfleet.make_vec(env_fn, 4, num_workers=2, backend=backend, start_method=method)
+        envs.reset(seed=0)
+        print("ready", flush=True)
+        while True:
+            envs.step(np.zeros(4, int))
+"""
+
+
+def is_one_interrupt(running):
+    """One traceback, that of the caller, and no word from a worker."""
+    assert running.err.count("Traceback") == 1, running.err
+    assert running.err.strip().endswith("KeyboardInterrupt"), running.err
+    assert "Exception ignored" not in running.err
+    assert "envfleet-worker" not in running.err
+
+
+@pytest.mark.parametrize(
+    ("backend", "method"),
+    [*(("process", method) for method in METHODS), ("thread", "fork"), ("serial", "fork")],
+)
+def test_ctrl_c_gives_one_traceback(backend, method, tmp_path):
+    with program(tmp_path, STEPS, backend, method) as running:
+        assert running.line() == "ready"
+        time.sleep(0.2)
+        everybody = running.descendants()
+        running.interrupt()
+        with at_most(3.0):
+            code = running.finish(10.0)
+        assert code == -signal.SIGINT
+        is_one_interrupt(running)
+        assert not left_after(everybody, 1.0)
+
+
+OPENS = """
+    import sys, time
+
+    import envfleet
+    from envfleet.testing import Counter
+
+    if __name__ == "__main__":
+        print("opening", flush=True)
+        envs = envfleet.make_vec(
+            Counter, 4, num_workers=4, backend="process", start_method=sys.argv[1]
+        )
+        print("open", flush=True)
+        time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize(
+    ("method", "after_s"),
+    [
+        *(("fork", milliseconds / 1000) for milliseconds in range(2, 26, 3)),
+        *((method, after_s) for method in ("spawn", "forkserver") for after_s in (0.05, 0.2, 0.4)),
+    ],
+)
+def test_ctrl_c_while_workers_come_up_gives_one_traceback(method, after_s, tmp_path):
+    """Neither may it be swallowed between two forks, nor may half-started workers complain."""
+    with program(tmp_path, OPENS, method) as running:
+        assert running.line() == "opening"
+        time.sleep(after_s)
+        everybody = running.descendants()
+        running.interrupt()
+        with at_most(3.0):
+            code = running.finish(10.0)
+        assert code == -signal.SIGINT
+        is_one_interrupt(running)
+        assert not left_after(everybody, 1.0)
+
+
+SURVIVES = """
+    import functools, sys
+
+    import numpy as np
+
+    import envfleet
+    from envfleet.testing import Slow
+
+    if __name__ == "__main__":
+        backend, method = sys.argv[1:]
+        env_fn = functools.partial(Slow, step_s=0.3, length=None)
+        envs = envfleet.make_vec(env_fn, 2, num_workers=2, backend=backend, start_method=method)
+        envs.reset(seed=0)
+        try:
+            envs.send(np.zeros(2, int))
+            print("ready", flush=True)
+            while True:
+                envs.recv(min_slots=2)
+                envs.send(np.zeros(2, int))
+        except KeyboardInterrupt:
+            pass
+        before = envs.reset(seed=0)[0]
+        after = envs.step(np.zeros(2, int))[0]
+        envs.close()
+        print(*before.ravel(), *after.ravel(), flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("backend", "method"), [("process", "fork"), ("process", "spawn"), ("thread", "fork")]
+)
+def test_a_caller_that_catches_ctrl_c_can_go_on(backend, method, tmp_path):
+    with program(tmp_path, SURVIVES, backend, method) as running:
+        assert running.line() == "ready"
+        time.sleep(0.5)
+        running.interrupt()
+        code = running.finish(10.0)
+        assert (code, running.err) == (0, "")
+        assert running.out.split() == ["0", "0", "1", "1"]
+
+
+def test_sigterm_of_the_parent_leaves_nobody(tmp_path):
+    """What a scheduler sends first; nothing in Python runs any more."""
+    with program(tmp_path, FLEET, "fork", "sleeping") as parent:
+        workers = parent.numbers()
+        assert parent.line() == "ready"
+        os.kill(parent.pid, signal.SIGTERM)
+        assert parent.finish(3.0) == -signal.SIGTERM
+        assert not left_after(workers, SIGKILL_GRACE_S)
+
+
+# ---- copies of the parent ------------------------------------------------------------------------
+
+FORKS = """
+    import multiprocessing, os, subprocess, sys, time
+
+    import numpy as np
+
+    import envfleet
+    from envfleet.testing import Counter
+
+
+    def nothing():
+        pass
+
+
+    if __name__ == "__main__":
+        method, how = sys.argv[1:]
+        envs = envfleet.make_vec(
+            Counter, 2, num_workers=2, backend="process", start_method=method
+        )
+        envs.reset(seed=0)
+        envs.step(np.zeros(2, int))
+        if how == "os.fork":
+            pid = os.fork()
+            if pid == 0:
+                sys.exit(0)
+            os.waitpid(pid, 0)
+        elif how == "os.fork and close":
+            pid = os.fork()
+            if pid == 0:
+                envs.close()
+                sys.exit(0)
+            os.waitpid(pid, 0)
+        elif how == "exception":
+            pid = os.fork()
+            if pid == 0:
+                sys.stderr = open(os.devnull, "w")
+                raise RuntimeError("in the child")
+            os.waitpid(pid, 0)
+        elif how == "multiprocessing":
+            child = multiprocessing.get_context("fork").Process(target=nothing)
+            child.start()
+            child.join()
+        time.sleep(0.2)
+        print(*envs.step(np.zeros(2, int))[0].ravel(), flush=True)
+        envs.close()
+        print("closed", flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("method", "how"),
+    [
+        *(("fork", how) for how in ("os.fork", "os.fork and close", "exception")),
+        ("fork", "multiprocessing"),
+        ("spawn", "os.fork"),
+        ("forkserver", "os.fork"),
+    ],
+)
+def test_a_copy_of_the_parent_that_ends_does_not_end_the_workers(method, how, tmp_path):
+    with program(tmp_path, FORKS, method, how) as running:
+        code = running.finish(20.0)
+        assert (code, running.err) == (0, "")
+        assert running.out.split() == ["2", "2", "closed"]
+
+
+# ---- garbage -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_fleet_that_nobody_holds_is_gone(method):
+    """Without close; descriptors are checked by the fixture of every test."""
+    envs = envfleet.make_vec(Resident, 2, num_workers=2, backend="process", start_method=method)
+    envs.reset(seed=0)
+    workers = envs.get_attr("pid")
+    fleet = weakref.ref(envs.fleet)
+    with at_most(2.0):
+        del envs
+        gc.collect()
+    assert fleet() is None
+    assert not left_after(workers, 1.0)
+
+
+def test_a_fleet_in_a_ring_of_references_is_gone_when_that_is_collected():
+    envs = envfleet.make_vec(Resident, 2, num_workers=2, backend="process", start_method="fork")
+    envs.reset(seed=0)
+    workers = envs.get_attr("pid")
+    ring = {"envs": envs}
+    ring["ring"] = ring
+    del envs, ring
+    gc.collect()
+    assert not left_after(workers, 1.0)
+
+
+def test_a_fleet_left_with_a_hung_step_is_gone_too():
+    import functools
+
+    from envfleet.testing import Hanging
+
+    envs = envfleet.make_vec(
+        [Resident, functools.partial(Hanging, mode="deaf")],
+        num_workers=2,
+        backend="process",
+        start_method="fork",
+    )
+    envs.reset(seed=0)
+    envs.send(zeros(2))
+    children = [child.pid for child in psutil.Process().children()]
+    with at_most(2.0):
+        del envs
+        gc.collect()
+    assert not [pid for pid in children if is_alive(pid) and pid not in our_servants()]
+
+
+def our_servants():
+    from multiprocessing import forkserver, resource_tracker
+
+    return {
+        getattr(resource_tracker._resource_tracker, "_pid", None),
+        getattr(forkserver._forkserver, "_forkserver_pid", None),
+    }
+
+
+def test_threads_of_a_fleet_that_nobody_holds_end():
+    """The fixture of every test sees threads too."""
+    envs = envfleet.make_vec(Resident, 3, num_workers=3, backend="thread")
+    envs.reset(seed=0)
+    del envs
+    gc.collect()
