@@ -4,7 +4,7 @@
      ├─ ConfigError (ValueError)            an argument that cannot work; nothing was started
      ├─ MissingExtra (ImportError)          an optional dependency is not installed
      ├─ SpacesDiffer (RuntimeError)         slots behind one Gymnasium door must have equal spaces
-     ├─ ActionError (ValueError)            wrong number, shape or type of actions
+     ├─ ActionError (ValueError, TypeError) wrong number, shape or type of actions
      ├─ LayoutMismatch (ValueError)         a value does not fit the space it was declared with
      ├─ OutOfOrder (RuntimeError)           a call that cannot come now
      │   ├─ ResetNeeded (gymnasium ResetNeeded)
@@ -21,6 +21,7 @@
      │   ├─ EnvConstructionFailed
      │   └─ StartTimeout (TimeoutError)
      ├─ EnvFailed (RuntimeError)            an environment raised; the remote traceback is the cause
+     ├─ NoSuchAttribute (AttributeError)    an environment lacks what was called or read by name
      ├─ WorkerDied (RuntimeError)           a worker process ended without being asked to
      ├─ DeadlineExceeded (TimeoutError)     an environment did not answer in time; its stack is in
      the text
@@ -52,6 +53,7 @@ __all__ = [
     "LayoutMismatch",
     "MissingExtra",
     "MissingMainGuard",
+    "NoSuchAttribute",
     "NotEnoughSharedMemory",
     "NothingSent",
     "OutOfOrder",
@@ -97,7 +99,7 @@ class SpacesDiffer(EnvfleetError, RuntimeError):
         )
 
 
-class ActionError(EnvfleetError, ValueError):
+class ActionError(EnvfleetError, ValueError, TypeError):
     """Wrong number, shape or type of actions; nothing was sent."""
 
 
@@ -293,12 +295,29 @@ class EnvFailed(EnvfleetError, RuntimeError):
         self.slot, self.doing, self.reason = slot, doing, reason
 
     def __str__(self) -> str:
-        return (
+        text = (
             f"the environment of slot {self.slot} raised during {self.doing}: {self.reason}. The "
-            f"other "
-            "slots are unharmed; reset() starts this one again. With on_failure='restart' a "
-            "fleet does "
-            "that by itself."
+            "other slots are unharmed"
+        )
+        if self.doing not in ("step", "reset"):
+            return text
+        return (
+            f"{text}; reset() starts this one again. With on_failure='restart' a fleet does that "
+            "by itself"
+        )
+
+
+class NoSuchAttribute(EnvfleetError, AttributeError):
+    """An environment lacks what was called, read or set by name."""
+
+    def __init__(self, slot: int, reason: str) -> None:
+        super().__init__(slot, reason)
+        self.slot, self.reason = slot, reason
+
+    def __str__(self) -> str:
+        return (
+            f"the environment of slot {self.slot} does not have it: {self.reason}. Its wrappers "
+            "were searched too; check the name"
         )
 
 

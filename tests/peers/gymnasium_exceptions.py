@@ -36,10 +36,6 @@ EXCEPTIONS: dict[str, str] = {
         "wants a last observation of Discrete to be an int as the environment returned it; a row "
         "of numbers gives the equal np.int64, as Discrete.sample does. The rest is in our suite"
     ),
-    "tests/vector/test_vector_env.py::test_action_count_compatibility": (
-        "wants a TypeError if the actions are one number, a ValueError if they are too few; a "
-        "fleet raises ActionError, a ValueError, for both. The rest is in our suite"
-    ),
     f"{_MODES}::test_invalid_observation_mode": _MODE,
     f"{_MODES}::test_obs_mode_same_different_spaces": (
         "wants the refusal of unequal spaces to advise observation_mode, which make_vec lacks"

@@ -509,7 +509,7 @@ class TestAttributes:
             envs.set_attr("t", [1, 2])
 
     def test_a_missing_attribute_is_named(self, envs):
-        with pytest.raises(errors.EnvFailed, match=r"slot 0 .*'no_such'"):
+        with pytest.raises(errors.NoSuchAttribute, match=r"slot 0 .*'no_such'"):
             envs.get_attr("no_such")
         envs.step(ZEROS)
 

@@ -166,6 +166,8 @@ class Fleet:
     def observations(self) -> Any:
         """What every slot observed last, batched."""
         self._check_open()
+        if self._logbook.num_needing_reset:  # slots that have never been reset have nothing to show
+            self._gatherer.mend_rows(np.flatnonzero(self._logbook.needs_reset).tolist())
         everything = self._router.everything
         return self._gatherer.observations(everything.slots, everything.rows)
 
@@ -390,6 +392,8 @@ class Fleet:
     ) -> list[Any]:
         """Call or read `name` on the environments of these slots."""
         route = self._named(slots)
+        if name in ("reset", "step", "close"):
+            raise ConfigError(f"{name!r} cannot be called by name; use the fleet's own {name}")
         payload = (name, tuple(args), dict(kwargs or {}))
         self._crew.check_payload(payload, f"an argument for {name!r}")
         values = self._results(self._traffic.post_shared(route, Op.CALL, payload))

@@ -7,6 +7,7 @@ that is its last one, infos and incidents until they have been handed out.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from envfleet.engine.options import Autoreset
 from envfleet.engine.routes import Part, Slots, merge
 from envfleet.engine.slab import Control, Data
 from envfleet.errors import LayoutMismatch
-from envfleet.layout import Columns, Layout
+from envfleet.layout import Columns
 
 PlainInfos = list[tuple[int, Info]]
 
@@ -38,6 +39,13 @@ class Gatherer:
         self.is_mixed = len(data.kinds) > 1
         self.spills: dict[int, dict[int, Any]] = {}
         """Parts of each slot's last observation that its row could not hold."""
+        self._has_cells = any(
+            field.kind in ("text", "ragged")
+            for kind in data.kinds
+            for field in kind.observation.fields
+        )
+        self._last: dict[int, tuple[Any, int]] = {}
+        """Where texts and sequences may spill: the batch each slot was last in, and its row."""
         self._final_spills: dict[int, dict[int, Any]] = {}
         self._infos: dict[int, Info] = {}
         self._final_infos: dict[int, Info] = {}
@@ -96,9 +104,21 @@ class Gatherer:
                 self.observation(slot)
             except LayoutMismatch:
                 kind, row = int(self._data.kind_of[slot]), int(self._data.row_of[slot])
-                spill = self._data.obs[kind].writer(row)(_empty(self._data.kinds[kind].observation))
+                spill = self._data.obs[kind].writer(row)(self._last_handed_out(slot, kind))
                 if spill is not None:
                     self.spills[slot] = spill
+
+    def _last_handed_out(self, slot: int, kind: int) -> Any:
+        """The observation the caller last had of a slot, or some value if it had none."""
+        space = self._data.kinds[kind].observation.space
+        if slot not in self._last:
+            batch, position = create_empty_array(space, n=1), 0
+        else:
+            batch, position = self._last[slot]
+            if self.is_mixed:
+                return batch[position]
+        rows = iterate(batch_space(space, position + 1), batch)
+        return next(islice(iter(rows), position, None))
 
     # ---- rows -----------------------------------------------------------------------------------
 
@@ -128,6 +148,13 @@ class Gatherer:
 
     def observations(self, slots: Slots, rows: slice | Slots) -> Any:
         """The last observations of these slots."""
+        obs = self._observations(slots, rows)
+        if self._has_cells:
+            for position, slot in enumerate(slots.tolist()):
+                self._last[slot] = (obs, position)
+        return obs
+
+    def _observations(self, slots: Slots, rows: slice | Slots) -> Any:
         if self.is_mixed:
             return tuple(self.observation(slot) for slot in slots.tolist())
         spills = None
@@ -208,12 +235,6 @@ class Gatherer:
             }
             self._uniform[number] = known.pop() if len(known) == 1 else None
         return self._uniform[number]
-
-
-def _empty(layout: Layout) -> Any:
-    """Some value of a space, for want of the one that was lost."""
-    batch = create_empty_array(layout.space, n=1)
-    return next(iter(iterate(batch_space(layout.space, 1), batch)))
 
 
 def _with_rows(space: Any, batch: Any, rows: dict[int, Any]) -> Any:

@@ -29,7 +29,6 @@ from envfleet.layout import Columns
 
 NO_RNG, SEEDED, RNG_STATE = 0, 1, 2
 _RNG = struct.Struct("=B7x16s16sII")
-_RESERVED_CALLS = ("reset", "step", "close", "_setattr", "_check_spaces")
 
 
 class State(IntEnum):
@@ -191,10 +190,6 @@ class EnvHost:
 
     def call(self, slots: Sequence[int], name: str, args: Any, kwargs: Any) -> Reply | None:
         """Call or read `name` on each environment, through its wrappers."""
-        if name in _RESERVED_CALLS:
-            error = ValueError(f"{name!r} cannot be called by name; use the fleet's own {name}")
-            self._note(slots[0], f"call of {name!r}", error)
-            return self._take_reply()
         for slot in slots:
             self._post[1] = place(Op.CALL, slot)
             try:

@@ -25,7 +25,8 @@ def one_of(name: str, value: object, kind: Any) -> Any:
 
 def check_seconds(name: str, value: float | None) -> None:
     """Refuse a limit that is not a positive number of seconds or None."""
-    if value is not None and not value > 0:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if value is not None and not (is_number and value > 0):
         raise ConfigError(
             f"{name} must be positive seconds, or None to wait for ever; got {value!r}"
         )

@@ -25,6 +25,7 @@ from envfleet.errors import (
     DeadlineExceeded,
     EnvFailed,
     EnvfleetError,
+    NoSuchAttribute,
     RemoteTraceback,
     SlotQuarantined,
     WorkerDied,
@@ -289,8 +290,10 @@ class Recovery:
         return tuple(range(handle.first, handle.first + handle.count))
 
 
-def env_failed(failure: Failure) -> EnvFailed:
+def env_failed(failure: Failure) -> EnvfleetError:
     """The error for an exception in an environment, with the remote traceback as its cause."""
-    error = EnvFailed(failure.slot, failure.doing, failure.reason)
+    error: EnvfleetError = EnvFailed(failure.slot, failure.doing, failure.reason)
+    if failure.kind == "AttributeError" and failure.doing not in ("step", "reset"):
+        error = NoSuchAttribute(failure.slot, failure.reason)
     error.__cause__ = RemoteTraceback(failure.traceback)
     return error

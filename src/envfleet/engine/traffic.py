@@ -100,7 +100,9 @@ class Traffic:
 
     def _post(self, op: Op, part: Part, payload: Any, group: list[Pending]) -> Pending:
         slots = None if part.is_whole and op in MOVES else part.slots.tolist()
-        pending = Pending(Command(self._request, op, slots, payload), part, group)
+        pending = Pending(Command(self._request, op, slots, payload), part)
+        if op is not Op.STEP:  # nobody waits for steps by group, and a cycle would be left for gc
+            pending.group = group
         group.append(pending)
         return self._enqueue(pending)
 
