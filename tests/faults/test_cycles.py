@@ -11,7 +11,7 @@ from tests.faults.stage import run_program, zeros
 
 CYCLES = 1000
 
-# In a program of its own: what a test runner holds, and collects meanwhile, is none of our business.
+# In a program of its own: what a test runner holds and collects meanwhile is not ours to judge.
 OPENS_AND_CLOSES = """
     import os, sys, threading
 

@@ -165,7 +165,7 @@ def test_a_long_wait_in_first_ready_does_not_count_for_those_who_came_later():
         envs.send(zeros(1), [0])
         assert len(envs.recv(timeout_s=0.5)) == 0
         envs.send(zeros(1), [1])
-        seen = []
+        seen: list[int] = []
         while len(seen) < 2:
             seen += envs.recv(min_slots=1).slots.tolist()
         assert seen == [0, 1]

@@ -122,7 +122,7 @@ def test_only_the_slot_s_own_actions_are_kept():
 def test_what_is_kept_is_the_journal_s_own():
     """Law 7: the caller may reuse its arrays, and its options."""
     with opened([functools.partial(Crashing, nth=3, length=None)]) as envs:
-        actions, options = zeros(1), {"level": [1]}
+        actions, options = zeros(1), {"level": 1}
         envs.reset(seed=0, options=options)
         for value in (0, 1, 0):
             actions[:] = value
@@ -131,9 +131,10 @@ def test_what_is_kept_is_the_journal_s_own():
             except errors.EnvFailed:
                 break
         actions[:] = 1
-        options["level"] = None
+        options["level"] = 2
         (incident,) = envs.incidents
         assert [int(action) for action in incident.actions] == [0, 1, 0]
+        assert incident.options == {"level": 1}
 
 
 def test_incidents_of_deaths_and_silences_say_how_they_ended():
@@ -185,7 +186,7 @@ def test_a_failure_after_any_number_of_autoresets_happens_again(backend, mode, t
         result = Incident.load(file).replay()
         assert result.reproduced, f"{incident}\n{result.exception}"
         assert result.steps == len(incident.actions)
-        assert incident.reason in result.exception
+        assert incident.reason in str(result.exception)
         assert caught.value.reason in {one.reason for one in envs.incidents}
         reproduced += 1
         unseeded += incident.seed is None
@@ -340,8 +341,8 @@ def test_an_incident_in_an_environment_that_cannot_be_pickled_says_so_when_repla
     lock = threading.Lock()
 
     def env_fn():
-        assert lock
-        return Crashing()
+        with lock:
+            return Crashing()
 
     with opened([env_fn], backend="thread") as envs:
         envs.reset(seed=0)
@@ -371,6 +372,7 @@ def test_an_incident_survives_the_journey_to_a_file_whole(tmp_path):
     again = Incident.load(incident.save(tmp_path / "file"))
     assert str(again) == str(incident)
     assert again.traceback == incident.traceback
+    assert again.options is not None
     assert again.options["task"].tolist() == [0, 1, 2]
     assert [int(action) for action in again.actions] == [0, 0]
 

@@ -9,6 +9,7 @@ import os
 import signal
 import time
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
@@ -28,7 +29,7 @@ from tests.faults.stage import (
     zeros,
 )
 
-FAULTS = {
+FAULTS: dict[str, Any] = {
     "sigkill": functools.partial(Crashing, mode="kill", length=None),
     "sigstop": functools.partial(Hanging, mode="stop", length=None),
     "os_exit": functools.partial(Crashing, mode="exit", exitcode=3, length=None),
@@ -51,7 +52,7 @@ def fleet_of(broken, where="fork", good=Resident, **options):
     A new interpreter for somebody who only looks on is not worth its second: under spawn and
     forkserver the sick one is alone.
     """
-    backend = where if where in ("serial", "thread") else "process"
+    backend: Any = where if where in ("serial", "thread") else "process"
     is_new = where in ("spawn", "forkserver")
     deadlines = Deadlines(
         step_s=DEADLINE_S.get(where),
@@ -391,7 +392,8 @@ def test_while_idle(fault, method):
         strike_idle(fleet, fault)
         with at_most(DEADLINE_S[method] + GRACE_S), pytest.raises(errors.EnvfleetError) as caught:
             step(fleet)
-        error, who = caught.value, patient(method)
+        error: Any = caught.value
+        who = patient(method)
         if fault in EXIT_CODES:
             check(error, fault, error.doing, who)
             assert error.doing in ("idle time", "step")

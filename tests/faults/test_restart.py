@@ -4,6 +4,7 @@ import functools
 import os
 import signal
 import time
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -61,7 +62,7 @@ def undisturbed(mode):
 
 def disturbed(mode, trouble, once, **options):
     """Six slots in three workers; slot 2, in worker 1 with slot 3, gets into trouble."""
-    env_fns = [Troubled] * 6
+    env_fns: list[Any] = [Troubled] * 6
     env_fns[2] = functools.partial(Troubled, trouble, AT_STEP, once)
     if trouble == "hang":
         options["step_timeout_s"] = 0.4
@@ -843,9 +844,9 @@ def test_a_native_environment_comes_back_as_a_whole(how, mode, tmp_path):
 @pytest.mark.parametrize("how", ["kill", "hang"])
 def test_fallback_goes_on_in_this_process(how, tmp_path):
     """With a warning; the lost worker's slots come back truncated, the others do not notice."""
-    env_fns = [Troubled] * 6
+    env_fns: list[Any] = [Troubled] * 6
     env_fns[2] = functools.partial(Troubled, how, AT_STEP, tmp_path / "happened")
-    limits = {"step_timeout_s": 0.4} if how == "hang" else {}
+    limits: dict[str, Any] = {"step_timeout_s": 0.4} if how == "hang" else {}
     with opened(env_fns, num_workers=3, on_failure="fallback", **limits) as envs:
         with pytest.warns(RuntimeWarning, match="slots 2 to 3 go on in this process") as caught:
             found = drive(envs, actions(6), SEED)
@@ -975,7 +976,7 @@ def test_every_lost_worker_is_named_in_its_turn():
 
 def test_a_restart_inside_reset_does_not_disturb_what_others_have_in_flight(tmp_path):
     """Slot 1 is reset by its plan while slot 0 is on its way."""
-    env_fns = [
+    env_fns: list[Any] = [
         functools.partial(Slow, step_s=0.3, length=None),
         functools.partial(Crashing, at="reset", nth=2, mode="kill", once=tmp_path / "x"),
     ]

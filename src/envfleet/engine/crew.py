@@ -143,6 +143,8 @@ class Crew:
         `owed` says how many replies each worker still owes, so that the last one is recognised.
         """
         failures: list[Failure] = []
+        if os.getpid() != self._owner_pid:
+            return failures  # a forked copy: the workers answer to the original
         closing = [h for h in self.handles if not h.is_dead and h.worker not in self._dismissed]
         for handle in closing:
             handle.post(Command(0, Op.CLOSE))

@@ -455,8 +455,13 @@ class Fleet:
         return route
 
     def _wait_for(self, group: list[Pending]) -> None:
-        while not all(pending.is_done for pending in group):
-            self._advance(None, want_all=True)
+        try:
+            while not all(pending.is_done for pending in group):
+                self._advance(None, want_all=True)
+        except BaseException:
+            for pending in group:  # its caller is gone: nothing of it concerns whoever comes next
+                pending.unwanted.update(pending.slots)
+            raise
 
     def _results(self, group: list[Pending]) -> dict[int, Any]:
         """Wait for a group of commands and raise what went wrong; the values by slot."""

@@ -29,7 +29,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing import forkserver, reduction
-from typing import Any
+from typing import Any, Literal
 
 import cloudpickle
 import numpy as np
@@ -88,7 +88,6 @@ class WorkerSpec:
     parent_pid: int
     may_spin: bool
     is_from_server: bool
-    is_from_main_thread: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,30 +102,32 @@ class Ready:
 class NotReady:
     """First message of a worker that could not come up."""
 
-    why: str
-    """"import" or "build"."""
+    why: Literal["import", "build"]
     failure: Failure
 
 
 def main(spec: WorkerSpec, descriptors: Descriptors) -> None:
     """Run one worker process until the parent says close or is gone."""
+    gc.freeze()  # what a fork inherits is not ours to collect, and looking at it would copy it
     _settle(spec, descriptors.fds["stack"])
     fds = descriptors.fds
     channel = WorkerChannel(fds["channel"])
-    slab = Slab(fds["slab"])
-    control = Control(spec.control, slab.map(0, spec.control.nbytes))
-    post = control.posts[spec.worker]
+    doing: Literal["import", "build"] = "import"
     try:
         env_fns = pickle.loads(spec.env_fns)
-    except Exception as exc:
-        channel.send(_dumps(NotReady("import", Failure.of(spec.first, "import", exc))))
-        return
-    try:
+        doing = "build"
+        slab = Slab(fds["slab"])
+        control = Control(spec.control, slab.map(0, spec.control.nbytes))
+        post = control.posts[spec.worker]
         servant = Servant(spec.first, env_fns, spec.autoreset, post, Guard())
+        ready = _dumps(Ready(_dumps(servant.facts())))
     except BuildFailed as exc:
-        channel.send(_dumps(NotReady("build", exc.failure)))
+        channel.send(_dumps(NotReady(doing, exc.failure)))
         return
-    channel.send(_dumps(Ready(_dumps(servant.facts()))))
+    except BaseException as exc:
+        channel.send(_dumps(NotReady(doing, Failure.of(spec.first, "start-up", exc))))
+        return
+    channel.send(ready)
     offset, length, kinds = pickle.loads(channel.recv())
     servant.bind(control, Data(kinds, slab.map(offset, length)))
     slab.close()
@@ -327,10 +328,9 @@ def _settle(spec: WorkerSpec, stack_fd: int) -> None:
         torch.set_num_threads(1)
     if spec.is_from_server:
         _let_server_end()
-    # The kernel ends us with the thread that started us: the server's, or the parent's main one.
-    # The thread below needs the interpreter, so a hang in native code or a stopped process escapes
-    # it. Together they leave nothing behind.
-    if (spec.is_from_server or spec.is_from_main_thread) and sys.platform == "linux":
+    # The kernel ends us with the thread that started us, which lives as long as its process. Where
+    # there is no such service a thread watches, but not a hang in native code or a stopped process.
+    if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     threading.Thread(target=_end_with, args=(spec.parent_pid,), daemon=True).start()
 

@@ -14,13 +14,15 @@ import errno
 import multiprocessing
 import os
 import pickle
+import queue
 import select
 import signal
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 import cloudpickle
@@ -100,7 +102,7 @@ class ProcessHandle:
                 daemon=True,
             )
             with _one_thread_each(), _interrupts_wait(context.get_start_method()):
-                self.process.start()
+                _from_a_lasting_thread(self.process.start)
             # a fork of this process that ends would end all workers in that list; ours end with us
             multiprocessing.process._children.discard(self.process)  # type: ignore[attr-defined]
             os.close(theirs)
@@ -253,7 +255,6 @@ class ProcessBackend:
             parent_pid=os.getpid(),
             may_spin=self._may_spin,
             is_from_server=self.start_method == "forkserver",
-            is_from_main_thread=threading.current_thread() is threading.main_thread(),
         )
         try:
             handle = ProcessHandle(launch, self._ground, self._context, spec)
@@ -419,6 +420,43 @@ def _one_thread_each() -> Iterator[None]:
     finally:
         for name in names:
             os.environ.pop(name, None)
+
+
+def _from_a_lasting_thread(start: Callable[[], None]) -> None:
+    """Start a process from a thread that ends no sooner than this process: workers die with it."""
+    if threading.current_thread() is threading.main_thread():
+        start()
+        return
+    with _launcher_lock:
+        if not _launchers or not _launchers[0].is_alive():
+            _launchers[:] = [_Launcher()]
+    _launchers[0].run_there(start)
+
+
+class _Launcher(threading.Thread):
+    """Does what it is given, one thing after another, until the process ends."""
+
+    def __init__(self) -> None:
+        super().__init__(name="envfleet-launcher", daemon=True)
+        self._work: queue.SimpleQueue[tuple[Callable[[], None], Future[None]]] = queue.SimpleQueue()
+        self.start()
+
+    def run_there(self, function: Callable[[], None]) -> None:
+        done: Future[None] = Future()
+        self._work.put((function, done))
+        done.result()
+
+    def run(self) -> None:
+        while True:
+            function, done = self._work.get()
+            try:
+                done.set_result(function())
+            except BaseException as exc:
+                done.set_exception(exc)
+
+
+_launcher_lock = threading.Lock()
+_launchers: list[_Launcher] = []
 
 
 @contextlib.contextmanager

@@ -1,0 +1,448 @@
+"""Trouble on the way up: one clear error in the parent that says what to do."""
+
+import functools
+import importlib
+import os
+import re
+import signal
+import sys
+import threading
+import time
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+import envfleet
+from envfleet import errors
+from envfleet.engine import Deadlines, Fleet
+from envfleet.testing import Counter, FailingConstructor, HugeObservation
+from tests.faults.stage import METHODS, Resident, at_most, left_after, program, run_program, zeros
+
+NEW = ("spawn", "forkserver")
+"""Start methods that begin with a new interpreter."""
+
+
+# ---- the missing guard --------------------------------------------------------------------------
+
+NO_GUARD = """
+    import sys
+
+    import numpy as np
+
+    import envfleet
+    from envfleet.testing import Counter
+
+    with open(sys.argv[2], "a") as file:
+        file.write("imported\\n")
+    options = {} if sys.argv[3] == "auto" else {"num_workers": 4}
+    envs = envfleet.make_vec(
+        Counter, 4, backend=sys.argv[3], start_method=sys.argv[1], **options
+    )
+    envs.reset(seed=0)
+    print("open")
+    envs.close()
+"""
+
+
+@pytest.mark.parametrize("backend", ["process", "auto"])
+@pytest.mark.parametrize("method", NEW)
+def test_a_missing_main_guard_is_one_error_that_shows_the_fix(method, backend, tmp_path):
+    imports = tmp_path / "imports"
+    with at_most(10.0):
+        code, out, err = run_program(tmp_path, NO_GUARD, method, imports, backend)
+    assert (code, out) == (1, "")
+    assert err.count("Traceback") == 1, err
+    assert err.count("MissingMainGuard") == 1
+    assert "program.py opens a fleet at its top level" in err
+    assert 'if __name__ == "__main__":\n        main()' in err
+    assert method in err
+    # the program itself, each of its workers, and a fork server that preloads it: no storm
+    assert len(imports.read_text().split()) <= 6
+
+
+def test_fork_needs_no_guard(tmp_path):
+    code, out, err = run_program(tmp_path, NO_GUARD, "fork", tmp_path / "imports", "process")
+    assert (code, out, err) == (0, "open\n", "")
+
+
+GUARDED = """
+    import sys
+
+    import envfleet
+    from envfleet.testing import Counter
+
+
+    class Local(Counter):
+        "Defined in the main script, like most people's first environment."
+
+
+    def main():
+        envs = envfleet.make_vec(
+            [Local, lambda: Local(length=3)],
+            num_workers=2,
+            backend="process",
+            start_method=sys.argv[1],
+        )
+        print(envs.reset(seed=0)[0].tolist())
+        envs.close()
+
+
+    if __name__ == "__main__":
+        main()
+"""
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_guarded_script_may_define_its_own_environments(method, tmp_path):
+    code, out, err = run_program(tmp_path, GUARDED, method)
+    assert (code, out, err) == (0, "[[0], [0]]\n", "")
+
+
+FAILING_MAIN = """
+    import multiprocessing, sys
+
+    import envfleet
+    from envfleet.testing import Counter
+
+    if multiprocessing.current_process().name != "MainProcess":
+        raise RuntimeError("this script does not like workers")
+
+    if __name__ == "__main__":
+        envfleet.make_vec(Counter, 2, num_workers=2, backend="process", start_method=sys.argv[1])
+"""
+
+
+@pytest.mark.parametrize("method", NEW)
+def test_a_script_that_workers_cannot_import_gives_a_named_error(method, tmp_path):
+    """The interpreter of the worker prints why; the parent's error is the last word."""
+    with at_most(10.0):
+        code, _, err = run_program(tmp_path, FAILING_MAIN, method)
+    assert code == 1
+    assert "this script does not like workers" in err
+    last = [line for line in err.splitlines() if line.startswith("envfleet.errors.")][-1]
+    assert "worker 0" in last or "worker 1" in last
+    assert "start" in last
+
+
+# ---- limits of the machine ----------------------------------------------------------------------
+
+FEW_FILES = """
+    import os, resource, sys
+
+    import envfleet
+    from envfleet.testing import Counter
+
+    if __name__ == "__main__":
+        method, limit, check = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+        if check == "no check":
+            # the count before starting is only a forecast; here it is wrong
+            envfleet.engine.backends.process.open_files = lambda: (0, 1_000_000)
+        before = len(os.listdir("/proc/self/fd"))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+        try:
+            envfleet.make_vec(
+                Counter, 16, num_workers=16, backend="process", start_method=method
+            )
+        except envfleet.errors.TooManyOpenFiles as error:
+            print(error)
+        print(len(os.listdir("/proc/self/fd")) - before)
+"""
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_too_many_open_files_says_limit_need_and_remedy(method, tmp_path):
+    code, out, err = run_program(tmp_path, FEW_FILES, method, 60, "check")
+    assert (code, err) == (0, "")
+    sentence, left = out.splitlines()
+    assert re.search(r"16 workers need about \d+ open files", sentence)
+    assert "this process may have 60" in sentence
+    assert "num_workers=" in sentence
+    assert re.search(r"ulimit -n \d+", sentence)
+    assert int(left) <= (2 if method == "forkserver" else 0)
+
+
+@pytest.mark.parametrize("limit", range(24, 72, 6))
+def test_running_out_of_files_half_way_is_undone(limit, tmp_path):
+    """At whichever descriptor it happens; the parent has as many as before, and says the same.
+
+    Two may be left: multiprocessing makes two pipes for a process that it forks, and gives up the
+    first one to nobody if there is none to be had for the second.
+    """
+    code, out, _ = run_program(tmp_path, FEW_FILES, "fork", limit, "no check")
+    assert code == 0
+    sentence, left = out.splitlines()
+    assert "16 workers need about" in sentence
+    assert left in ("0", "2")
+
+
+class Enormous(Counter):
+    """More than any machine has; nobody ever makes such an observation."""
+
+    def __init__(self):
+        super().__init__()
+        self.observation_space = spaces.MultiBinary(1 << 44)
+
+
+@pytest.mark.parametrize("backend", ["process", "thread", "serial"])
+def test_not_enough_shared_memory_says_need_and_remedy(backend):
+    with pytest.raises(errors.NotEnoughSharedMemory) as caught:
+        Fleet([Enormous] * 2, num_workers=2 if backend != "serial" else 1, backend=backend)
+    error = caught.value
+    assert error.need_bytes >= 4 << 44  # two slots; observations and last observations
+    assert error.need_bytes > error.available_bytes > 0
+    assert "2 slots" in str(error)
+    assert "MiB" in str(error)
+    assert "fewer environments" in str(error)
+
+
+def test_large_observations_that_fit_are_no_trouble():
+    env_fn = functools.partial(HugeObservation, num_bytes=1 << 22)
+    envs = envfleet.make_vec(env_fn, 4, num_workers=2, backend="process", start_method="fork")
+    envs.reset(seed=0)
+    obs, *_ = envs.step(zeros(4))
+    assert (obs == 1).all()
+    envs.close()
+
+
+# ---- what builds the environment ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_function_that_cannot_travel_is_named(method):
+    lock = threading.Lock()
+
+    def build_with_a_lock():
+        with lock:
+            return Counter()
+
+    with at_most(5.0), pytest.raises(errors.EnvNotPicklable) as caught:
+        Fleet([Counter, Counter, build_with_a_lock], num_workers=2, start_method=method)
+    error = caught.value
+    assert error.slot == 2
+    assert "build_with_a_lock" in str(error)
+    assert "lock" in error.reason
+    assert "inside the function" in str(error)
+    assert "backend='thread'" in str(error)
+
+
+def test_threads_need_no_pickle():
+    lock = threading.Lock()
+
+    def build_with_a_lock():
+        with lock:
+            return Counter()
+
+    envs = envfleet.make_vec([build_with_a_lock] * 2, backend="thread")
+    envs.reset(seed=0)
+    envs.close()
+
+
+HERE_ONLY = """
+from envfleet.testing import Counter
+
+class Here(Counter):
+    pass
+"""
+
+
+@pytest.fixture
+def here_only(tmp_path, monkeypatch):
+    """A module that this process can import, and no new one."""
+    (tmp_path / "only_here.py").write_text(HERE_ONLY)
+    monkeypatch.syspath_prepend(tmp_path)
+    module = importlib.import_module("only_here")
+    monkeypatch.undo()
+    yield module
+    del sys.modules["only_here"]
+
+
+@pytest.mark.parametrize("method", NEW)
+def test_a_module_that_only_the_parent_has_is_named(method, here_only):
+    with at_most(10.0), pytest.raises(errors.EnvNotImportable) as caught:
+        Fleet([Counter, here_only.Here], num_workers=2, start_method=method)
+    error = caught.value
+    assert error.slots == (1,)
+    assert "No module named 'only_here'" in str(error)
+    assert "PYTHONPATH" in str(error)
+    assert isinstance(error.__cause__, errors.RemoteTraceback)
+
+
+def test_fork_has_what_the_parent_has(here_only):
+    Fleet([here_only.Here], start_method="fork").close()
+
+
+ENV_ID = "EnvfleetFaults/OnlyInTheParent-v0"
+
+
+@pytest.fixture
+def registered():
+    gymnasium.register(ENV_ID, entry_point="envfleet.testing:Counter", max_episode_steps=4)
+    yield ENV_ID
+    del gymnasium.registry[ENV_ID]
+
+
+@pytest.mark.parametrize("method", NEW)
+def test_an_id_registered_only_in_the_parent(method, registered):
+    """Inside a function it is not known to a worker; passed as it is, it travels."""
+    with at_most(10.0), pytest.raises(errors.EnvNotRegistered) as caught:
+        Fleet(
+            [Counter, functools.partial(gymnasium.make, registered)],
+            num_workers=2,
+            start_method=method,
+        )
+    error = caught.value
+    assert error.slot == 1
+    assert "EnvfleetFaults" in str(error)
+    assert "pass the id itself to make_vec" in str(error)
+
+    envs = envfleet.make_vec(registered, 2, num_workers=2, backend="process", start_method=method)
+    envs.reset(seed=0)
+    for _ in range(3):
+        envs.step(zeros(2))
+    *_, truncated, _ = envs.step(zeros(2))
+    assert truncated.tolist() == [True, True], "the registration travels with its time limit"
+    envs.close()
+
+
+# ---- constructors -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_first_of_several_failing_constructors_is_enough(method):
+    """One error, one traceback in it, and no worker says a word on stderr."""
+    with at_most(10.0), pytest.raises(errors.EnvConstructionFailed) as caught:
+        Fleet([FailingConstructor] * 4, num_workers=2, start_method=method)
+    assert caught.value.slot in (0, 2)
+    assert str(caught.value.__cause__).count("Traceback") == 1
+
+
+QUIET = """
+    import envfleet
+    from envfleet.testing import FailingConstructor
+
+    if __name__ == "__main__":
+        try:
+            envfleet.make_vec(
+                FailingConstructor, 4, num_workers=4, backend="process", start_method="fork"
+            )
+        except envfleet.errors.EnvConstructionFailed as error:
+            print(error)
+"""
+
+
+def test_workers_that_cannot_come_up_are_quiet(tmp_path):
+    code, out, err = run_program(tmp_path, QUIET)
+    assert (code, err) == (0, "")
+    assert "the constructor failed as asked" in out
+
+
+def test_a_function_that_builds_no_environment_is_told_so():
+    for nothing in (dict, lambda: None):
+        with pytest.raises(errors.ConfigError, match=r"not a gymnasium\.Env"):
+            Fleet([Counter, nothing], num_workers=2)
+
+
+def test_start_deadlines_run_side_by_side():
+    """Each worker's clock starts when it is launched, not when its neighbour is ready."""
+
+    class SlowToBuild(Counter):
+        def __init__(self, seconds):
+            super().__init__()
+            time.sleep(seconds)
+
+    env_fns = [functools.partial(SlowToBuild, seconds) for seconds in (0.7, 0.7, 30.0)]
+    with at_most(1.0 + 0.6), pytest.raises(errors.StartTimeout) as caught:
+        Fleet(env_fns, num_workers=3, deadlines=Deadlines(start_s=1.0))
+    assert (caught.value.worker, caught.value.slots) == (2, (2,))
+    assert "time.sleep" in caught.value.doing or "__init__" in caught.value.doing
+
+
+KILLED_EARLY = """
+    import sys
+
+    import envfleet
+    from envfleet.testing import Counter
+
+    if __name__ == "__main__":
+        print("opening", flush=True)
+        try:
+            envfleet.make_vec(
+                Counter, 4, num_workers=4, backend="process", start_method=sys.argv[1]
+            )
+        except envfleet.errors.EnvfleetError as error:
+            print(type(error).__name__, str(error).replace("\\n", " "))
+        else:
+            print("open")
+"""
+
+
+@pytest.mark.parametrize("method", NEW)
+@pytest.mark.parametrize("after_s", [0.1, 0.3, 0.5])
+def test_a_worker_killed_on_its_way_up_is_named(method, after_s, tmp_path):
+    """By somebody else (an out-of-memory killer), at a moment when it is not yet a worker."""
+    with program(tmp_path, KILLED_EARLY, method) as running:
+        assert running.line() == "opening"
+        give_up_s = time.monotonic() + 5.0
+        while not (workers := candidates(running, method)) and time.monotonic() < give_up_s:
+            time.sleep(0.01)
+        time.sleep(after_s)
+        everybody = running.descendants()
+        for pid in workers:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        with at_most(10.0):
+            code = running.finish(15.0)
+        assert code == 0, running.err
+        assert running.out.startswith(("WorkerDied", "open")), running.out
+        assert running.err == ""
+        assert not left_after(everybody, 2.0)
+
+
+def candidates(running, method):
+    """Children that are going to be workers; under forkserver they are the server's children."""
+    import psutil
+
+    def is_servant(child):
+        line = " ".join(child.cmdline())
+        return "resource_tracker" in line or ("forkserver" in line and child.ppid() == running.pid)
+
+    found = []
+    for child in psutil.Process(running.pid).children(recursive=True):
+        try:
+            if not is_servant(child):
+                found.append(child.pid)
+        except psutil.NoSuchProcess:
+            continue
+    return found
+
+
+def test_environments_may_have_children_of_their_own():
+    """A worker is not daemonic towards its environments."""
+    envs = envfleet.make_vec(
+        HasChild, 2, num_workers=2, backend="process", start_method="fork", on_failure="restart"
+    )
+    envs.reset(seed=0)
+    children = envs.get_attr("child_pid")
+    assert np.unique(children).size == 2
+    envs.close()
+    assert not left_after(children, 2.0)
+
+
+class HasChild(Resident):
+    """Keeps a process of its own, and ends it in close."""
+
+    def __init__(self):
+        super().__init__()
+        import multiprocessing
+
+        self.child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+        self.child.start()
+        self.child_pid = self.child.pid
+
+    def close(self):
+        self.child.kill()
+        self.child.join()
