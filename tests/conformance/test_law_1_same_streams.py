@@ -43,6 +43,9 @@ SPACES: dict[str, spaces.Space[Any]] = {
 SPACES["everything"] = spaces.Dict(
     {name: space for name, space in SPACES.items() if name != "everything"}
 )
+# beyond what a cell of shared memory holds, in some rows and not in others
+SPACES["long_text"] = spaces.Text(25_000, min_length=0, charset="中🚀")
+SPACES["long_sequence"] = spaces.Sequence(spaces.Box(0, 1, (2000,), np.float64))
 SPACES["nested"] = spaces.Tuple(
     (
         spaces.Dict(a=spaces.Tuple((spaces.Text(5), spaces.Discrete(2))), b=SPACES["box"]),

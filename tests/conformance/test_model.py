@@ -47,11 +47,33 @@ class Wanderer(NoisyStream):
         return (self.t + offset, self.task)
 
 
+class SavesItself(Wanderer):
+    """Its snapshots are taken by its own methods."""
+
+    def get_state(self):
+        return self.t, self.length, self.task
+
+    def set_state(self, state):
+        self.t, self.length, self.task = state
+
+
+class CannotBePickled(Wanderer):
+    """Its snapshots are replays; the model may copy it all the same."""
+
+    def __reduce_ex__(self, protocol):
+        raise TypeError("not for a pickle")
+
+    def __deepcopy__(self, memo):
+        twin = CannotBePickled()
+        vars(twin).update(copy.deepcopy(vars(self), memo))
+        return twin
+
+
 class ModelSlot:
     """What one slot does, as the documents say."""
 
-    def __init__(self, mode):
-        self.env, self.mode = Wanderer(), mode
+    def __init__(self, env, mode):
+        self.env, self.mode = env, mode
         self.state = "unusable"
         self.queue: deque[Any] = deque()
         self.obs: Any = None
@@ -90,14 +112,15 @@ class FleetAgainstModel(RuleBasedStateMachine):
     """Which slots are ready is a matter of time, so no rule's precondition may depend on it."""
 
     where = SERIAL
+    env: Any = Wanderer
     envs: Any = None
     saved: Any = None
 
     @initialize(mode=st.sampled_from(MODES), seed=st.integers(0, 99))
     def open(self, mode, seed):
         self.mode = mode
-        self.envs = envfleet.make_vec(Wanderer, NUM, autoreset=mode, **self.where)
-        self.model = [ModelSlot(mode) for _ in range(NUM)]
+        self.envs = envfleet.make_vec(self.env, NUM, autoreset=mode, **self.where)
+        self.model = [ModelSlot(self.env(), mode) for _ in range(NUM)]
         self.expected: dict[int, Any] = {}
         obs, infos = self.envs.reset(seed=seed)
         for slot, model in enumerate(self.model):
@@ -214,12 +237,18 @@ class FleetAgainstModel(RuleBasedStateMachine):
 
 
 @pytest.mark.parametrize(
-    ("where", "examples"),
-    [(SERIAL, 40), (THREAD, 30), (FORK, 20)],
-    ids=["serial", "thread", "fork"],
+    ("where", "env", "examples"),
+    [
+        pytest.param(SERIAL, Wanderer, 40, id="serial"),
+        pytest.param(THREAD, Wanderer, 30, id="thread"),
+        pytest.param(FORK, Wanderer, 15, id="fork"),
+        pytest.param(SERIAL, SavesItself, 40, id="serial-own-state"),
+        pytest.param(SERIAL, CannotBePickled, 80, id="serial-replay"),
+        pytest.param(FORK, CannotBePickled, 15, id="fork-replay"),
+    ],
 )
-def test_any_order_of_calls(where, examples):
-    machine = type("Machine", (FleetAgainstModel,), {"where": where})
+def test_any_order_of_calls(where, env, examples):
+    machine = type("Machine", (FleetAgainstModel,), {"where": where, "env": env})
     # without shrinking: on a slow machine it would outlast the test's deadline and hide the failure
     phases = [Phase.explicit, Phase.generate]
     run_state_machine_as_test(

@@ -112,6 +112,23 @@ def test_a_restore_right_after_a_seeded_reset(where):
 
 
 @pytest.mark.parametrize("method", ["own", "pickle", "replay"])
+@pytest.mark.parametrize("is_seeded", [True, False], ids=["seeded", "unseeded"])
+@pytest.mark.parametrize("where", QUICK)
+def test_a_snapshot_taken_after_a_restore_is_as_good_as_the_first(where, is_seeded, method):
+    with opened(METHODS[method], 3, **where) as envs:
+        envs.reset(seed=0)
+        if not is_seeded:
+            envs.reset()
+        first = envs.snapshot()
+        expected = go_on(envs, actions_for(envs), 20)
+        envs.restore(first)
+        second = envs.snapshot()
+        envs.reset(seed=50)
+        envs.restore(second)
+        assert_same(expected, go_on(envs, actions_for(envs), 20))
+
+
+@pytest.mark.parametrize("method", ["own", "pickle", "replay"])
 @pytest.mark.parametrize("where", QUICK)
 def test_one_slot_goes_back_and_the_others_go_on(where, method):
     with opened(METHODS[method], 3, **where) as envs:

@@ -11,7 +11,6 @@ caller.
 
 from __future__ import annotations
 
-import struct
 from collections import deque
 from collections.abc import Sequence
 from enum import IntEnum
@@ -19,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from envfleet.engine import rng
 from envfleet.engine import snapshot as snapshots
 from envfleet.engine.guard import Guard
 from envfleet.engine.infos import Info, InfoWriter
@@ -26,9 +26,6 @@ from envfleet.engine.messages import EnvFacts, Failure, Op, Reply, place
 from envfleet.engine.options import PLAIN_RESET, Autoreset, EnvFn, ResetPlan
 from envfleet.engine.slab import Control, Data
 from envfleet.layout import Columns
-
-NO_RNG, SEEDED, RNG_STATE = 0, 1, 2
-_RNG = struct.Struct("=B7x16s16sII")
 
 
 class State(IntEnum):
@@ -335,22 +332,11 @@ class EnvHost:
         """Keep what the coming episode starts from, where it outlives this process."""
         cell = self._control.rng[self.first + row]
         if plan.seed is not None:
-            cell[0] = SEEDED
+            rng.note_seeded(cell)
             return
-        try:
-            state = env.unwrapped.np_random.bit_generator.state
-            inner = state["state"]
-            _RNG.pack_into(
-                cell.data,
-                0,
-                RNG_STATE,
-                inner["state"].to_bytes(16, "little"),
-                inner["inc"].to_bytes(16, "little"),
-                state["has_uint32"],
-                state["uinteger"],
-            )
-        except (AttributeError, KeyError, TypeError):  # another generator, or none
-            cell[0] = NO_RNG
+        generator = getattr(env.unwrapped, "np_random", None)
+        bits = getattr(generator, "bit_generator", None)
+        rng.note_state(cell, None if bits is None else bits.state)
 
     def _inform(self, row: int, info: Info) -> None:
         if not info:
@@ -436,19 +422,3 @@ class EnvHost:
             return None
         self._reply, self._is_plain = Reply(), True
         return reply
-
-
-def unpack_rng(cell: bytes) -> dict[str, Any] | None:
-    """The generator state that `_record_rng` kept, as numpy takes it; None if there is none."""
-    flag, state, inc, has_uint32, uinteger = _RNG.unpack_from(cell)
-    if flag != RNG_STATE:
-        return None
-    return {
-        "bit_generator": "PCG64",
-        "state": {
-            "state": int.from_bytes(state, "little"),
-            "inc": int.from_bytes(inc, "little"),
-        },
-        "has_uint32": has_uint32,
-        "uinteger": uinteger,
-    }

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import cloudpickle
 import numpy as np
 
-from envfleet.engine.host import unpack_rng
+from envfleet.engine import rng
 from envfleet.engine.incident import Incident
 from envfleet.engine.journal import EpisodeLog, Journal
 from envfleet.engine.options import PLAIN_RESET, EnvFn, ResetPlan
@@ -112,24 +112,25 @@ class Logbook:
     def replay_of(self, slot: int) -> Replay:
         """How to bring a new environment to where this slot stands."""
         log = self.journal.log_of(slot)
-        rng = unpack_rng(self._control.rng[slot].tobytes())
-        if not log.is_complete or (log.plan.seed is None and rng is None):
+        start = rng.read_state(self._control.rng[slot])
+        if not log.is_complete or (log.plan.seed is None and start is None):
             raise SnapshotError(
                 f"slot {slot} cannot be pickled and its episode cannot be replayed (no seed, or "
                 "too many actions); give the environment the methods get_state and set_state"
             )
-        return Replay(log.plan.seed, log.plan.options, rng, log.actions)
+        return Replay(log.plan.seed, log.plan.options, start, log.actions)
 
     def restored(self, slot: int, queued: Sequence[ResetPlan], replay: Replay | None) -> None:
         """The slot was brought to another state."""
         self._queued[slot] = deque(queued)
         if replay is None:
             self.began([slot], [PLAIN_RESET])
-            self._control.rng[slot, 0] = 0  # how this episode began is not known here
+            rng.note_state(self._control.rng[slot], None)  # it began elsewhere
         else:
             plan = ResetPlan(replay.seed, replay.options)
             self.began([slot], [plan])
             self.journal.take_back(slot, plan, replay.actions)
+            rng.note_state(self._control.rng[slot], replay.rng)
 
     def record(self, event: Event) -> Incident:
         """Turn a failure into an incident that can be replayed."""
@@ -152,7 +153,7 @@ class Logbook:
             seed=log.plan.seed,
             options=log.plan.options,
             actions=log.actions,
-            rng=unpack_rng(self._control.rng[event.slot].tobytes()),
+            rng=rng.read_state(self._control.rng[event.slot]),
             is_complete=log.is_complete,
             env_fn=env_fn,
         )
