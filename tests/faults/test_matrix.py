@@ -41,7 +41,7 @@ SILENT = ("sigstop", "hang")
 
 DEADLINE_S = {"fork": 0.5, "thread": 0.5, "spawn": 1.0, "forkserver": 1.0}
 CLOSE_S = 0.5
-START_S = {"fork": 1.0, "spawn": 4.0, "forkserver": 4.0}
+START_S = {"fork": 1.0, "spawn": 3.0, "forkserver": 3.0}
 """A new interpreter takes most of a second to come up; on a busy machine more."""
 
 

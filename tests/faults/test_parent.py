@@ -1,16 +1,20 @@
 """Law 5 seen from outside: however a program with a fleet ends, its workers end with it."""
 
+import functools
 import gc
 import os
 import signal
+import threading
 import time
 import weakref
+from multiprocessing import forkserver, resource_tracker
 from typing import Any
 
 import psutil
 import pytest
 
 import envfleet
+from envfleet.testing import Hanging
 from tests.faults.stage import METHODS, Resident, at_most, is_alive, left_after, program, zeros
 
 SIGKILL_GRACE_S = 3.0
@@ -113,8 +117,6 @@ def test_sigkill_of_a_parent_whose_fleet_lives_in_a_thread(what, method, tmp_pat
 @pytest.mark.leaves_thread("what starts workers for other threads lasts as long as the process")
 def test_workers_outlive_the_thread_that_started_them():
     """A thread that opens a fleet and ends is no reason for anybody to die."""
-    import threading
-
     opened = []
     options: dict[str, Any] = {"backend": "process", "start_method": "fork", "num_workers": 2}
     thread = threading.Thread(
@@ -407,10 +409,6 @@ def test_a_fleet_in_a_ring_of_references_is_gone_when_that_is_collected():
 
 
 def test_a_fleet_left_with_a_hung_step_is_gone_too():
-    import functools
-
-    from envfleet.testing import Hanging
-
     envs = envfleet.make_vec(
         [Resident, functools.partial(Hanging, mode="deaf")],
         num_workers=2,
@@ -427,8 +425,6 @@ def test_a_fleet_left_with_a_hung_step_is_gone_too():
 
 
 def our_servants():
-    from multiprocessing import forkserver, resource_tracker
-
     return {
         getattr(resource_tracker._resource_tracker, "_pid", None),
         getattr(forkserver._forkserver, "_forkserver_pid", None),

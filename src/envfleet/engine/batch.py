@@ -14,7 +14,7 @@ from envfleet.engine.incident import Incident
 from envfleet.engine.infos import Info, PackedInfos, collate
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Batch:
     """Results of some slots; row i of every field belongs to `slots[i]`."""
 

@@ -92,6 +92,9 @@ class Crew:
     ) -> None:
         """Wait for news of `pending`; those that fell back to this process are served first."""
         assert self._backend is not None
+        if not self.fallen_back:
+            self._backend.wait(pending, timeout_s, want_all=want_all)
+            return
         local = [handle for handle in pending if handle.worker in self.fallen_back]
         if local:
             self._local.wait(local, timeout_s, want_all=False)

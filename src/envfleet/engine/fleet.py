@@ -108,9 +108,7 @@ class Fleet:
         self._router = Router(crew.bounds)
         self._traffic = Traffic(self.num_slots, num_workers, crew.post)
         self._logbook = Logbook(crew.env_fns, crew.control)
-        self._gatherer = Gatherer(
-            crew.control, crew.data, self._router.worker_of, autoreset, copy=copy
-        )
+        self._gatherer = Gatherer(crew.control, crew.data, self._router, autoreset, copy=copy)
         self._recovery = Recovery(
             crew,
             self._traffic,
@@ -328,12 +326,12 @@ class Fleet:
             return  # such slots cannot be replayed one by one, and their resets cannot be planned
         if self.autoreset == "next_step":
             if np.count_nonzero(valid) < len(slots):
-                self._logbook.began_by_itself(slots[~valid & ~terminated & ~truncated].tolist())
+                self._logbook.began_by_itself(slots[~(valid | terminated | truncated)])
             return
         ended = terminated | truncated
         if np.count_nonzero(ended):
             if self.autoreset == "same_step":
-                self._logbook.began_by_itself(slots[ended].tolist())
+                self._logbook.began_by_itself(slots[ended])
             else:
                 self._logbook.set_needs_reset(slots[ended], True)
 
@@ -505,9 +503,7 @@ class Fleet:
         if logbook.num_needing_reset:
             idle = route.slots[logbook.needs_reset[route.slots]].tolist()
             if idle:
-                raise ResetNeeded(
-                    f"slots {idle} have no running episode; call reset before stepping them"
-                )
+                raise ResetNeeded(f"slots {idle} have no running episode; call reset first")
 
     def close(self) -> None:
         """Close environments, end workers, give everything back. Idempotent and bounded in time."""

@@ -20,7 +20,7 @@ from envfleet.engine.incident import Incident
 from envfleet.engine.infos import NO_INFO, Info, PackedInfos, Schema
 from envfleet.engine.messages import Reply
 from envfleet.engine.options import Autoreset
-from envfleet.engine.routes import Part, Slots, merge
+from envfleet.engine.routes import Part, Router, Slots
 from envfleet.engine.slab import Control, Data
 from envfleet.errors import LayoutMismatch
 from envfleet.layout import Columns
@@ -32,9 +32,10 @@ class Gatherer:
     """Puts batches together."""
 
     def __init__(
-        self, control: Control, data: Data, worker_of: Slots, autoreset: Autoreset, *, copy: bool
+        self, control: Control, data: Data, router: Router, autoreset: Autoreset, *, copy: bool
     ) -> None:
-        self._control, self._data, self._worker_of = control, data, worker_of
+        self._control, self._data, self._router = control, data, router
+        worker_of = self._worker_of = router.worker_of
         self._autoreset, self._copy = autoreset, copy
         self.is_mixed = len(data.kinds) > 1
         self.spills: dict[int, dict[int, Any]] = {}
@@ -124,7 +125,7 @@ class Gatherer:
 
     def batch(self, parts: Sequence[Part]) -> Batch:
         """The rows of these parts."""
-        slots, rows = merge(parts)
+        slots, rows = self._router.merge(parts)
         control = self._control
         terminated, truncated = control.terminated[rows].copy(), control.truncated[rows].copy()
         obs = final_obs = self.observations(slots, rows)

@@ -178,7 +178,7 @@ class PackedInfos:
                 yield (
                     position,
                     {
-                        key: column[index].copy()
+                        key: np.array(column[index])
                         if kind is np.ndarray
                         else kind(column[index].item() if kind in _PYTHON_KINDS else column[index])
                         for key, kind, column in zip(

@@ -7,9 +7,11 @@ from filling the memory, after which a slot's log is marked as no longer complet
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -18,7 +20,8 @@ import numpy.typing as npt
 from envfleet.engine.options import PLAIN_RESET, ResetPlan
 
 LIMIT_BYTES = 64 << 20
-_LIST_ITEM_BYTES = 64
+_ENTRY_BYTES = 200
+"""What an entry takes beside its actions."""
 _TRIM_EVERY = 1024
 
 
@@ -39,12 +42,12 @@ class Journal:
         self._base = 0
         self._bytes = 0
         self._starts = np.zeros(num_slots, np.int64)
-        self._plans: list[ResetPlan] = [PLAIN_RESET] * num_slots
+        self._plans = np.full(num_slots, PLAIN_RESET, object)
 
     def sent(self, slots: npt.NDArray[np.intp] | None, actions: Any) -> None:
         """Keep actions, which must be the journal's own, of these slots (None: all)."""
         self._entries.append((slots, actions))
-        self._bytes += getattr(actions, "nbytes", None) or len(actions) * _LIST_ITEM_BYTES
+        self._bytes += _ENTRY_BYTES + _weight(actions)
         if len(self._entries) % _TRIM_EVERY == 0 or self._bytes > LIMIT_BYTES:
             self._trim()
 
@@ -54,12 +57,16 @@ class Journal:
         for slot, plan in zip(slots, plans, strict=True):
             self._starts[slot], self._plans[slot] = now, plan
 
+    def began_plainly(self, slots: npt.NDArray[np.intp]) -> None:
+        """These slots have just been reset without seed or options."""
+        self._starts[slots] = self._base + len(self._entries)
+        self._plans[slots] = PLAIN_RESET
+
     def log_of(self, slot: int) -> EpisodeLog:
         """The slot's episode so far."""
         start = int(self._starts[slot])
         actions = []
-        for index in range(max(0, start - self._base), len(self._entries)):
-            slots, batch = self._entries[index]
+        for slots, batch in islice(self._entries, max(0, start - self._base), None):
             if slots is None:
                 actions.append(batch[slot])
             else:
@@ -78,5 +85,16 @@ class Journal:
         needed_from = int(self._starts.min())
         while self._entries and (self._base < needed_from or self._bytes > LIMIT_BYTES):
             _, actions = self._entries.popleft()
-            self._bytes -= getattr(actions, "nbytes", None) or len(actions) * _LIST_ITEM_BYTES
+            self._bytes -= _ENTRY_BYTES + _weight(actions)
             self._base += 1
+
+
+def _weight(value: Any) -> int:
+    """About how many bytes a value takes."""
+    if isinstance(value, np.ndarray):
+        return value.nbytes
+    if isinstance(value, dict):
+        return sum(map(_weight, value.values())) + sys.getsizeof(value)
+    if isinstance(value, list | tuple):
+        return sum(map(_weight, value)) + sys.getsizeof(value)
+    return sys.getsizeof(value)

@@ -14,6 +14,7 @@ from envfleet.engine import rng
 from envfleet.engine.incident import Incident
 from envfleet.engine.journal import EpisodeLog, Journal
 from envfleet.engine.options import PLAIN_RESET, EnvFn, ResetPlan
+from envfleet.engine.routes import Slots
 from envfleet.engine.slab import Control
 from envfleet.engine.snapshot import Replay
 from envfleet.engine.supervise import Ledger, restart_plan
@@ -44,6 +45,7 @@ class Logbook:
         num_slots = len(env_fns)
         self.journal = Journal(num_slots)
         self._queued: list[deque[ResetPlan]] = [deque() for _ in env_fns]
+        self._num_queued = 0
         self._restart_plans: dict[int, ResetPlan] = {}
         self._seeds: list[int | None] = [None] * num_slots
         self._restarts = [0] * num_slots
@@ -65,13 +67,17 @@ class Logbook:
         self.journal.began(slots, plans)
         self.set_needs_reset(slots, False)
 
-    def began_by_itself(self, slots: Iterable[int]) -> None:
+    def began_by_itself(self, slots: Slots) -> None:
         """These slots reset themselves, by the next plan in their queue if there was one."""
-        chosen = list(slots)
+        if not self._restart_plans and not self._num_queued:  # by far the most common
+            self.journal.began_plainly(slots)
+            return
+        chosen = slots.tolist()
         plans = [self.next_plan(slot) for slot in chosen]
         for slot in chosen:
             if slot not in self._restart_plans and self._queued[slot]:
                 self._queued[slot].popleft()
+                self._num_queued -= 1
         self.began(chosen, plans)
 
     def with_seed(self, slot: int, plan: ResetPlan) -> ResetPlan:
@@ -89,6 +95,7 @@ class Logbook:
         """The hosts of these slots have been given these plans for later."""
         for slot, plan in zip(slots, plans, strict=True):
             self._queued[slot].append(plan)
+            self._num_queued += 1
 
     def queued(self, slot: int) -> tuple[ResetPlan, ...]:
         """Plans that the slot has not used yet."""
@@ -122,6 +129,7 @@ class Logbook:
 
     def restored(self, slot: int, queued: Sequence[ResetPlan], replay: Replay | None) -> None:
         """The slot was brought to another state."""
+        self._num_queued += len(queued) - len(self._queued[slot])
         self._queued[slot] = deque(queued)
         if replay is None:
             self.began([slot], [PLAIN_RESET])

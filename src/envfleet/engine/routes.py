@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -24,7 +23,6 @@ class Part:
     """The share of one worker in a set of slots."""
 
     worker: int
-    first: int
     slots: Slots
     rows: slice | Slots
     """The same slots, as a slice where they are neighbours."""
@@ -80,11 +78,23 @@ class Router:
                 mine.flags.writeable = False
                 rows = _as_rows(mine)
                 is_whole = isinstance(rows, slice) and len(mine) == hi - lo
-                part = Part(worker, int(mine[0]), mine, rows, is_whole, where.tolist())
-                parts.append(part)
+                parts.append(Part(worker, mine, rows, is_whole, where.tolist()))
         rows = _as_rows(slots)
         is_all = isinstance(rows, slice) and len(slots) == self.num_slots
         return Route(slots, rows, is_all, tuple(parts))
+
+    def merge(self, parts: Sequence[Part]) -> tuple[Slots, slice | Slots]:
+        """The slots of several parts together, in order, as a slice if they are neighbours."""
+        if len(parts) == 1:
+            return parts[0].slots, parts[0].rows
+        everything = self.everything
+        if len(parts) == len(everything.parts) and all(part.is_whole for part in parts):
+            return everything.slots, everything.rows
+        if not parts:
+            return np.zeros(0, np.intp), slice(0, 0)
+        slots = np.concatenate([part.slots for part in parts])
+        slots.sort()
+        return slots, _as_rows(slots)
 
     def part_of(self, slots: Sequence[int]) -> Part:
         """The part of slots that one worker hosts."""
@@ -100,27 +110,6 @@ class Router:
         if len(np.unique(slots)) != len(slots):
             raise ConfigError(f"a slot may be named only once, got {slots.tolist()}")
         return slots.astype(np.intp)
-
-
-def merge(parts: Sequence[Part]) -> tuple[Slots, slice | Slots]:
-    """The slots of several parts together, in order, as a slice if they are neighbours."""
-    if len(parts) == 1:
-        return parts[0].slots, parts[0].rows
-    if not parts:
-        return np.zeros(0, np.intp), slice(0, 0)
-    ordered = sorted(parts, key=lambda part: part.first)
-    slots = np.concatenate([part.slots for part in ordered])
-    for part, following in pairwise(ordered):
-        if not _follows(part.rows, following.rows):
-            slots.sort()
-            return slots, _as_rows(slots)
-    return slots, slice(ordered[0].first, ordered[0].first + len(slots))
-
-
-def _follows(rows: slice | Slots, following: slice | Slots) -> bool:
-    if isinstance(rows, slice) and isinstance(following, slice):
-        return bool(rows.stop == following.start)
-    return False
 
 
 def _as_rows(slots: Slots) -> slice | Slots:

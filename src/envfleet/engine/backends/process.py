@@ -270,7 +270,13 @@ class ProcessBackend:
     ) -> None:
         """Wait for a bell, a message or an end."""
         last = pending[-1] if want_all and pending else None
-        self._watch.wait(last if isinstance(last, ProcessHandle) else None, timeout_s)
+        if not isinstance(last, ProcessHandle):
+            self._watch.wait(None, timeout_s)
+            return
+        self._watch.wait(last, timeout_s)
+        for handle in pending:  # the others were most likely done before the last one
+            if isinstance(handle, ProcessHandle):
+                handle.note_done()
 
     def forget(self, handle: ProcessHandle) -> None:
         """Stop watching a worker; to be called before it is stopped."""
