@@ -39,8 +39,8 @@ FAULTS: dict[str, Any] = {
 EXIT_CODES = {"sigkill": -signal.SIGKILL, "os_exit": 3}
 SILENT = ("sigstop", "hang")
 
-DEADLINE_S = {"fork": 0.5, "thread": 0.5, "spawn": 1.0, "forkserver": 1.0}
-CLOSE_S = 0.5
+DEADLINE_S = {"fork": 0.5, "thread": 0.5, "spawn": 0.8, "forkserver": 0.8}
+CLOSE_S = 0.4
 START_S = {"fork": 1.0, "spawn": 3.0, "forkserver": 3.0}
 """A new interpreter takes most of a second to come up; on a busy machine more."""
 

@@ -49,7 +49,6 @@ FLEET = """
     ENVS = {
         "idle": Somewhere,
         "sleeping": functools.partial(Hung, mode="sleep"),
-        "deaf": functools.partial(Hung, mode="deaf"),
         "stopped": functools.partial(Hung, mode="stop"),
         "native": Native,
         "stepping": functools.partial(Busy, step_s=0.001, length=None),
@@ -85,7 +84,7 @@ FLEET = """
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("what", ["idle", "stepping", "sleeping", "deaf", "stopped", "native"])
+@pytest.mark.parametrize("what", ["idle", "stepping", "sleeping", "stopped", "native"])
 def test_sigkill_of_the_parent_leaves_nobody(what, method, tmp_path):
     with program(tmp_path, FLEET, method, what) as parent:
         workers = parent.numbers()

@@ -123,7 +123,7 @@ class Control:
         self.infos = self._take((n, INFO_BYTES), "u1")
         self.rng = self._take((n, RNG_BYTES), "u1")
         self.posts = [memoryview(self._take((8,), "u8").data) for _ in plan_.ring_sizes]
-        """Per worker: [commands posted (a hint), where it stands, ns in hosts, ns idle, core]."""
+        """Per worker: [commands posted (a hint), where it stands, ns in hosts, ns idle]."""
         self.rings = [memoryview(self._take((size * 3,), "u8").data) for size in plan_.ring_sizes]
         """Per worker: triples (request, operation, flags)."""
 

@@ -41,7 +41,6 @@ from envfleet.engine.options import Autoreset
 from envfleet.engine.servant import BuildFailed, Servant
 from envfleet.engine.signals import Bell
 from envfleet.engine.slab import Control, ControlPlan, Data, Slab
-from envfleet.engine.spread import CHECK_EVERY, spreader
 
 HAS_MESSAGE = 1
 """Ring flag set by the parent: the command's slots and payload follow on the control path."""
@@ -50,7 +49,7 @@ HAS_REPLY = 2
 PARTIAL = 4
 """Ring flag set by the parent: only the slots whose ticket is this request."""
 STACK_SIGNAL = signal.SIGUSR1 if hasattr(signal, "SIGUSR1") else None
-SPIN_LIMIT_NS = 1_000_000
+SPIN_LIMIT_NS = 200_000
 """Longer pauses are slept through: a wake-up costs some 50 us, a spin costs a core."""
 LATE_NS, ROUNDS_TO_SLEEP = 1_000_000, 64
 """Whoever gives way and comes back this late to nothing new shares its core with other work: it
@@ -153,7 +152,6 @@ def _serve(
     tickets = control.tickets[spec.first : spec.first + count]
     handle, ring_done, clock = servant.handle, done.ring, time.perf_counter_ns
     wait = _waiter(post, commands, spec.may_spin)
-    spread = spreader(spec.worker, control.posts) if spec.may_spin else None
     busy_until = clock()
     while True:
         count = wait(served)
@@ -182,8 +180,6 @@ def _serve(
                 channel.send(encode_reply(reply))
                 ring[entry + 2] = flags | HAS_REPLY
             served += 1
-            if spread is not None and served % CHECK_EVERY == 0:
-                spread()
             ended = clock()
             post[3] += started - busy_until
             busy_until = ended
