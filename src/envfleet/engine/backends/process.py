@@ -23,6 +23,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from multiprocessing import resource_tracker
 from typing import Any
 
 import cloudpickle
@@ -471,6 +472,8 @@ def _interrupts_wait(start_method: str) -> Iterator[None]:
     if start_method == "forkserver":  # the mask would stay with a server that is not ours alone
         yield
         return
+    if start_method == "spawn":  # started within, the tracker would open the mask again
+        resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
