@@ -1,4 +1,4 @@
-"""Without eventfd, epoll, memfd and pidfd, as on other systems, a fleet works and notices deaths."""
+"""Without eventfd, epoll, memfd and pidfd, as elsewhere, a fleet works and notices deaths."""
 
 import subprocess
 import sys
