@@ -29,8 +29,7 @@
      └─ SnapshotError (RuntimeError)        the state of a slot cannot be taken or put back
 
 Each class takes its data as constructor arguments, keeps them as attributes, pickles, and builds
-its
-own sentence: what happened, where, and what to do next.
+its own sentence: what happened, where, and what to do next.
 """
 
 from __future__ import annotations

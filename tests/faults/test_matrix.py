@@ -41,7 +41,7 @@ SILENT = ("sigstop", "hang")
 
 DEADLINE_S = {"fork": 0.5, "thread": 0.5, "spawn": 0.8, "forkserver": 0.8}
 CLOSE_S = 0.4
-START_S = {"fork": 1.0, "spawn": 3.0, "forkserver": 3.0}
+START_S = {"fork": 1.0, "spawn": 2.5, "forkserver": 2.5}
 """A new interpreter takes most of a second to come up; on a busy machine more."""
 
 
@@ -341,7 +341,7 @@ def test_recovery_from_one_fault_after_another(method, tmp_path):
 def test_recovery_of_a_hung_thread(moment, tmp_path):
     nth = 2 if moment == "step" else 1
     env_fn = functools.partial(
-        Hanging, at=moment, nth=nth, for_s=1.2, once=tmp_path / "happened", length=None
+        Hanging, at=moment, nth=nth, for_s=1.0, once=tmp_path / "happened", length=None
     )
     with fleet_of(env_fn, "thread", on_failure="restart") as fleet:
         batch = reset(fleet)
@@ -354,7 +354,7 @@ def test_recovery_of_a_hung_thread(moment, tmp_path):
             assert batch.obs.tolist() == [[0], [0]]
         # the old thread comes back from its sleep while the new one is at work
         before, count = step(fleet).obs, 0
-        until_s = time.monotonic() + 1.5
+        until_s = time.monotonic() + 0.8
         while time.monotonic() < until_s:
             count += 1
             assert step(fleet).obs.tolist() == (before + count).tolist()
@@ -433,7 +433,7 @@ def test_recovery_while_idle_one_after_another(method):
 
 
 @pytest.mark.parametrize("then", ["reset", "call", "close"])
-@pytest.mark.parametrize("fault", IDLE_FAULTS)
+@pytest.mark.parametrize("fault", ["sigkill", "os_exit", "sigstop"])
 def test_while_idle_and_then_something_else_than_a_step(fault, then):
     with fleet_of(Resident) as fleet:
         reset(fleet)

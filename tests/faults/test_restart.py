@@ -19,6 +19,7 @@ from envfleet.testing import (
     Counter,
     Crashing,
     FailingConstructor,
+    Hanging,
     Slow,
     TaskEnv,
     VectorCounter,
@@ -134,8 +135,13 @@ def test_disabled_asks_for_a_reset_after_a_restart(tmp_path):
         assert obs.tolist() == [[2], [1]]
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("trouble", ["kill", "exception", "hang"])
+@pytest.mark.parametrize(
+    ("trouble", "mode"),
+    [
+        *((trouble, mode) for trouble in ("kill", "exception") for mode in MODES),
+        ("hang", "next_step"),
+    ],
+)
 def test_the_same_crash_gives_the_same_streams(trouble, mode, tmp_path):
     """All of them: those of the lost slots after their restart too."""
     first, _ = disturbed(mode, trouble, tmp_path / "first")
@@ -553,7 +559,8 @@ def test_a_call_that_ends_its_worker(how, tmp_path):
     with opened([Counter, env_fn], num_workers=2, on_failure="restart") as envs:
         envs.reset(seed=0)
         envs.step(zeros(2))
-        with at_most(2.0), pytest.raises(errors.EnvfleetError, match=r"slot 1|worker 1"):
+        expected = errors.EnvFailed if how == "exception" else errors.WorkerDied
+        with at_most(2.0), pytest.raises(expected, match=r"slot 1|worker 1"):
             envs.call("probe", slots=[1])
         envs.send(zeros(2))
         batch = envs.recv()
@@ -877,6 +884,21 @@ def test_fallback_of_one_worker_after_another():
         before, *_ = envs.step(zeros(3))
         after, *_ = envs.step(zeros(3))
         assert (after == before + 1).all()
+
+
+def test_fallback_from_a_hung_thread(tmp_path):
+    """The old thread comes back some day, and finds that nobody waits for it."""
+    env_fn = functools.partial(Hanging, for_s=1.0, once=tmp_path / "x", length=None)
+    options = {"backend": "thread", "step_timeout_s": 0.4, "on_failure": "fallback"}
+    with opened([Resident, env_fn], num_workers=2, **options) as envs:
+        envs.reset(seed=0)
+        with pytest.warns(RuntimeWarning, match="slots? 1 .*in this process"):
+            *_, truncated, _ = envs.step(zeros(2))
+        assert truncated.tolist() == [False, True]
+        until_s, t = time.monotonic() + 1.0, 1
+        while time.monotonic() < until_s:
+            t += 1
+            assert envs.step(zeros(2))[0].tolist() == [[t], [t - 2]]
 
 
 def test_fallback_closes_what_it_built_here(tmp_path):

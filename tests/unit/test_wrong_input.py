@@ -129,7 +129,9 @@ class TestWrongOrder:
     def test_recv_of_less_than_one(self, envs):
         envs.reset()
         envs.send(ZEROS)
-        with pytest.raises(errors.ConfigError, match="min_slots must be 1 or more"):
+        with pytest.raises(
+            errors.ConfigError, match="min_slots must be a whole number of at least 1"
+        ):
             envs.recv(min_slots=0)
 
 

@@ -1,8 +1,8 @@
 """The Gymnasium door: a fleet as a `gymnasium.vector.VectorEnv`, and `make_vec` to open one.
 
 Everything Gymnasium defines means here what it means there. `send` and `recv` are the same fleet
-used
-first-ready; `queue_reset`, `snapshot` and the `slots=` arguments are what a fleet can do beyond it.
+used first-ready; `queue_reset`, `snapshot` and the `slots=` arguments are what a fleet can do
+beyond it.
 """
 
 from __future__ import annotations
@@ -30,11 +30,12 @@ from envfleet.engine.options import (
     EnvFn,
     OnFailure,
     StartMethod,
+    check_count,
     check_seconds,
     one_of,
 )
 from envfleet.engine.routes import Slots
-from envfleet.errors import ConfigError, EnvfleetError, SpacesDiffer
+from envfleet.errors import ConfigError, SpacesDiffer
 
 EnvLike = str | EnvSpec | Callable[..., Any] | Sequence[Callable[[], Any]] | NativeFn
 DEBUG_VARIABLE = "ENVFLEET_DEBUG"
@@ -108,7 +109,7 @@ class FleetVectorEnv(VectorEnv[Any, Any, Any]):
         fleet.send(actions)
         try:
             batch = fleet.recv()
-        except EnvfleetError:
+        except BaseException:
             fleet.drop()  # the rows of the other slots have nobody left to go to
             raise
         return batch.obs, batch.rewards, batch.terminated, batch.truncated, batch.infos
@@ -168,8 +169,7 @@ class FleetVectorEnv(VectorEnv[Any, Any, Any]):
         """Wait for at least `min_slots` (None: all in flight) and return every slot that is ready.
 
         After `timeout_s` whatever is ready is returned, perhaps nothing. With `copy=False` the
-        arrays
-        are views of shared memory, valid until the next send to the same slot.
+        arrays are views of shared memory, valid until the next send to the same slot.
         """
         return self.fleet.recv(min_slots, timeout_s)
 
@@ -317,11 +317,6 @@ def make_vec(
             f"{num_workers!r}; a worker without an environment would have nothing to do"
         )
     has_limits = step_timeout_s is not None or reset_timeout_s is not None
-    if backend == "serial" and has_limits:
-        raise ConfigError(
-            "backend='serial' runs environments in this thread, where none can be interrupted; "
-            "leave out the timeouts or use backend='process'"
-        )
     plan = _plan(
         env_fns, backend, num_workers, method, needs_supervision=has_limits or failure != "raise"
     )
@@ -404,8 +399,7 @@ def _env_fns(
         return [_bound(one, kwargs) for one in env], None
     if num_envs is None:
         raise ConfigError("num_envs is needed unless env is a sequence of functions, one per slot")
-    if not _is_whole(num_envs) or num_envs < 1:
-        raise ConfigError(f"num_envs must be a whole number of at least 1, got {num_envs!r}")
+    check_count("num_envs", num_envs)
     if isinstance(env, NativeFn):
         if kwargs:
             raise ConfigError("give keyword arguments to envfleet.native(...), not as env_kwargs")
@@ -415,8 +409,7 @@ def _env_fns(
         if spec.entry_point is None:
             return [native(spec, **kwargs)] * num_envs, spec
         # the spec travels instead of the id: it may be registered in this process only. One slot
-        # checks
-        # the environment's manners; the others are the same and need not pay for it.
+        # checks the environment's manners; the others are the same and need not pay for it.
         checked = functools.partial(_make, deepcopy(spec), kwargs, is_checked=True)
         unchecked = functools.partial(_make, checked.args[0], kwargs, is_checked=False)
         return [checked, *[unchecked] * (num_envs - 1)], spec

@@ -22,6 +22,7 @@ from gymnasium import spaces
 from envfleet.engine.machine import usable_cores
 from envfleet.engine.options import BackendName, Deadlines, EnvFn, StartMethod
 from envfleet.engine.servant import NativeFn
+from envfleet.errors import ConfigError
 
 PROBE_S = 0.05
 """How long the environment is stepped to learn what a step takes."""
@@ -160,6 +161,8 @@ class _Probe(gymnasium.Env[Any, Any]):
             env.close()
             self.result = Measured(1.0, 1.0)
             return
+        if not isinstance(env, gymnasium.Env):
+            raise ConfigError(f"the function returned {type(env).__name__}, not a gymnasium.Env")
         env.action_space.seed(0)
         env.reset(seed=0)
         env.step(env.action_space.sample())  # the first step often builds caches

@@ -1,8 +1,7 @@
 """The control path: whole messages over a socket pair, for everything that is not on the hot path.
 
 The worker's end blocks. The parent's end never does: what does not fit into the socket is kept and
-sent
-when the worker reads, so two sides that both have much to say cannot wait for each other.
+sent when the worker reads, so two sides that both have much to say cannot wait for each other.
 """
 
 from __future__ import annotations

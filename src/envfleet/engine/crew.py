@@ -1,8 +1,7 @@
 """The workers of one fleet: started together, replaced one by one, ended for certain.
 
 The crew owns every resource of a fleet: shared block, backend, workers. Half-built means undone;
-`stop` is
-idempotent, bounded, and safe to call from a finalizer or at exit.
+`stop` is idempotent, bounded, and safe to call from a finalizer or at exit.
 """
 
 from __future__ import annotations
@@ -126,7 +125,7 @@ class Crew:
             self._backend.forget(handle)
         handle.stop()
 
-    def replace(self, worker: int, *, in_process: bool) -> WorkerHandle:
+    def replace(self, worker: int, *, in_process: bool) -> None:
         """Dismiss a worker and put a new one in its place, built and bound."""
         assert self._backend is not None
         self.dismiss(worker)
@@ -138,7 +137,6 @@ class Crew:
         self._dismissed.discard(worker)
         self._await(handle, time.monotonic())
         handle.bind(self._binding)
-        return handle
 
     def close(self, owed: Sequence[int]) -> list[Failure]:
         """Ask every worker to close its environments, wait a bounded time, end what is left.

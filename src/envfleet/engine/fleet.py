@@ -36,6 +36,8 @@ from envfleet.engine.options import (
     ResetPlan,
     RestartPolicy,
     StartMethod,
+    check_count,
+    one_of,
 )
 from envfleet.engine.recovery import Recovery, env_failed
 from envfleet.engine.routes import Route, Router, Slots
@@ -86,9 +88,19 @@ class Fleet:
             poison: Fill the rows of a slot with junk when it is sent, to find views kept too long.
         """
         refuse_unguarded_main()
+        one_of("backend", backend, BackendName)
+        one_of("start_method", start_method, StartMethod)
+        one_of("autoreset", autoreset, Autoreset)
+        one_of("on_failure", on_failure, OnFailure)
+        if backend == "serial" and (deadlines.step_s or deadlines.reset_s):
+            raise ConfigError(
+                "backend='serial' runs environments in this thread, where none can be interrupted; "
+                "leave out the timeouts or use backend='process'"
+            )
         if not env_fns:
             raise ConfigError("a fleet needs at least one environment; got none")
-        if not 1 <= num_workers <= len(env_fns):
+        check_count("num_workers", num_workers)
+        if num_workers > len(env_fns):
             raise ConfigError(
                 f"num_workers must be between 1 and the number of environments ({len(env_fns)}), "
                 f"got {num_workers}"
@@ -193,8 +205,8 @@ class Fleet:
         traffic = self._traffic
         if not traffic.ready and not traffic.num_in_flight:
             raise NothingSent("recv has nothing to wait for: no slot is in flight. Call send first")
-        if min_slots is not None and min_slots < 1:
-            raise ConfigError(f"min_slots must be 1 or more, got {min_slots}")
+        if min_slots is not None:
+            check_count("min_slots", min_slots)
         started_s = now_s = time.perf_counter()
         give_up_s = None if timeout_s is None else started_s + timeout_s
         while not is_enough(traffic.num_ready, traffic.num_in_flight, min_slots):
@@ -228,11 +240,12 @@ class Fleet:
                 kept = actions.copy()
             else:
                 kept = columns.read_each(route.rows, spills)
+        if spills:
+            self._crew.check_payload(spills, "an action")
         if not self._is_native:
             self._logbook.journal.sent(None if route.is_all else route.slots, kept)
         if not spills:
             return None
-        self._crew.check_payload(spills, "an action")
         return [spills.get(index) for index in range(len(route.slots))]
 
     def _write_mixed(self, route: Route, actions: Any) -> tuple[list[Any], dict[int, Any]]:
@@ -318,7 +331,7 @@ class Fleet:
             self._gatherer.forget(dropped)
             pending.part = self._router.part_of(kept) if kept else None
         if pending.part is not None:
-            self._traffic.is_ready(pending)
+            self._traffic.make_ready(pending)
 
     def _note_episodes(self, slots: Slots, terminated: Any, truncated: Any, valid: Any) -> None:
         """Keep the logbook in step with what the hosts did by themselves."""
@@ -362,8 +375,12 @@ class Fleet:
             )
         route = self._named(slots, plans, "reset plans")
         self._crew.check_payload(list(plans), "an option for reset")
-        self._results(self._traffic.post(route, Op.QUEUE, plans))
-        self._logbook.queue(route.slots.tolist(), plans)
+        group = self._traffic.post(route, Op.QUEUE, plans)
+        self._wait_for(group)
+        for pending in group:
+            if pending.error is None:  # what one worker could not take, others have taken
+                self._logbook.queue(pending.slots, pending.command.payload)
+        self._results(group)
 
     def drop(self, slots: Sequence[int] | None = None) -> None:
         """Nobody will receive what these slots (None: all) have in flight or ready."""
@@ -422,15 +439,25 @@ class Fleet:
     def restore(self, snapshots: Sequence[Snapshot], slots: Sequence[int] | None = None) -> None:
         """Bring these slots to the states of `snapshots`, from this fleet or another."""
         route = self._named(slots, snapshots, "snapshots")
+        if not all(isinstance(snapshot, Snapshot) for snapshot in snapshots):
+            raise ConfigError("restore takes what snapshot returned: one Snapshot per slot")
         self._crew.check_payload(list(snapshots), "a snapshot")
         self._renounce(route)
         group = self._traffic.post(route, Op.RESTORE, snapshots)
-        self._results(group)
+        self._wait_for(group)
         for pending in group:
-            if pending.part is not None:
+            if pending.error is None and pending.part is not None:
                 self._gatherer.absorb(pending.part, pending.reply)
+                self._note_restored(pending)
+        self._results(group)
+
+    def _note_restored(self, pending: Pending) -> None:
         control = self._crew.control
-        for slot, snapshot in zip(route.slots.tolist(), snapshots, strict=True):
+        failed = {failure.slot for failure in pending.reply.failures} if pending.reply else set()
+        for slot, snapshot in zip(pending.slots, pending.command.payload, strict=True):
+            if slot in failed:
+                self._logbook.set_needs_reset([slot], True)
+                continue
             taken = snapshot.taken
             replay = taken if isinstance(taken, Replay) else None
             self._logbook.restored(slot, snapshot.queued, replay)
@@ -466,6 +493,8 @@ class Fleet:
         self._wait_for(group)
         values: dict[int, Any] = {}
         for pending in group:
+            if pending.error is not None:
+                raise pending.error
             if pending.reply is not None:
                 if pending.reply.failures:
                     raise env_failed(pending.reply.failures[0])

@@ -99,7 +99,7 @@ class Gatherer:
         self._control.schemas[slots] = NO_INFO
 
     def mend_rows(self, slots: Sequence[int]) -> None:
-        """Make rows readable whose worker died before it could send what had spilled from them."""
+        """Make rows readable that have no value, or whose worker died before it sent all of it."""
         for slot in slots:
             try:
                 self.observation(slot)

@@ -1,11 +1,9 @@
 """k environments in one place: reset, step, autoreset, plans, exceptions turned into replies.
 
-A host writes its slots' rows and nothing else. It never raises because of an environment: a
-failure is
-part of the reply, and the failed slot waits for a reset or a rebuild. Autoreset is Gymnasium's: in
-`next_step` the call after an end resets and ignores its action, in `same_step` the end and the
-reset
-happen in one call and the last observation is kept apart, `disabled` leaves resetting to the
+A host writes its slots' rows and nothing else. It never raises because of an environment: a failure
+is part of the reply, and the failed slot waits for a reset or a rebuild. Autoreset is Gymnasium's:
+in `next_step` the call after an end resets and ignores its action, in `same_step` the end and the
+reset happen in one call and the last observation is kept apart, `disabled` leaves resetting to the
 caller.
 """
 
@@ -42,8 +40,6 @@ class State(IntEnum):
 
 class EnvHost:
     """Scalar environments of the slots `first .. first + len(env_fns) - 1`."""
-
-    is_native = False
 
     def __init__(
         self,
@@ -121,14 +117,10 @@ class EnvHost:
                 try:
                     obs, reward, is_terminated, is_truncated, info = steps[row](action)
                     spill = write_obs[row](obs)
-                except BaseException as exc:
-                    self._fail(row, "step", exc)
-                    reward = 0.0
-                else:
                     if spill is not None:
                         self._spill(row, spill)
                     if is_terminated or is_truncated:
-                        ends.append((row, is_terminated, is_truncated))
+                        ends.append((row, bool(is_terminated), bool(is_truncated)))
                         if self._autoreset == "same_step":
                             self._end_and_reset(row, obs, info)
                         else:
@@ -136,6 +128,9 @@ class EnvHost:
                             self._inform(row, info)
                     elif info or has_info[row]:
                         self._inform(row, info)
+                except BaseException as exc:
+                    self._fail(row, "step", exc)
+                    reward = 0.0
             rewards.append(reward)
         self._store(rows, slots, rewards, ends, invalid)
         return self._take_reply()
@@ -205,7 +200,7 @@ class EnvHost:
     def set_attr(self, slots: Sequence[int], pairs: Sequence[tuple[str, Any]]) -> Reply | None:
         """Set a name where it is found among the wrappers."""
         for slot, (name, value) in zip(slots, pairs, strict=True):
-            self._post[1] = place(Op.CALL, slot)
+            self._post[1] = place(Op.SET, slot)
             try:
                 self._envs[slot - self.first].set_wrapper_attr(name, value)
             except BaseException as exc:
@@ -313,6 +308,7 @@ class EnvHost:
             self._record_rng(row, env, plan)
             obs, info = plan.apply(self._guard.wrap(env.reset))
             spill = self._write_obs[row](obs)
+            self._inform(row, info)
         except BaseException as exc:
             self._fail(row, "reset", exc)
             return
@@ -320,7 +316,6 @@ class EnvHost:
         self._restart_plans.pop(row, None)
         if spill is not None:
             self._spill(row, spill)
-        self._inform(row, info)
 
     def _next_plan(self, row: int) -> ResetPlan:
         queue = self._queues[row]
@@ -370,7 +365,10 @@ class EnvHost:
         where: Any = self._slice if slots is None else np.asarray(slots)
         try:
             control.rewards[where] = rewards
+            is_odd = np.isnan(control.rewards[where]).any()  # None becomes that without a word
         except (TypeError, ValueError):
+            is_odd = True
+        if is_odd:
             self._store_one_by_one(rows, rewards)
         control.terminated[where] = control.truncated[where] = False
         for row, is_terminated, is_truncated in ends:

@@ -1,8 +1,7 @@
 """A failure as a record: what happened, to whom, and how to make it happen again.
 
 An incident can be saved to a file and replayed in one process, under a debugger. The file holds
-pickled
-code: replay only files from people you trust.
+pickled code: replay only files from people you trust.
 """
 
 from __future__ import annotations

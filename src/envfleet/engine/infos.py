@@ -1,14 +1,12 @@
 """Infos: numeric ones with stable keys travel as fields, the rest as they are; then collated.
 
 A worker that sees an info dict of numbers (or small numeric arrays) registers its *schema*, the
-keys and
-types, once; from then on only the bytes are written into the slot's cell. Anything else, and what
-is too
-large, travels by the control path. Both ways give back equal dicts with equal types.
+keys and types, once; from then on only the bytes are written into the slot's cell. Anything else,
+and what is too large, travels by the control path. Both ways give back equal dicts with equal
+types.
 
 `collate` makes Gymnasium's vector form of many dicts: `key` -> values, `_key` -> which slots have
-it.
-Unlike Gymnasium's own it promotes (an int beside a float is no longer cut off) and keeps ragged
+it. Unlike Gymnasium's own it promotes (an int beside a float is no longer cut off) and keeps ragged
 arrays.
 """
 
@@ -111,6 +109,8 @@ class InfoWriter:
 
     def write(self, row: int, info: Info) -> bool:
         """Write a non-empty info; False if it must travel by the control path."""
+        if not isinstance(info, dict):
+            raise TypeError(f"the info must be a dict, got {type(info).__name__}")
         slot = self._first + row
         key = (*info, *map(type, info.values()))
         known = self._known.get(key) or self._register(key, info)

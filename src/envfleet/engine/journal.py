@@ -1,8 +1,7 @@
 """What was done to each slot since its episode began: enough to do it again.
 
 One entry per send, kept while some running episode needs it; a bound on the bytes keeps endless
-episodes
-from filling the memory, after which a slot's log is marked as no longer complete.
+episodes from filling the memory, after which a slot's log is marked as no longer complete.
 """
 
 from __future__ import annotations

@@ -36,6 +36,8 @@ class Op(IntEnum):
             Op.BUILD: "the constructor",
             Op.REBUILD: "a restart",
             Op.RESUME: "a restart",
+            Op.SET: "set_attr",
+            Op.QUEUE: "queue_reset",
         }.get(self, self.name.lower())
 
 

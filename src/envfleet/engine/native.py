@@ -1,9 +1,9 @@
 """A natively vectorised environment as a host: m slots that are stepped by one call.
 
 The environment resets itself, so its own autoreset mode must be the fleet's. Its slots share one
-generator
-in most implementations: streams are then a function of the seed and of the number of slots in the
-instance, not of the slot alone, so a run is repeatable for the same split into workers.
+generator in most implementations: streams are then a function of the seed and of the number of
+slots in the instance, not of the slot alone, so a run is repeatable for the same split into
+workers.
 """
 
 from __future__ import annotations
@@ -24,8 +24,6 @@ from envfleet.errors import ConfigError
 
 class NativeHost:
     """One `gymnasium.vector.VectorEnv` in the slots `first .. first + env.num_envs - 1`."""
-
-    is_native = True
 
     def __init__(self, first: int, env: VectorEnv, autoreset: Autoreset, guard: Guard) -> None:
         mode = env.metadata.get("autoreset_mode")

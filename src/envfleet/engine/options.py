@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, get_args
 
+import numpy as np
+
 from envfleet.errors import ConfigError
 
 EnvFn: TypeAlias = Callable[[], Any]
@@ -25,11 +27,17 @@ def one_of(name: str, value: object, kind: Any) -> Any:
 
 def check_seconds(name: str, value: float | None) -> None:
     """Refuse a limit that is not a positive number of seconds or None."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    is_number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
     if value is not None and not (is_number and value > 0):
         raise ConfigError(
             f"{name} must be positive seconds, or None to wait for ever; got {value!r}"
         )
+
+
+def check_count(name: str, value: object) -> None:
+    """Refuse what is not a whole number of at least 1."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
+        raise ConfigError(f"{name} must be a whole number of at least 1, got {value!r}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -16,7 +16,7 @@ from envfleet.engine.crew import Crew
 from envfleet.engine.gather import Gatherer
 from envfleet.engine.incident import Incident
 from envfleet.engine.logbook import Event, Logbook
-from envfleet.engine.messages import Failure, Op, Reply, read_place
+from envfleet.engine.messages import Failure, Op, read_place
 from envfleet.engine.options import Autoreset, Deadlines, OnFailure, ResetPlan, RestartPolicy
 from envfleet.engine.routes import Router
 from envfleet.engine.supervise import Silence, Verdict, check_every, judge, limit_for
@@ -214,9 +214,9 @@ class Recovery:
                 RuntimeWarning,
                 stacklevel=5,
             )
-        self._bring_back(worker, event, owed)
+        self._bring_back(event, error, owed)
 
-    def _bring_back(self, worker: int, event: Event, owed: list[Pending]) -> None:
+    def _bring_back(self, event: Event, error: EnvfleetError, owed: list[Pending]) -> None:
         """Tell a new worker where its slots stand, and ask again what its predecessor owed."""
         part, control = self._router.part_of(event.slots), self._crew.control
         later = [(slot, plan) for slot in event.slots for plan in self._logbook.queued(slot)]
@@ -238,8 +238,7 @@ class Recovery:
             if pending.command.op in MOVES:
                 self._traffic.again(pending)
             else:
-                lost = Failure(event.slot, event.doing, event.reason, event.text, event.kind)
-                pending.is_done, pending.reply = True, Reply(failures=[lost])
+                pending.is_done, pending.error = True, error
 
     def _give_up(self, worker: int, error: EnvfleetError) -> None:
         handle = self._crew.handles[worker]

@@ -48,7 +48,7 @@ class Router:
     def __init__(self, bounds: Sequence[tuple[int, int]]) -> None:
         self._bounds = tuple(bounds)
         self.num_slots = bounds[-1][1]
-        self._known: dict[bytes, Route] = {}
+        self._known: dict[tuple[str, bytes], Route] = {}
         self.everything = self.make(np.arange(self.num_slots))
         self.worker_of = np.repeat(np.arange(len(bounds)), [hi - lo for lo, hi in bounds])
 
@@ -57,7 +57,7 @@ class Router:
         if slots is None:
             return self.everything
         named = np.asarray(slots)
-        key = named.tobytes()
+        key = (named.dtype.char, named.tobytes())
         route = self._known.get(key)
         if route is None or route.slots.shape != named.shape:
             route = self.make(self._checked(named))

@@ -1,8 +1,8 @@
 """What every worker does, wherever it runs: build hosts, carry out commands, answer.
 
 A servant knows nothing of processes, threads or pipes. It never raises out of `handle` because of
-an
-environment, and builds nothing by halves: if one constructor fails, those already built are closed.
+an environment, and builds nothing by halves: if one constructor fails, those already built are
+closed.
 """
 
 from __future__ import annotations

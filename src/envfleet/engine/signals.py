@@ -1,8 +1,7 @@
 """How a worker is woken and how it says that it is done: a bell, which is a counter in the kernel.
 
 The counter is the truth, and ringing and taking it order memory between the two sides. A word in
-shared
-memory may hint that a bell is about to ring, never replace it.
+shared memory may hint that a bell is about to ring, never replace it.
 """
 
 from __future__ import annotations

@@ -1,13 +1,11 @@
 """One shared block for the whole fleet: a control part, then a part planned from the spaces.
 
 Law: a slot's record is written by exactly one worker, and only between a command for it and its
-reply;
-actions, tickets and ring entries are written by the parent only while that slot or entry is not in
-flight.
+reply; actions, tickets and ring entries are written by the parent only while that slot or entry is
+not in flight.
 
 The block has no name in the file system (memfd, elsewhere an unlinked temporary file): when the
-last
-process that maps it is gone so is the block, whoever was killed and how. Nothing has to be
+last process that maps it is gone so is the block, whoever was killed and how. Nothing has to be
 unlinked.
 """
 
@@ -38,6 +36,14 @@ _PAGE = mmap.ALLOCATIONGRANULARITY
 Array = npt.NDArray[Any]
 
 
+def unnamed_file(label: str) -> int:
+    """The descriptor of a file that no folder lists and that ends with its last user."""
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create(label)
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
+
+
 class Slab:
     """The descriptor, and how parts are mapped. The creator grows it; all close their own.
 
@@ -52,10 +58,7 @@ class Slab:
         """Make an empty block."""
         if not is_shared:
             return cls(None)
-        if hasattr(os, "memfd_create"):
-            return cls(os.memfd_create("envfleet"))
-        with tempfile.TemporaryFile() as file:
-            return cls(os.dup(file.fileno()))
+        return cls(unnamed_file("envfleet"))
 
     def grow(self, size: int, num_slots: int) -> None:
         """Make the block `size` bytes long, or say that the memory is not there."""

@@ -1,10 +1,8 @@
 """The state of one environment, taken and put back by the best way that environment offers.
 
 In this order: the environment's own pair of state methods, MuJoCo's whole data, pickle, and where
-none of
-these is possible a replay: the seed (or generator state) of the running episode and its actions,
-driven
-through a new environment. A `Snapshot` says which way it was taken.
+none of these is possible a replay: the seed (or generator state) of the running episode and its
+actions, driven through a new environment. A `Snapshot` says which way it was taken.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ import numpy as np
 
 from envfleet.engine.messages import Command, Op, Reply
 from envfleet.engine.routes import Part, Route
+from envfleet.errors import EnvfleetError
 
 MOVES = (Op.STEP, Op.RESET)
 """What gives a slot a new row."""
@@ -33,16 +34,13 @@ class Pending:
     """Slots whose answer nobody waits for any more: it is taken and dropped."""
     is_done: bool = False
     reply: Reply | None = None
+    error: EnvfleetError | None = None
+    """Why there will be no reply."""
 
     @property
     def slots(self) -> list[int]:
         """The slots that it will answer for."""
         return [] if self.part is None else self.part.slots.tolist()
-
-    @property
-    def is_wanted(self) -> bool:
-        """False once nobody waits for any of it."""
-        return not self.unwanted.issuperset(self.slots)
 
 
 class Traffic:
@@ -122,7 +120,7 @@ class Traffic:
         self.num_in_flight -= bool(self.in_flight[slot])
         self.in_flight[slot] = False
 
-    def is_ready(self, pending: Pending) -> None:
+    def make_ready(self, pending: Pending) -> None:
         """An answered step waits to be received."""
         self.ready.append(pending)
         self.num_ready += 0 if pending.part is None else len(pending.part.slots)

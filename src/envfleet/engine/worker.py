@@ -6,11 +6,9 @@
       take the bell, read rows ◄── bell ──  done
 
 Commands are served in the order of the ring and answered in that order, so the count that the bell
-carries
-identifies what is done. A worker ignores Ctrl-C (the parent decides), dies with its parent, uses
-one BLAS
-thread, and can be asked by a signal to write its stack, even while native code holds the
-interpreter.
+carries identifies what is done. A worker ignores Ctrl-C (the parent decides), dies with its parent,
+uses one BLAS thread, and can be asked by a signal to write its stack, even while native code holds
+the interpreter.
 """
 
 from __future__ import annotations
@@ -57,7 +55,7 @@ had better sleep then, because a sleeper is woken at once and a spinner waits fo
 _OPS = tuple(Op)
 _PLAIN_TYPES = frozenset((bool, int, float, complex, str, bytes))
 _PR_SET_PDEATHSIG = 1
-_THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 class Descriptors:
@@ -148,8 +146,8 @@ def _serve(
 ) -> None:
     ring, post = control.rings[spec.worker], control.posts[spec.worker]
     size, served = len(ring) // 3, 0
-    count = sum(host.count for host in servant.hosts)
-    tickets = control.tickets[spec.first : spec.first + count]
+    num_slots = sum(host.count for host in servant.hosts)
+    tickets = control.tickets[spec.first : spec.first + num_slots]
     handle, ring_done, clock = servant.handle, done.ring, time.perf_counter_ns
     wait = _waiter(post, commands, spec.may_spin)
     busy_until = clock()
@@ -173,7 +171,7 @@ def _serve(
                 command = Command(request, op)
             reply: Reply | None
             if command.op is Op.IDLE:  # its payload could not be read here
-                reply = _unreadable(spec.first, count, op, command)
+                reply = _unreadable(spec.first, num_slots, op, command)
             else:
                 reply = handle(command)
             if reply is not None:
@@ -188,8 +186,8 @@ def _serve(
                 return
 
 
-def _unreadable(first: int, count: int, op: Op, command: Command) -> Reply:
-    slots = range(first, first + count) if command.slots is None else command.slots
+def _unreadable(first: int, num_slots: int, op: Op, command: Command) -> Reply:
+    slots = range(first, first + num_slots) if command.slots is None else command.slots
     return Reply(failures=[Failure.of(slot, op.phrase, command.payload) for slot in slots])
 
 
@@ -321,7 +319,7 @@ def _settle(spec: WorkerSpec, stack_fd: int) -> None:
         faulthandler.register(STACK_SIGNAL, file=stack_fd, all_threads=True, chain=False)
     # an environment may need children of its own, which a daemonic process may not have
     multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
-    for name in _THREAD_VARIABLES:
+    for name in THREAD_VARIABLES:
         os.environ.setdefault(name, "1")
     torch = sys.modules.get("torch")
     if torch is not None:

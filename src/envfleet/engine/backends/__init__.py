@@ -83,8 +83,6 @@ class WorkerHandle(Protocol):
 class Backend(Protocol):
     """Starts workers and waits for news of them."""
 
-    name: str
-
     def launch(self, launch: Launch) -> WorkerHandle:
         """Start one worker; returns before its environments are built."""
 

@@ -1,10 +1,9 @@
 """Workers as processes of this machine, woken by bells, watched by the kernel.
 
-The parent waits for done-bells, for the control path and for the end of processes in one call, so
-a death
-is an event like any other. What a worker process owns ends with it; what the parent holds for it
-(two
-bells, a socket, a process descriptor, a file for stacks) is given up in `stop`, and nowhere else.
+The parent waits for done-bells, for the control path and for the end of processes in one call, so a
+death is an event like any other. What a worker process owns ends with it; what the parent holds for
+it (two bells, a socket, a process descriptor, a file for stacks) is given up in `stop`, and nowhere
+else.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ import queue
 import select
 import signal
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -34,11 +32,13 @@ from envfleet.engine.machine import open_files, usable_cores
 from envfleet.engine.messages import Command, EnvFacts, Failure, Op, Reply
 from envfleet.engine.options import StartMethod
 from envfleet.engine.signals import Bell
+from envfleet.engine.slab import unnamed_file
 from envfleet.engine.worker import (
     HAS_MESSAGE,
     HAS_REPLY,
     PARTIAL,
     STACK_SIGNAL,
+    THREAD_VARIABLES,
     Descriptors,
     NotReady,
     Ready,
@@ -85,7 +85,7 @@ class ProcessHandle:
             self.channel, theirs = ParentChannel.pair()
             undo.callback(self.channel.close)
             undo.callback(os.close, theirs)
-            self._stack_fd = _scratch_file()
+            self._stack_fd = unnamed_file("envfleet-stack")
             descriptors = Descriptors(
                 channel=theirs,
                 slab=slab_fd,
@@ -234,8 +234,6 @@ class ProcessHandle:
 
 class ProcessBackend:
     """Worker processes under one start method."""
-
-    name = "process"
 
     def __init__(self, ground: Ground, start_method: StartMethod, num_workers: int) -> None:
         self._ground, self.start_method = ground, start_method
@@ -416,11 +414,7 @@ def _pickled(launch: Launch) -> bytes:
 @contextlib.contextmanager
 def _one_thread_each() -> Iterator[None]:
     """Start-up environment of a worker: numpy's BLAS reads these once, when it is loaded."""
-    names = [
-        name
-        for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-        if name not in os.environ
-    ]
+    names = [name for name in THREAD_VARIABLES if name not in os.environ]
     os.environ.update(dict.fromkeys(names, "1"))
     try:
         yield
@@ -479,13 +473,6 @@ def _interrupts_wait(start_method: str) -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _scratch_file() -> int:
-    if hasattr(os, "memfd_create"):
-        return os.memfd_create("envfleet-stack")
-    with tempfile.TemporaryFile() as file:
-        return os.dup(file.fileno())
 
 
 def _state_of(pid: int) -> str:

@@ -1,8 +1,7 @@
 """Workers that are no workers: hosts in the calling thread, served when somebody waits for them.
 
 The same commands and the same shared rows as elsewhere, so results are the same, and an exception
-can be
-debugged where it happens. A hung environment hangs the caller: deadlines need `thread` or
+can be debugged where it happens. A hung environment hangs the caller: deadlines need `thread` or
 `process`.
 """
 
@@ -90,8 +89,6 @@ class SerialHandle:
 
 class SerialBackend:
     """Everything in the calling thread."""
-
-    name = "serial"
 
     def __init__(self, ground: Ground) -> None:
         self._ground = ground

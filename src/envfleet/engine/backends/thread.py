@@ -1,10 +1,8 @@
 """Workers as threads of this process: for environments that wait or release the GIL.
 
 A thread cannot be killed. One that hangs is abandoned instead: a worker holds its *gate* whenever
-it is
-not inside an environment, and abandoning takes the gate, so an abandoned thread that comes back
-finds
-itself out before it can write a row that is somebody else's by then.
+it is not inside an environment, and abandoning takes the gate, so an abandoned thread that comes
+back finds itself out before it can write a row that is somebody else's by then.
 """
 
 from __future__ import annotations
@@ -135,8 +133,6 @@ class ThreadHandle:
 
 class ThreadBackend:
     """Every worker a daemon thread; one queue brings news of all of them."""
-
-    name = "thread"
 
     def __init__(self, ground: Ground) -> None:
         self._ground = ground
