@@ -889,7 +889,7 @@ def test_fallback_of_one_worker_after_another():
 def test_fallback_from_a_hung_thread(tmp_path):
     """The old thread comes back some day, and finds that nobody waits for it."""
     env_fn = functools.partial(Hanging, for_s=1.0, once=tmp_path / "x", length=None)
-    options = {"backend": "thread", "step_timeout_s": 0.4, "on_failure": "fallback"}
+    options: dict[str, Any] = {"backend": "thread", "step_timeout_s": 0.4, "on_failure": "fallback"}
     with opened([Resident, env_fn], num_workers=2, **options) as envs:
         envs.reset(seed=0)
         with pytest.warns(RuntimeWarning, match="slots? 1 .*in this process"):
