@@ -249,7 +249,7 @@ def test_what_is_ready_is_given_when_the_time_is_over(min_slots, backend):
 @pytest.mark.parametrize("backend", ["process", "thread"])
 @pytest.mark.parametrize("mode", MODES)
 def test_hundreds_of_timeouts_leave_every_slot_in_step(mode, backend):
-    """Research 5.10: each slot's count is exactly the number of its steps, whoever was late."""
+    """Each slot's count is exactly the number of its steps, whoever was late."""
     env_fn = functools.partial(
         Slow,
         step_s=0.0,

@@ -98,8 +98,9 @@ def test_sigkill_of_the_parent_leaves_nobody(what, method, tmp_path):
         assert not left, "processes outlived the parent"
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("what", ["idle", "native"])
+@pytest.mark.parametrize(
+    ("what", "method"), [("idle", "fork"), *(("native", method) for method in METHODS)]
+)
 def test_sigkill_of_a_parent_whose_fleet_lives_in_a_thread(what, method, tmp_path):
     """The kernel's own death notice is tied to the thread that started the worker."""
     with program(tmp_path, FLEET, method, what, "in a thread") as parent:
@@ -242,7 +243,7 @@ OPENS = """
 @pytest.mark.parametrize(
     ("method", "after_s"),
     [
-        *(("fork", milliseconds / 1000) for milliseconds in range(2, 26, 3)),
+        *(("fork", milliseconds / 1000) for milliseconds in range(2, 27, 5)),
         *(("spawn", after_s) for after_s in (0.05, 0.2, 0.4)),
         # earlier than that the standard library's fork server is just starting, and complains too
         ("forkserver", 0.4),

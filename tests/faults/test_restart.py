@@ -573,6 +573,36 @@ def test_a_call_that_ends_its_worker(how, tmp_path):
             assert envs.call("probe", slots=[1]) == (0,)
 
 
+class LeavesAfterReset(Resident):
+    """Answers its first reset, and is gone a moment later."""
+
+    def __init__(self, once):
+        super().__init__()
+        self.once = once
+
+    def reset(self, *, seed=None, options=None):
+        if is_first(self.once):
+            self.leave_later(0.05, 3)
+        return super().reset(seed=seed, options=options)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_death_after_a_reset_was_answered_and_before_it_was_received(mode, tmp_path):
+    """The reset waits for another worker meanwhile. It is the next row that is lost."""
+    env_fns = [
+        functools.partial(LeavesAfterReset, tmp_path / "x"),
+        functools.partial(Slow, reset_s=0.3, length=None),
+    ]
+    with opened(env_fns, num_workers=2, autoreset=mode, on_failure="restart") as envs:
+        obs, infos = envs.reset(seed=0)
+        assert obs.tolist() == [[0], [0]]
+        assert "incident" not in infos
+        envs.send(zeros(2))
+        batch = envs.recv()
+        assert batch.truncated.tolist() == [True, False]
+        assert batch.infos["_incident"].tolist() == [True, False]
+
+
 def worker_pids(envs):
     """By worker, asked of the engine: not every environment says where it lives."""
     return [handle.process.pid for handle in envs.fleet._crew.handles]

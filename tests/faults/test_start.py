@@ -2,6 +2,7 @@
 
 import functools
 import importlib
+import multiprocessing
 import os
 import re
 import signal
@@ -11,6 +12,7 @@ import time
 
 import gymnasium
 import numpy as np
+import psutil
 import pytest
 from gymnasium import spaces
 
@@ -405,7 +407,6 @@ def test_a_worker_killed_on_its_way_up_is_named(method, after_s, tmp_path):
 
 def candidates(running, method):
     """Children that are going to be workers; under forkserver they are the server's children."""
-    import psutil
 
     def is_servant(child):
         line = " ".join(child.cmdline())
@@ -438,8 +439,6 @@ class HasChild(Resident):
 
     def __init__(self):
         super().__init__()
-        import multiprocessing
-
         self.child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
         self.child.start()
         self.child_pid = self.child.pid

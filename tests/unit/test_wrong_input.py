@@ -129,9 +129,7 @@ class TestWrongOrder:
     def test_recv_of_less_than_one(self, envs):
         envs.reset()
         envs.send(ZEROS)
-        with pytest.raises(
-            errors.ConfigError, match="min_slots must be a whole number"
-        ):
+        with pytest.raises(errors.ConfigError, match="min_slots must be a whole number"):
             envs.recv(min_slots=0)
 
 
