@@ -550,6 +550,53 @@ def test_results_that_wait_to_be_received_are_not_harmed_by_a_later_death(how, t
         assert bool(batch.infos.get("_incident", [False])[0]) == was_lost
 
 
+class Fatal:
+    """Ends the process that tries to pickle it: after the step is done, before it is told."""
+
+    def __reduce__(self):
+        os._exit(3)
+
+
+class ToldTooLate(Resident):
+    """Its second info is fatal, once."""
+
+    def __init__(self, once):
+        super().__init__()
+        self.once = once
+
+    def step(self, action):
+        obs, reward, terminated, truncated, _ = super().step(action)
+        is_fatal = self.t == 2 and is_first(self.once)
+        return obs, reward, terminated, truncated, {"odd": Fatal()} if is_fatal else {}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_an_end_that_was_never_told_is_told_as_a_truncation(mode, tmp_path):
+    """Slot 0's episode has ended in shared memory when its worker dies; its caller cannot know."""
+    env_fns = [
+        functools.partial(Resident, length=2),
+        functools.partial(ToldTooLate, tmp_path / "x"),
+    ]
+    with opened(env_fns, num_workers=1, autoreset=mode, on_failure="restart") as envs:
+        envs.reset(seed=0)
+        envs.step(zeros(2))
+        envs.send(zeros(2))
+        batch = envs.recv()
+        assert batch.truncated.tolist() == [True, True]
+        assert batch.terminated.tolist() == [False, False]
+        assert batch.valid.tolist() == [False, False]
+        assert batch.infos["_incident"].tolist() == [True, True]
+        assert set(batch.final_obs[:, 0].tolist()) <= {1, 2}, "no observations of that episode"
+        if mode == "disabled":
+            obs, _ = envs.reset(options={"reset_mask": np.array([True, True])})
+        elif mode == "next_step":
+            obs, *_ = envs.step(zeros(2))
+        else:
+            obs = batch.obs
+        assert obs.tolist() == [[0], [0]]
+        assert envs.step(zeros(2))[0].tolist() == [[1], [1]]
+
+
 @pytest.mark.parametrize("how", ["kill", "exception", "exit"])
 def test_a_call_that_ends_its_worker(how, tmp_path):
     """There is no row to come back, so the call says so; the slots are truncated when stepped."""

@@ -313,6 +313,7 @@ class Fleet:
         if op is Op.RESET:
             plans = dict(zip(asked, pending.command.payload, strict=True))
             self._logbook.began(pending.slots, [plans[slot] for slot in pending.slots])
+            traffic.reset_slots.update(pending.slots)
         else:
             self._offer(pending)
 
@@ -338,6 +339,7 @@ class Fleet:
         if self._is_native:
             return  # such slots cannot be replayed one by one, and their resets cannot be planned
         if self.autoreset == "next_step":
+            self._logbook.ended[slots] = terminated | truncated
             if np.count_nonzero(valid) < len(slots):
                 self._logbook.began_by_itself(slots[~(valid | terminated | truncated)])
             return
@@ -347,6 +349,7 @@ class Fleet:
                 self._logbook.began_by_itself(slots[ended])
             else:
                 self._logbook.set_needs_reset(slots[ended], True)
+        self._logbook.ended[slots] = ended
 
     # ---- resets ---------------------------------------------------------------------------------
 
@@ -363,7 +366,10 @@ class Fleet:
             self._crew.check_payload(list(plans), "an option for reset")
         self._renounce(route)
         group = self._traffic.post(route, Op.RESET, plans)
-        self._wait_for(group)
+        try:
+            self._wait_for(group)
+        finally:
+            self._traffic.reset_slots.clear()
         return self._gatherer.batch([pending.part for pending in group if pending.part is not None])
 
     def queue_reset(self, plans: Sequence[ResetPlan], slots: Sequence[int] | None = None) -> None:
@@ -461,6 +467,7 @@ class Fleet:
             taken = snapshot.taken
             replay = taken if isinstance(taken, Replay) else None
             self._logbook.restored(slot, snapshot.queued, replay)
+            self._logbook.ended[slot] = snapshot.state == State.ENDED
             control.terminated[slot] = snapshot.state == State.ENDED
             control.truncated[slot] = False
 

@@ -109,6 +109,18 @@ class Gatherer:
                 if spill is not None:
                     self.spills[slot] = spill
 
+    def take_back_resets(self, slots: Sequence[int]) -> None:
+        """same_step: the last observation of slots that an untold step has ended and reset."""
+        control = self._control
+        for slot in slots:
+            if control.terminated[slot] or control.truncated[slot]:
+                kind, row = int(self._data.kind_of[slot]), int(self._data.row_of[slot])
+                try:
+                    final = self._read(self._data.final_obs, slot, self._final_spills)
+                except LayoutMismatch:
+                    continue  # what had spilled from it is lost with its worker
+                self._data.obs[kind].writer(row)(final)
+
     def _last_handed_out(self, slot: int, kind: int) -> Any:
         """The observation the caller last had of a slot, or some value if it had none."""
         space = self._data.kinds[kind].observation.space

@@ -53,6 +53,8 @@ class Logbook:
         self.needs_reset = np.ones(num_slots, np.bool_)
         """True for slots without a running episode."""
         self.num_needing_reset = num_slots
+        self.ended = np.zeros(num_slots, np.bool_)
+        """Slots whose caller knows that their last row was an end."""
         self.incidents: list[Incident] = []
 
     # ---- episodes -------------------------------------------------------------------------------
@@ -66,6 +68,7 @@ class Logbook:
             self._restart_plans.pop(slot, None)
         self.journal.began(slots, plans)
         self.set_needs_reset(slots, False)
+        self.ended[slots] = False
 
     def began_by_itself(self, slots: Slots) -> None:
         """These slots reset themselves, by the next plan in their queue if there was one."""

@@ -220,8 +220,16 @@ class Recovery:
         """Tell a new worker where its slots stand, and ask again what its predecessor owed."""
         part, control = self._router.part_of(event.slots), self._crew.control
         later = [(slot, plan) for slot in event.slots for plan in self._logbook.queued(slot)]
-        ended = control.terminated | control.truncated
+        # an end that was written but never answered is not known to anybody
+        ended = self._logbook.ended.copy()
+        told = list(self._traffic.unreceived())
+        ended[told] = control.terminated[told] | control.truncated[told]
         waits_for_reset = self._autoreset == "next_step"
+        if self._autoreset == "same_step":
+            in_flight = self._traffic.in_flight
+            # where the last told row was an end too, the flags may still be those of that one
+            untold = [s for s in event.slots if in_flight[s] and not self._logbook.ended[s]]
+            self._gatherer.take_back_resets(untold)
         orders = [
             (
                 self._logbook.plan_restart(slot),

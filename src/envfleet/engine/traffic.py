@@ -54,6 +54,8 @@ class Traffic:
         self.ready: list[Pending] = []
         """Answered steps that nobody has received yet, oldest first."""
         self.num_ready = 0
+        self.reset_slots: set[int] = set()
+        """Slots whose reset is answered while its caller waits for others."""
         self.in_flight = np.zeros(num_slots, np.bool_)
         self.num_in_flight = 0
         self._request = 0
@@ -155,12 +157,12 @@ class Traffic:
         )
 
     def unreceived(self) -> set[int]:
-        """Slots whose last step is answered and not handed out."""
-        return {slot for pending in self.ready for slot in pending.slots}
+        """Slots whose last step or reset is answered and not handed out."""
+        return {slot for pending in self.ready for slot in pending.slots} | self.reset_slots
 
     def busy(self, slots: Sequence[int]) -> list[int]:
         """Those of `slots` that are in flight, or ready and not received."""
         if not self.num_in_flight and not self.num_ready:
             return []
-        unreceived = self.unreceived()
-        return [slot for slot in slots if self.in_flight[slot] or slot in unreceived]
+        ready = {slot for pending in self.ready for slot in pending.slots}
+        return [slot for slot in slots if self.in_flight[slot] or slot in ready]
