@@ -208,7 +208,7 @@ def test_half_a_message_is_never_taken_for_a_whole_one():
         restarts=RestartPolicy(max_restarts=1000),
     )
     fleet.reset([ResetPlan(0), ResetPlan(1)])
-    outcomes = set()
+    outcomes: set[bool] = set()
     for number in range(70):
         if number >= 14 and len(outcomes) == 2:
             break
