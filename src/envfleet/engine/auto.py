@@ -6,6 +6,7 @@ decision is a pure function of numbers.
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import resource
 import sys
@@ -18,6 +19,7 @@ from typing import Any, cast
 
 import gymnasium
 from gymnasium import spaces
+from gymnasium.vector import VectorEnv
 
 from envfleet.engine.machine import usable_cores
 from envfleet.engine.options import BackendName, Deadlines, EnvFn, StartMethod
@@ -34,6 +36,8 @@ MIN_GAIN = 1.15
 MAX_WAITING_WORKERS = 32
 WAITING_SHARE = 0.5
 """An environment that uses the processor for less than this share of its time is mostly waiting."""
+NativeSteps = tuple[float, float]
+"""Seconds of one step: of an instance for all slots, and for one worker's share."""
 _NOT_FORK_SAFE = ("torch", "jax", "tensorflow")
 
 
@@ -113,16 +117,34 @@ def decide(
     return Plan("serial", start_method, 1, why)
 
 
+def decide_native(
+    workers: int, step_s: NativeSteps, start_method: StartMethod, *, may_be_serial: bool
+) -> Plan:
+    """One instance here, or one for each worker: vectorised work does not halve with its size."""
+    whole_s, share_s = step_s
+    took = f"a step of all takes {_micros(whole_s)}, of one of {workers} shares {_micros(share_s)}"
+    if (share_s + ROUND_TRIP_S) * MIN_GAIN < whole_s:
+        why = f"{took}, so one natively vectorised environment in each worker pays"
+    elif may_be_serial:
+        why = f"{took}, and a round trip {_micros(ROUND_TRIP_S)}, so sharing would not pay"
+        return Plan("serial", start_method, 1, why)
+    else:
+        why = f"{took}, which does not pay for processes, but only they can be supervised"
+    return Plan("process", start_method, workers, why)
+
+
 def plan_fleet(env_fns: Sequence[EnvFn], start_method: StartMethod, *, may_be_serial: bool) -> Plan:
     """Measure and decide for these environments on this machine."""
     cores = usable_cores()
     num_envs = len(env_fns)
-    if isinstance(env_fns[0], NativeFn):
+    first = env_fns[0]
+    if isinstance(first, NativeFn):
         workers = min(cores, num_envs)
         if workers == 1 and may_be_serial:
             return Plan("serial", start_method, 1, "a natively vectorised environment on one core")
-        why = f"one natively vectorised environment for each of {cores} cores"
-        return Plan("process", start_method, workers, why)
+        sizes = num_envs, -(-num_envs // workers)
+        step_s = cast(NativeSteps, _ask(partial(_NativeProbe, first, sizes), start_method))
+        return decide_native(workers, step_s, start_method, may_be_serial=may_be_serial)
     if num_envs == 1 and may_be_serial:
         return Plan("serial", start_method, 1, "there is nothing to run beside it")
     if cores == 1 and may_be_serial:
@@ -133,18 +155,19 @@ def plan_fleet(env_fns: Sequence[EnvFn], start_method: StartMethod, *, may_be_se
 
 def measure(env_fn: EnvFn, start_method: StartMethod) -> Measured:
     """Step one environment in a worker process for a moment."""
+    return cast(Measured, _ask(partial(_Probe, env_fn), start_method))
+
+
+def _ask(probe: EnvFn, start_method: StartMethod) -> Any:
+    """What a probe measured, in a worker: what crashes or never returns must not do it here."""
     from envfleet.engine.fleet import Fleet
 
-    # in a worker: what crashes or never returns must not do it here
     fleet = Fleet(
-        [partial(_Probe, env_fn)],
-        backend="process",
-        start_method=start_method,
-        deadlines=Deadlines(reset_s=60.0),
+        [probe], backend="process", start_method=start_method, deadlines=Deadlines(reset_s=60.0)
     )
     try:
         (result,) = fleet.call("result")
-        return cast(Measured, result)
+        return result
     finally:
         fleet.close()
 
@@ -183,6 +206,30 @@ class _Probe(gymnasium.Env[Any, Any]):
             self.result = Measured(spent_s / steps, cpu_s / spent_s)
         else:
             self.result = Measured(cpu_s / steps, 1.0)
+
+
+class _NativeProbe(gymnasium.Env[Any, Any]):
+    """Measures natively vectorised instances of several sizes when it is built."""
+
+    observation_space = spaces.Discrete(1)
+    action_space = spaces.Discrete(1)
+
+    def __init__(self, env_fn: NativeFn, sizes: Sequence[int]) -> None:
+        self.result = tuple(_step_s(env_fn.build(size)) for size in sizes)
+
+
+def _step_s(env: VectorEnv) -> float:
+    """The shortest of some steps: whatever else the machine does only lengthens them."""
+    env.action_space.seed(0)
+    actions = [env.action_space.sample() for _ in range(8)]
+    env.reset(seed=0)
+    shortest_s, steps, started_s = math.inf, 0, time.perf_counter()
+    while (now_s := time.perf_counter()) - started_s < PROBE_S or steps < 3:
+        env.step(actions[steps % len(actions)])
+        steps += 1
+        shortest_s = min(shortest_s, time.perf_counter() - now_s)
+    env.close()
+    return shortest_s
 
 
 def _waits() -> int:

@@ -113,10 +113,6 @@ class Crew:
                     "backend='thread' or 'serial'"
                 ) from exc
 
-    def post(self, worker: int, command: Command) -> None:
-        """Hand a command to a worker."""
-        self.handles[worker].post(command)
-
     def dismiss(self, worker: int) -> None:
         """End one worker and everything held for it."""
         handle = self.handles[worker]

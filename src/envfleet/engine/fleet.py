@@ -17,10 +17,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from envfleet.engine.backends import WorkerHandle
 from envfleet.engine.backends.process import refuse_unguarded_main
-from envfleet.engine.batch import Batch
+from envfleet.engine.batch import Batch, any_set
 from envfleet.engine.crew import Crew
 from envfleet.engine.gather import Gatherer
 from envfleet.engine.host import State
@@ -54,6 +55,8 @@ from envfleet.errors import (
     ResetNeeded,
     StillInFlight,
 )
+
+Flags = npt.NDArray[np.bool_]
 
 
 class Fleet:
@@ -118,9 +121,11 @@ class Fleet:
         self._finalizer = weakref.finalize(self, crew.stop)
         self._data = crew.data
         self._router = Router(crew.bounds)
-        self._traffic = Traffic(self.num_slots, num_workers, crew.post)
+        self._traffic = Traffic(self.num_slots, crew.handles)
         self._logbook = Logbook(crew.env_fns, crew.control)
-        self._gatherer = Gatherer(crew.control, crew.data, self._router, autoreset, copy=copy)
+        self._gatherer = Gatherer(
+            crew.control, crew.data, self._router.worker_of, autoreset, copy=copy
+        )
         self._recovery = Recovery(
             crew,
             self._traffic,
@@ -133,6 +138,7 @@ class Fleet:
             restarts=restarts,
         )
         self._is_native = all(facts.native for facts in crew.facts)
+        self._is_closed = False
         self._wait_s = self._copy_s = 0.0
         self._last_timings: dict[str, float] = {}
         self.incidents: list[Incident] = self._logbook.incidents
@@ -158,7 +164,7 @@ class Fleet:
     @property
     def is_closed(self) -> bool:
         """True after `close`."""
-        return not self._finalizer.alive
+        return self._is_closed
 
     @property
     def timings(self) -> dict[str, float]:
@@ -216,8 +222,10 @@ class Fleet:
             self._advance(left_s, want_all=min_slots is None)
             now_s = time.perf_counter()
         self._wait_s += now_s - started_s
-        batch = self._gatherer.batch(traffic.take_ready())
-        self._note_episodes(batch.slots, batch.terminated, batch.truncated, batch.valid)
+        slots, rows = self._router.merge(traffic.take_ready())
+        batch = self._gatherer.batch(slots, rows)
+        if batch.has_events or self._logbook.has_ended:
+            self._note_episodes(slots, rows, batch.terminated | batch.truncated, ~batch.valid)
         self._copy_s += time.perf_counter() - now_s
         return batch
 
@@ -236,7 +244,9 @@ class Fleet:
                     f"the actions for {len(route.slots)} slots do not fit the action space "
                     f"{self.facts[0].action_space}: {exc}"
                 ) from exc
-            if isinstance(actions, np.ndarray) and spills is None:
+            if self._is_native:
+                kept = None
+            elif isinstance(actions, np.ndarray) and spills is None:
                 kept = actions.copy()
             else:
                 kept = columns.read_each(route.rows, spills)
@@ -297,10 +307,14 @@ class Fleet:
         pending = traffic.outstanding[handle.worker].popleft()
         pending.is_done, pending.reply = True, reply
         op = pending.command.op
-        if pending.part is None or op not in (*MOVES, Op.REBUILD):
+        if pending.part is None:
             return
-        if op is Op.REBUILD:
-            if reply is not None and reply.failures:
+        if op is Op.STEP and reply is None and not self._gatherer.spills:  # by far the most common
+            traffic.land(pending.part)
+            self._offer(pending)
+            return
+        if op not in MOVES:
+            if op is Op.REBUILD and reply is not None and reply.failures:
                 self._recovery.on_failures(pending, reply.failures)
             return
         self._gatherer.absorb(pending.part, reply)
@@ -322,34 +336,29 @@ class Fleet:
         if pending.unwanted:
             dropped = [slot for slot in pending.slots if slot in pending.unwanted]
             kept = [slot for slot in pending.slots if slot not in pending.unwanted]
-            control = self._crew.control
-            flags = (
-                control.terminated[dropped],
-                control.truncated[dropped],
-                control.valid[dropped],
-            )
-            self._note_episodes(np.array(dropped), *flags)
+            control, rows = self._crew.control, np.array(dropped)
+            ended = control.terminated[rows] | control.truncated[rows]
+            self._note_episodes(rows, rows, ended, control.invalid[rows])
             self._gatherer.forget(dropped)
             pending.part = self._router.part_of(kept) if kept else None
         if pending.part is not None:
             self._traffic.make_ready(pending)
 
-    def _note_episodes(self, slots: Slots, terminated: Any, truncated: Any, valid: Any) -> None:
+    def _note_episodes(
+        self, slots: Slots, rows: slice | Slots, ended: Flags, invalid: Flags
+    ) -> None:
         """Keep the logbook in step with what the hosts did by themselves."""
         if self._is_native:
             return  # such slots cannot be replayed one by one, and their resets cannot be planned
+        self._logbook.note_ends(rows, ended)
         if self.autoreset == "next_step":
-            self._logbook.ended[slots] = terminated | truncated
-            if np.count_nonzero(valid) < len(slots):
-                self._logbook.began_by_itself(slots[~(valid | terminated | truncated)])
-            return
-        ended = terminated | truncated
-        if np.count_nonzero(ended):
+            if any_set(invalid):
+                self._logbook.began_by_itself(slots[invalid & ~ended])
+        elif any_set(ended):
             if self.autoreset == "same_step":
                 self._logbook.began_by_itself(slots[ended])
             else:
                 self._logbook.set_needs_reset(slots[ended], True)
-        self._logbook.ended[slots] = ended
 
     # ---- resets ---------------------------------------------------------------------------------
 
@@ -370,7 +379,8 @@ class Fleet:
             self._wait_for(group)
         finally:
             self._traffic.reset_slots.clear()
-        return self._gatherer.batch([pending.part for pending in group if pending.part is not None])
+        parts = [pending.part for pending in group if pending.part is not None]
+        return self._gatherer.batch(*self._router.merge(parts))
 
     def queue_reset(self, plans: Sequence[ResetPlan], slots: Sequence[int] | None = None) -> None:
         """Use these plans at the next autoresets of these slots, one after another."""
@@ -398,7 +408,7 @@ class Fleet:
         """Wait for what these slots have in flight, and drop it."""
         slots = route.slots.tolist()
         self.drop(slots)
-        while np.count_nonzero(self._traffic.in_flight[route.rows]):
+        while self._traffic.is_any_in_flight(slots):
             self._advance(None, want_all=True)
         self._gatherer.forget(slots)
 
@@ -464,11 +474,11 @@ class Fleet:
             if slot in failed:
                 self._logbook.set_needs_reset([slot], True)
                 continue
-            taken = snapshot.taken
+            taken, has_ended = snapshot.taken, snapshot.state == State.ENDED
             replay = taken if isinstance(taken, Replay) else None
             self._logbook.restored(slot, snapshot.queued, replay)
-            self._logbook.ended[slot] = snapshot.state == State.ENDED
-            control.terminated[slot] = snapshot.state == State.ENDED
+            self._logbook.note_ends(slice(slot, slot + 1), np.array([has_ended]))
+            control.terminated[slot] = has_ended
             control.truncated[slot] = False
 
     def _named(
@@ -492,7 +502,7 @@ class Fleet:
                 self._advance(None, want_all=True)
         except BaseException:
             for pending in group:  # its caller is gone: nothing of it concerns whoever comes next
-                pending.unwanted.update(pending.slots)
+                pending.unwanted |= set(pending.slots)
             raise
 
     def _results(self, group: list[Pending]) -> dict[int, Any]:
@@ -511,7 +521,7 @@ class Fleet:
     # ---- order ----------------------------------------------------------------------------------
 
     def _check_open(self) -> None:
-        if self.is_closed:
+        if self._is_closed:
             raise FleetClosed("this fleet is closed; open a new one")
 
     def _check_blocked(self, route: Route) -> None:
@@ -526,11 +536,10 @@ class Fleet:
         self._check_blocked(route)
         traffic, logbook = self._traffic, self._logbook
         if traffic.num_in_flight or traffic.num_ready:
-            slots = route.slots.tolist()
-            busy = traffic.busy(slots)
-            if busy and not traffic.is_awaited(slots):  # the rest of a step that was dropped
+            busy = traffic.busy(route)
+            if busy and not traffic.is_awaited(busy):  # the rest of a step that was dropped
                 self._renounce(route)
-                busy = traffic.busy(slots)
+                busy = traffic.busy(route)
             if busy:
                 raise StillInFlight(
                     f"slots {busy} have been sent and not yet received; call recv before sending "
@@ -546,6 +555,7 @@ class Fleet:
         if self.is_closed:
             return
         self._last_timings = self.timings
+        self._is_closed = True
         self._finalizer.detach()
         owed = [len(outstanding) for outstanding in self._traffic.outstanding]
         for failure in self._crew.close(owed):

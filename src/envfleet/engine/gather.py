@@ -15,27 +15,27 @@ import numpy.typing as npt
 from gymnasium import spaces
 from gymnasium.vector.utils import batch_space, create_empty_array, iterate
 
-from envfleet.engine.batch import Batch
+from envfleet.engine.batch import Batch, any_set
 from envfleet.engine.incident import Incident
 from envfleet.engine.infos import NO_INFO, Info, PackedInfos, Schema
 from envfleet.engine.messages import Reply
 from envfleet.engine.options import Autoreset
-from envfleet.engine.routes import Part, Router, Slots
+from envfleet.engine.routes import Part, Slots
 from envfleet.engine.slab import Control, Data
 from envfleet.errors import LayoutMismatch
 from envfleet.layout import Columns
 
 PlainInfos = list[tuple[int, Info]]
+_NOTHING_PACKED = PackedInfos()
 
 
 class Gatherer:
     """Puts batches together."""
 
     def __init__(
-        self, control: Control, data: Data, router: Router, autoreset: Autoreset, *, copy: bool
+        self, control: Control, data: Data, worker_of: Slots, autoreset: Autoreset, *, copy: bool
     ) -> None:
-        self._control, self._data, self._router = control, data, router
-        worker_of = self._worker_of = router.worker_of
+        self._control, self._data, self._worker_of = control, data, worker_of
         self._autoreset, self._copy = autoreset, copy
         self.is_mixed = len(data.kinds) > 1
         self.spills: dict[int, dict[int, Any]] = {}
@@ -54,6 +54,7 @@ class Gatherer:
         self._later: dict[int, Incident] = {}
         """Incidents of slots whose row from before the failure has not been handed out yet."""
         self._schemas: list[list[Schema]] = [[] for _ in range(int(worker_of[-1]) + 1)]
+        self._has_schemas = False
         self._uniform: dict[int, Schema | None] = {}
 
     # ---- what comes by the control path ---------------------------------------------------------
@@ -71,6 +72,7 @@ class Gatherer:
         self.spills.update(reply.spills)
         if reply.schemas:
             self._schemas[part.worker] += reply.schemas
+            self._has_schemas = True
             self._uniform.clear()
 
     def attach(self, incident: Incident, slots: Sequence[int], unreceived: set[int]) -> None:
@@ -135,16 +137,17 @@ class Gatherer:
 
     # ---- rows -----------------------------------------------------------------------------------
 
-    def batch(self, parts: Sequence[Part]) -> Batch:
-        """The rows of these parts."""
-        slots, rows = self._router.merge(parts)
+    def batch(self, slots: Slots, rows: slice | Slots) -> Batch:
+        """The rows of these slots; `rows` are the same, as a slice where they are neighbours."""
         control = self._control
-        terminated, truncated = control.terminated[rows].copy(), control.truncated[rows].copy()
+        flags = control.flags[:, rows].copy()
+        terminated, truncated, invalid = flags
+        has_events = any_set(flags)
         obs = final_obs = self.observations(slots, rows)
         plain: PlainInfos = []
-        if self._autoreset == "same_step":
+        if self._autoreset == "same_step" and has_events:
             ended = terminated | truncated
-            if np.count_nonzero(ended):
+            if any_set(ended):
                 final_obs = self._take_finals(slots, obs, ended, plain)
         return Batch(
             slots=slots,
@@ -152,7 +155,8 @@ class Gatherer:
             rewards=control.rewards[rows].copy(),
             terminated=terminated,
             truncated=truncated,
-            valid=control.valid[rows].copy(),
+            valid=~invalid,
+            has_events=has_events,
             final_obs=final_obs,
             incidents=self._take_news(slots, plain),
             packed=self._packed(slots, rows),
@@ -220,9 +224,11 @@ class Gatherer:
         return tuple(incidents.values())
 
     def _packed(self, slots: Slots, rows: slice | Slots) -> PackedInfos:
+        if not self._has_schemas:
+            return _NOTHING_PACKED
         numbers = self._control.schemas[rows]
         if not np.count_nonzero(numbers):
-            return PackedInfos()
+            return _NOTHING_PACKED
         cells = self._control.infos[rows].copy()
         first = int(numbers[0])
         schema = self._schema_of_all(first)

@@ -9,8 +9,10 @@ caller.
 
 from __future__ import annotations
 
+import contextlib
+from array import array
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import IntEnum
 from typing import Any
 
@@ -52,16 +54,19 @@ class EnvHost:
         self.first, self.count = first, len(envs)
         self._fns, self._autoreset, self._guard = list(env_fns), autoreset, guard
         self._envs = list(envs)
-        self._steps = [guard.wrap(env.step) for env in envs]
         self._state = bytearray([State.UNUSABLE] * self.count)
         self._queues: list[deque[ResetPlan]] = [deque() for _ in envs]
         self._restart_plans: dict[int, ResetPlan] = {}
         """How slots whose environment was replaced begin again, unless their caller resets them."""
+        self._ended: list[int] = []
+        """Rows whose episodes ended in the last step."""
+        self._next_start: dict[int, bytes] = {}
+        """What the next episodes of rows that have ended start from, if their generators stay as
+        they are."""
         self._last_spill: dict[int, dict[int, Any]] = {}
         # set until known to be clear: a slot may still carry the infos of a worker that died
         self._has_info = bytearray([1] * self.count)
         self._after_end = State.ENDED if autoreset == "next_step" else State.RUNNING
-        self._had_invalid = True
         self._reply = Reply()
         self._is_plain = True
 
@@ -81,7 +86,6 @@ class EnvHost:
 
     def bind(self, control: Control, data: Data, post: memoryview) -> None:
         """Take the shared rows of this host's slots."""
-        self._control: Control = control
         self._data: Data = data
         self._post = post
         slots = range(self.first, self.first + self.count)
@@ -91,9 +95,21 @@ class EnvHost:
         self._write_final = [data.final_obs[kind].writer(row) for kind, row in where]
         self._where = where
         is_block = bool((kinds == kinds[0]).all() and (np.diff(rows) == 1).all())
-        self._block = slice(int(rows[0]), int(rows[-1]) + 1) if is_block else None
-        self._step_places = [place(Op.STEP, slot) for slot in slots]
-        self._slice = slice(slots.start, slots.stop)
+        block = slice(int(rows[0]), int(rows[-1]) + 1)
+        self._read_actions: Callable[[], list[Any]] | None = (
+            data.actions[where[0][0]].reader(block) if is_block else None
+        )
+        self._lines = [
+            (row, place(Op.STEP, self.first + row), self._guard.wrap(env.step), write)
+            for row, (env, write) in enumerate(zip(self._envs, self._write_obs, strict=True))
+        ]
+        """All that a step of each row needs, in one place."""
+        mine = slice(slots.start, slots.stop)
+        # item by item and as bytes, memoryviews take a fraction of an array's time
+        self._rewards: Any = control.rewards[mine].data
+        self._marks = [marks[mine].view(np.uint8).data for marks in control.flags]
+        self._rng = [control.rng[slot].data for slot in slots]
+        self._all_clear = bytes(self.count)
         self._infos = InfoWriter(control.infos, control.schemas, self.first)
 
     # ---- commands -------------------------------------------------------------------------------
@@ -102,12 +118,12 @@ class EnvHost:
         """Step these slots (None: all) with the actions that lie in the slab."""
         rows = range(self.count) if slots is None else [slot - self.first for slot in slots]
         rewards: list[Any] = []
-        ends: list[tuple[int, Any, Any]] = []
+        ends: list[tuple[int, bool, bool]] = []
         invalid: list[int] = []
-        state, steps, write_obs = self._state, self._steps, self._write_obs
-        has_info, post, places = self._has_info, self._post, self._step_places
-        for row, action in zip(rows, self._actions(slots, spills), strict=True):
-            post[1] = places[row]
+        state, has_info, post = self._state, self._has_info, self._post
+        lines = self._lines if slots is None else [self._lines[row] for row in rows]
+        for line, action in zip(lines, self._actions(slots, spills), strict=True):
+            row, post[1], step, write = line
             if state[row]:
                 reward = 0.0
                 if self._step_unusual(row):
@@ -115,8 +131,8 @@ class EnvHost:
                 invalid.append(row)
             else:
                 try:
-                    obs, reward, is_terminated, is_truncated, info = steps[row](action)
-                    spill = write_obs[row](obs)
+                    obs, reward, is_terminated, is_truncated, info = step(action)
+                    spill = write(obs)
                     if spill is not None:
                         self._spill(row, spill)
                     if is_terminated or is_truncated:
@@ -132,8 +148,18 @@ class EnvHost:
                     self._fail(row, "step", exc)
                     reward = 0.0
             rewards.append(reward)
-        self._store(rows, slots, rewards, ends, invalid)
+        self._store_rewards(rows, rewards)
+        self._mark(rows, ends, invalid)
+        self._ended = [row for row, *_ in ends]
         return self._take_reply()
+
+    def idle(self) -> None:
+        """Nobody waits: look up now what would take time at the next autoresets."""
+        for row in self._ended:
+            if self._state[row] == State.ENDED:
+                with contextlib.suppress(Exception):  # the reset will meet it again, and report it
+                    self._next_start[row] = rng.state_of(self._envs[row])
+        self._ended = []
 
     def reset(self, slots: Sequence[int] | None, plans: Sequence[ResetPlan]) -> Reply | None:
         """Reset these slots by their plans; a manual reset cancels a pending autoreset."""
@@ -141,7 +167,8 @@ class EnvHost:
         for row, plan in zip(rows, plans, strict=True):
             # a new environment has no generator to go on with: without a seed it would not repeat
             self._try_reset(row, plan.seeded_like(self._restart_plans.get(row)))
-        self._store(rows, slots, [0.0] * len(rows), [], list(rows))
+        self._store_rewards(rows, [0.0] * len(rows))
+        self._mark(rows, [], rows)
         return self._take_reply()
 
     def queue(self, slots: Sequence[int], plans: Sequence[ResetPlan]) -> Reply | None:
@@ -182,6 +209,7 @@ class EnvHost:
 
     def call(self, slots: Sequence[int], name: str, args: Any, kwargs: Any) -> Reply | None:
         """Call or read `name` on each environment, through its wrappers."""
+        self._next_start.clear()
         for slot in slots:
             self._post[1] = place(Op.CALL, slot)
             try:
@@ -199,6 +227,7 @@ class EnvHost:
 
     def set_attr(self, slots: Sequence[int], pairs: Sequence[tuple[str, Any]]) -> Reply | None:
         """Set a name where it is found among the wrappers."""
+        self._next_start.clear()
         for slot, (name, value) in zip(slots, pairs, strict=True):
             self._post[1] = place(Op.SET, slot)
             try:
@@ -223,6 +252,7 @@ class EnvHost:
 
     def restore(self, slots: Sequence[int], states: Sequence[snapshots.Snapshot]) -> Reply | None:
         """Put states back; for a replay the environment is built anew and driven there."""
+        self._next_start.clear()
         for slot, wanted in zip(slots, states, strict=True):
             taken = wanted.taken
             row = slot - self.first
@@ -255,10 +285,10 @@ class EnvHost:
     # ---- parts of a step ------------------------------------------------------------------------
 
     def _actions(self, slots: Sequence[int] | None, spills: dict[int, Any] | None) -> list[Any]:
-        if spills is None and self._block is not None:
-            columns: Columns = self._data.actions[self._where[0][0]]
+        if spills is None and self._read_actions is not None:
             if slots is None:
-                return columns.read_each(self._block)
+                return self._read_actions()
+            columns: Columns = self._data.actions[self._where[0][0]]
             rows = np.array([self._where[slot - self.first][1] for slot in slots], np.intp)
             return columns.read_each(rows)
         spills = spills or {}
@@ -305,7 +335,7 @@ class EnvHost:
         self._post[1] = place(Op.RESET, slot)
         env = self._envs[row]
         try:
-            self._record_rng(row, env, plan)
+            self._rng[row][:] = self._start_of_episode(row, env, plan)
             obs, info = plan.apply(self._guard.wrap(env.reset))
             spill = self._write_obs[row](obs)
             self._inform(row, info)
@@ -323,15 +353,12 @@ class EnvHost:
             return self._restart_plans[row]
         return queue.popleft() if queue else PLAIN_RESET
 
-    def _record_rng(self, row: int, env: Any, plan: ResetPlan) -> None:
-        """Keep what the coming episode starts from, where it outlives this process."""
-        cell = self._control.rng[self.first + row]
+    def _start_of_episode(self, row: int, env: Any, plan: ResetPlan) -> bytes:
+        """What the coming episode starts from, to be kept where it outlives this process."""
+        known = self._next_start.pop(row, None)
         if plan.seed is not None:
-            rng.note_seeded(cell)
-            return
-        generator = getattr(env.unwrapped, "np_random", None)
-        bits = getattr(generator, "bit_generator", None)
-        rng.note_state(cell, None if bits is None else bits.state)
+            return rng.SEED_SAYS_ALL
+        return rng.state_of(env) if known is None else known
 
     def _inform(self, row: int, info: Info) -> None:
         if not info:
@@ -353,41 +380,42 @@ class EnvHost:
         kind, index = self._where[row]
         return self._data.obs[kind].read(index, self._last_spill.get(row))
 
-    def _store(
-        self,
-        rows: Sequence[int],
-        slots: Sequence[int] | None,
-        rewards: list[Any],
-        ends: list[tuple[int, Any, Any]],
-        invalid: list[int],
-    ) -> None:
-        control = self._control
-        where: Any = self._slice if slots is None else np.asarray(slots)
+    def _store_rewards(self, rows: Sequence[int], rewards: list[Any]) -> None:
         try:
-            control.rewards[where] = rewards
-            is_odd = np.isnan(control.rewards[where]).any()  # None becomes that without a word
-        except (TypeError, ValueError):
-            is_odd = True
-        if is_odd:
-            self._store_one_by_one(rows, rewards)
-        control.terminated[where] = control.truncated[where] = False
-        for row, is_terminated, is_truncated in ends:
-            control.terminated[self.first + row] = is_terminated
-            control.truncated[self.first + row] = is_truncated
-        if invalid or self._had_invalid:
-            control.valid[where] = True
-            control.valid[[self.first + row for row in invalid]] = False
-            self._had_invalid = bool(invalid) or slots is not None
+            numbers = array("d", rewards)
+        except (TypeError, ValueError, DeprecationWarning):  # None, arrays of one
+            numbers = array(
+                "d", [self._one_number(*pair) for pair in zip(rows, rewards, strict=True)]
+            )
+        if isinstance(rows, range):  # all of them, in order
+            self._rewards[:] = numbers
+        else:
+            for row, number in zip(rows, numbers, strict=True):
+                self._rewards[row] = number
 
-    def _store_one_by_one(self, rows: Sequence[int], rewards: list[Any]) -> None:
-        for row, reward in zip(rows, rewards, strict=True):
-            slot = self.first + row
-            try:
-                self._control.rewards[slot] = float(np.asarray(reward).item())
-            except (TypeError, ValueError):
-                self._control.rewards[slot] = 0.0
-                error = TypeError(f"the reward must be one number, got {reward!r}")
-                self._fail(row, "step", error)
+    def _one_number(self, row: int, reward: Any) -> float:
+        try:
+            return float(np.asarray(reward).item())
+        except (TypeError, ValueError):
+            error = TypeError(f"the reward must be one number, got {reward!r}")
+            self._fail(row, "step", error)
+            return 0.0
+
+    def _mark(
+        self, rows: Sequence[int], ends: list[tuple[int, bool, bool]], invalid: Sequence[int]
+    ) -> None:
+        """Say of these rows which were ends and which are no transitions."""
+        marks = terminated, truncated, invalids = self._marks
+        if len(rows) == self.count:
+            for mark in marks:
+                mark[:] = self._all_clear
+        else:
+            for row in rows:
+                terminated[row] = truncated[row] = invalids[row] = 0
+        for row, is_terminated, is_truncated in ends:
+            terminated[row], truncated[row] = is_terminated, is_truncated
+        for row in invalid:
+            invalids[row] = 1
 
     def _fail(self, row: int, doing: str, exc: BaseException) -> None:
         self._note(self.first + row, doing, exc)
@@ -409,7 +437,9 @@ class EnvHost:
 
     def _adopt(self, row: int, env: Any) -> None:
         self._envs[row] = env
-        self._steps[row] = self._guard.wrap(env.step)
+        self._next_start.pop(row, None)
+        _, where, _, write = self._lines[row]
+        self._lines[row] = (row, where, self._guard.wrap(env.step), write)
 
     def _take_reply(self) -> Reply | None:
         reply = self._reply

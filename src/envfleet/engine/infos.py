@@ -15,6 +15,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -78,18 +79,25 @@ class Schema:
         ]
         return "=" + "".join(parts)
 
-    @property
-    def record(self) -> np.dtype[Any]:
-        """The same cell as a numpy record, so that a key of many slots is one strided view."""
-        formats, offsets, offset = [], [], 0
-        for dtype, shape in zip(self.dtypes, self.shapes, strict=True):
-            formats.append(np.dtype((dtype, shape or ())))
-            offsets.append(offset)
-            offset += formats[-1].itemsize
-        names = [f"f{index}" for index in range(len(self.keys))]
-        return np.dtype(
-            {"names": names, "formats": formats, "offsets": offsets, "itemsize": INFO_BYTES}
-        )
+    def columns(self, cells: Array) -> list[Array]:
+        """The values of each key in cells of many slots, as arrays of their own."""
+        record = _record(self.dtypes, self.shapes)
+        table = cells.view(record)[:, 0]
+        return [np.ascontiguousarray(table[name]) for name in record.names or ()]
+
+
+@lru_cache(maxsize=256)
+def _record(dtypes: tuple[str, ...], shapes: tuple[tuple[int, ...] | None, ...]) -> np.dtype[Any]:
+    """A cell as a numpy record, so that a key of many slots is one strided view."""
+    formats, offsets, offset = [], [], 0
+    for dtype, shape in zip(dtypes, shapes, strict=True):
+        formats.append(np.dtype((dtype, shape or ())))
+        offsets.append(offset)
+        offset += formats[-1].itemsize
+    names = [f"f{index}" for index in range(len(dtypes))]
+    return np.dtype(
+        {"names": names, "formats": formats, "offsets": offsets, "itemsize": INFO_BYTES}
+    )
 
 
 class InfoWriter:
@@ -162,18 +170,16 @@ class PackedInfos:
     groups: tuple[tuple[Schema, Array, Array], ...] = ()
     """(schema, positions in the batch, cells [len(positions), INFO_BYTES])."""
 
-    def columns(self) -> Iterable[tuple[str, type, Array, Array]]:
-        """Every key of every group: (key, type, positions, values)."""
+    def columns(self) -> Iterable[tuple[str, Array, Array]]:
+        """Every key of every group: (key, positions, values)."""
         for schema, positions, cells in self.groups:
-            table = cells.view(schema.record)[:, 0]
-            for index, (key, kind) in enumerate(zip(schema.keys, schema.types, strict=True)):
-                yield key, kind, positions, np.ascontiguousarray(table[f"f{index}"])
+            for key, values in zip(schema.keys, schema.columns(cells), strict=True):
+                yield key, positions, values
 
     def each(self) -> Iterable[tuple[int, Info]]:
         """Every slot's own dict, types as the environment gave them."""
         for schema, positions, cells in self.groups:
-            table = cells.view(schema.record)[:, 0]
-            columns = [np.ascontiguousarray(table[f"f{i}"]) for i in range(len(schema.keys))]
+            columns = schema.columns(cells)
             for index, position in enumerate(positions.tolist()):
                 yield (
                     position,
@@ -201,8 +207,10 @@ class _Column:
 
 def collate(num: int, packed: PackedInfos, plain: Sequence[tuple[int, Info]]) -> dict[str, Any]:
     """Put infos of `num` slots together; `plain` holds (position, dict) pairs."""
+    if len(packed.groups) == 1 and not plain and len(packed.groups[0][1]) == num:
+        return _collate_alike(num, packed)
     columns: dict[str, _Column] = {}
-    for key, _, positions, values in packed.columns():
+    for key, positions, values in packed.columns():
         column = columns.setdefault(key, _Column())
         column.positions.append(positions)
         column.values.append(values)
@@ -224,6 +232,16 @@ def collate(num: int, packed: PackedInfos, plain: Sequence[tuple[int, Info]]) ->
         for position, _ in (*column.objects, *column.dicts):
             mask[position] = True
         vector[key], vector[f"_{key}"] = _join(num, column), mask
+    return vector
+
+
+def _collate_alike(num: int, packed: PackedInfos) -> dict[str, Any]:
+    """All slots have the same keys: nothing has to be put together."""
+    vector: dict[str, Any] = {}
+    schema, _, cells = packed.groups[0]
+    masks = np.ones((len(schema.keys), num), np.bool_)
+    for key, values, mask in zip(schema.keys, schema.columns(cells), masks, strict=True):
+        vector[key], vector[f"_{key}"] = values, mask
     return vector
 
 

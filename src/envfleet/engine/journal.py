@@ -41,7 +41,8 @@ class Journal:
         self._base = 0
         self._bytes = 0
         self._starts = np.zeros(num_slots, np.int64)
-        self._plans = np.full(num_slots, PLAIN_RESET, object)
+        self._plans: dict[int, ResetPlan] = {}
+        """How episodes began, where not plainly."""
 
     def sent(self, slots: npt.NDArray[np.intp] | None, actions: Any) -> None:
         """Keep actions, which must be the journal's own, of these slots (None: all)."""
@@ -59,7 +60,9 @@ class Journal:
     def began_plainly(self, slots: npt.NDArray[np.intp]) -> None:
         """These slots have just been reset without seed or options."""
         self._starts[slots] = self._base + len(self._entries)
-        self._plans[slots] = PLAIN_RESET
+        if self._plans:
+            for slot in slots.tolist():
+                self._plans.pop(slot, None)
 
     def log_of(self, slot: int) -> EpisodeLog:
         """The slot's episode so far."""
@@ -72,7 +75,7 @@ class Journal:
                 where = np.flatnonzero(slots == slot)
                 if where.size:
                     actions.append(batch[int(where[0])])
-        return EpisodeLog(self._plans[slot], tuple(actions), start >= self._base)
+        return EpisodeLog(self._plans.get(slot, PLAIN_RESET), tuple(actions), start >= self._base)
 
     def take_back(self, slot: int, plan: ResetPlan, actions: Sequence[Any]) -> None:
         """The slot was brought to the state that these actions lead to."""

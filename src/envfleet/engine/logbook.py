@@ -9,8 +9,10 @@ from typing import Any, Literal
 
 import cloudpickle
 import numpy as np
+import numpy.typing as npt
 
 from envfleet.engine import rng
+from envfleet.engine.batch import any_set
 from envfleet.engine.incident import Incident
 from envfleet.engine.journal import EpisodeLog, Journal
 from envfleet.engine.options import PLAIN_RESET, EnvFn, ResetPlan
@@ -41,7 +43,8 @@ class Logbook:
     """Seeds, plans, actions and failures of every slot."""
 
     def __init__(self, env_fns: Sequence[EnvFn], control: Control) -> None:
-        self._env_fns, self._control = env_fns, control
+        self._env_fns = env_fns
+        self._rng = [cell.data for cell in control.rng]
         num_slots = len(env_fns)
         self.journal = Journal(num_slots)
         self._queued: list[deque[ResetPlan]] = [deque() for _ in env_fns]
@@ -55,7 +58,14 @@ class Logbook:
         self.num_needing_reset = num_slots
         self.ended = np.zeros(num_slots, np.bool_)
         """Slots whose caller knows that their last row was an end."""
+        self.has_ended = False
+        """Whether there may be any."""
         self.incidents: list[Incident] = []
+
+    def note_ends(self, rows: slice | Slots, ended: npt.NDArray[np.bool_]) -> None:
+        """Their caller has been told which of these slots' last rows were ends."""
+        self.ended[rows] = ended
+        self.has_ended = any_set(self.ended)
 
     # ---- episodes -------------------------------------------------------------------------------
 
@@ -122,7 +132,7 @@ class Logbook:
     def replay_of(self, slot: int) -> Replay:
         """How to bring a new environment to where this slot stands."""
         log = self.journal.log_of(slot)
-        start = rng.read_state(self._control.rng[slot])
+        start = rng.unpacked(self._rng[slot].tobytes())
         if not log.is_complete or (log.plan.seed is None and start is None):
             raise SnapshotError(
                 f"slot {slot} cannot be pickled and its episode cannot be replayed (no seed, or "
@@ -136,12 +146,12 @@ class Logbook:
         self._queued[slot] = deque(queued)
         if replay is None:
             self.began([slot], [PLAIN_RESET])
-            rng.note_state(self._control.rng[slot], None)  # it began elsewhere
+            self._rng[slot][:] = rng.NOT_KNOWN  # it began elsewhere
         else:
             plan = ResetPlan(replay.seed, replay.options)
             self.began([slot], [plan])
             self.journal.take_back(slot, plan, replay.actions)
-            rng.note_state(self._control.rng[slot], replay.rng)
+            self._rng[slot][:] = rng.packed(replay.rng)
 
     def record(self, event: Event) -> Incident:
         """Turn a failure into an incident that can be replayed."""
@@ -164,7 +174,7 @@ class Logbook:
             seed=log.plan.seed,
             options=log.plan.options,
             actions=log.actions,
-            rng=rng.read_state(self._control.rng[event.slot]),
+            rng=rng.unpacked(self._rng[event.slot].tobytes()),
             is_complete=log.is_complete,
             env_fn=env_fn,
         )

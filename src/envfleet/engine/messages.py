@@ -6,7 +6,7 @@ import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 from envfleet.engine.infos import Info, Schema
 
@@ -52,8 +52,7 @@ def read_place(word: int) -> tuple[Op, int | None]:
     return Op(word >> 32), None if slot < 0 else slot
 
 
-@dataclass(frozen=True, slots=True)
-class Command:
+class Command(NamedTuple):
     """One piece of work for one worker; `request` is its identity."""
 
     request: int

@@ -41,6 +41,7 @@ class NativeHost:
         self._ended = np.zeros(self.count, np.bool_)
         self._owes_truncation = False
         self._reply = Reply()
+        self._empty_reply = Reply()
 
     def facts(self) -> list[EnvFacts]:
         """Spaces and the like, the same for every slot."""
@@ -84,13 +85,16 @@ class NativeHost:
         control.terminated[rows] = terminated
         control.truncated[rows] = truncated
         if self._autoreset == "next_step":
-            np.logical_not(self._ended, out=control.valid[rows])
+            control.invalid[rows] = self._ended
             np.logical_or(terminated, truncated, out=self._ended)
         else:
-            control.valid[rows] = True
+            control.invalid[rows] = False
         if infos:
             self._put_infos(infos)
         return self._take_reply()
+
+    def idle(self) -> None:
+        """Nothing to prepare."""
 
     def reset(self, slots: Sequence[int] | None, plans: Sequence[ResetPlan]) -> Reply | None:
         """Reset the whole instance by its first slot's seed; options must be the same for all."""
@@ -110,7 +114,8 @@ class NativeHost:
         self._owes_truncation = False
         control, rows = self._control, self._slots
         control.rewards[rows] = 0.0
-        control.terminated[rows] = control.truncated[rows] = control.valid[rows] = False
+        control.terminated[rows] = control.truncated[rows] = False
+        control.invalid[rows] = True
         if infos:
             self._put_infos(infos)
         return self._take_reply()
@@ -226,8 +231,10 @@ class NativeHost:
         self._reply.failures.append(Failure.of(self.first, doing, exc))
 
     def _take_reply(self) -> Reply | None:
+        if self._reply == self._empty_reply:
+            return None
         reply, self._reply = self._reply, Reply()
-        return reply if reply != Reply() else None
+        return reply
 
 
 def _by_position(spills: dict[int, Any] | None, first: int) -> dict[int, Any] | None:

@@ -5,29 +5,20 @@ from __future__ import annotations
 import struct
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 UNKNOWN, SEEDED, STATE = 0, 1, 2
 _CELL = struct.Struct("=B7x16s16sII")
 
-Cell = npt.NDArray[np.uint8]
+CELL_BYTES = _CELL.size
+SEED_SAYS_ALL = bytes([SEEDED]).ljust(CELL_BYTES, b"\0")
+NOT_KNOWN = bytes(CELL_BYTES)
 
 
-def note_seeded(cell: Cell) -> None:
-    """The episode's seed says everything."""
-    cell[0] = SEEDED
-
-
-def note_state(cell: Cell, state: dict[str, Any] | None) -> None:
-    """Keep a generator's state, as numpy gives it; of another kind than PCG64, or None: unknown."""
-    cell[0] = UNKNOWN
+def packed(state: dict[str, Any] | None) -> bytes:
+    """A generator's state, as numpy gives it; of another kind than PCG64, or None: not known."""
     if state is None or state.get("bit_generator") != "PCG64":
-        return
+        return NOT_KNOWN
     inner = state["state"]
-    _CELL.pack_into(
-        cell.data,
-        0,
+    return _CELL.pack(
         STATE,
         inner["state"].to_bytes(16, "little"),
         inner["inc"].to_bytes(16, "little"),
@@ -36,9 +27,16 @@ def note_state(cell: Cell, state: dict[str, Any] | None) -> None:
     )
 
 
-def read_state(cell: Cell) -> dict[str, Any] | None:
+def state_of(env: Any) -> bytes:
+    """What the environment's generator would start an episode from, packed."""
+    generator = getattr(env.unwrapped, "np_random", None)
+    bits = getattr(generator, "bit_generator", None)
+    return packed(None if bits is None else bits.state)
+
+
+def unpacked(cell: bytes) -> dict[str, Any] | None:
     """The generator's state, as numpy takes it, if one was kept."""
-    flag, state, inc, has_uint32, uinteger = _CELL.unpack_from(cell.tobytes())
+    flag, state, inc, has_uint32, uinteger = _CELL.unpack(cell)
     if flag != STATE:
         return None
     return {

@@ -6,7 +6,7 @@ A slice of neighbouring slots is copied in one go; that is why it is worth knowi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -49,13 +49,19 @@ class Router:
         self._bounds = tuple(bounds)
         self.num_slots = bounds[-1][1]
         self._known: dict[tuple[str, bytes], Route] = {}
+        self._own: dict[int, Route] = {}
+        """Routes by the identity of their arrays, which batches hand out and callers send back."""
         self.everything = self.make(np.arange(self.num_slots))
+        self._known_by_identity(self.everything)
         self.worker_of = np.repeat(np.arange(len(bounds)), [hi - lo for lo, hi in bounds])
 
     def find(self, slots: Sequence[int] | Slots | None) -> Route:
         """The route of these slots (None: all), or an error that says what is wrong with them."""
         if slots is None:
             return self.everything
+        own = self._own.get(id(slots))
+        if own is not None:
+            return own
         named = np.asarray(slots)
         key = (named.dtype.char, named.tobytes())
         route = self._known.get(key)
@@ -63,8 +69,18 @@ class Router:
             route = self.make(self._checked(named))
             if len(self._known) >= _MAX_ROUTES:
                 self._known.clear()
+                self._own.clear()
+                self._known_by_identity(self.everything)
             self._known[key] = route
+            self._known_by_identity(route)
         return route
+
+    def _known_by_identity(self, route: Route) -> None:
+        """Recognise the arrays of this route and of its parts; they live as long as the entry."""
+        for part in route.parts:
+            alone = replace(part, positions=list(range(len(part.slots))))
+            self._own[id(part.slots)] = Route(part.slots, part.rows, False, (alone,))
+        self._own[id(route.slots)] = route
 
     def make(self, slots: Slots) -> Route:
         """Work out the route of valid slots."""

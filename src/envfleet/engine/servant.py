@@ -88,6 +88,11 @@ class Servant:
         self._post[2] += time.perf_counter_ns() - started
         return reply
 
+    def idle(self) -> None:
+        """The last command is answered: do what can be done before the next one."""
+        for host in self.hosts:
+            host.idle()
+
     def _spills(self, slots: Sequence[int] | None, payload: Sequence[Any]) -> dict[int, Any]:
         chosen = range(self.hosts[0].first, self.hosts[0].first + len(payload))
         return _spills(slots or chosen, payload, range(len(payload))) or {}

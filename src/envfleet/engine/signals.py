@@ -6,7 +6,10 @@ shared memory may hint that a bell is about to ring, never replace it.
 
 from __future__ import annotations
 
+import errno
 import os
+from collections.abc import Callable
+from functools import partial
 
 HAS_EVENTFD = hasattr(os, "eventfd")
 
@@ -17,6 +20,12 @@ class Bell:
     def __init__(self, read_fd: int, write_fd: int) -> None:
         self.fd, self.write_fd = read_fd, write_fd
         self._is_eventfd = read_fd == write_fd
+        self.ring: Callable[[], object] = (
+            partial(os.eventfd_write, write_fd, 1)
+            if self._is_eventfd
+            else partial(os.write, write_fd, b"\0")
+        )
+        """Add one."""
 
     @classmethod
     def create(cls, *, take_waits: bool) -> Bell:
@@ -24,13 +33,6 @@ class Bell:
         read_fd, write_fd = [os.eventfd(0)] * 2 if HAS_EVENTFD else os.pipe()
         os.set_blocking(read_fd, take_waits)
         return cls(read_fd, write_fd)
-
-    def ring(self) -> None:
-        """Add one."""
-        if self._is_eventfd:
-            os.eventfd_write(self.write_fd, 1)
-        else:
-            os.write(self.write_fd, b"\0")
 
     def take(self) -> int:
         """Return the count and set it to zero; if it is zero, wait for a ring or return that."""
@@ -45,3 +47,8 @@ class Bell:
             if fd >= 0:
                 os.close(fd)
         self.fd = self.write_fd = -1
+        self.ring = _is_closed  # the other would write to whoever has that descriptor next
+
+
+def _is_closed() -> None:
+    raise OSError(errno.EBADF, "this bell is closed")

@@ -22,12 +22,12 @@ import numpy as np
 import numpy.typing as npt
 
 from envfleet.engine.machine import available_memory
+from envfleet.engine.rng import CELL_BYTES
 from envfleet.errors import NotEnoughSharedMemory
 from envfleet.layout import Columns, Layout, plan
 
 INFO_BYTES = 512
 """Room for one slot's numeric infos: 64 doubles. A larger info travels by the control path."""
-RNG_BYTES = 48
 _RING_PER_SLOT, _RING_SPARE = 4, 16
 """Ring entries: a step, a rebuild and what follows for every slot, and some for calls."""
 _LINE = 64
@@ -116,15 +116,15 @@ class Control:
         n = plan_.num_slots
         self._buffer, self._offset = buffer, 0
         self.rewards = self._take((n,), "f8")
-        self.terminated = self._take((n,), "?")
-        self.truncated = self._take((n,), "?")
-        self.valid = self._take((n,), "?")
-        """False where the row is no transition: next_step's reset row, or a restarted slot."""
+        self.flags = self._take((3, n), "?")
+        """What is special about each row, in one block: mostly nothing, seen at one glance."""
+        self.terminated, self.truncated, self.invalid = self.flags
+        """`invalid`: the row is no transition: next_step's reset row, or a restarted slot."""
         self.tickets = self._take((n,), "u4")
         """The request a slot was last sent in: how a worker finds the slots of a partial send."""
         self.schemas = self._take((n,), "u2")
         self.infos = self._take((n, INFO_BYTES), "u1")
-        self.rng = self._take((n, RNG_BYTES), "u1")
+        self.rng = self._take((n, CELL_BYTES), "u1")
         self.posts = [memoryview(self._take((8,), "u8").data) for _ in plan_.ring_sizes]
         """Per worker: [commands posted (a hint), where it stands, ns in hosts, ns idle]."""
         self.rings = [memoryview(self._take((size * 3,), "u8").data) for size in plan_.ring_sizes]

@@ -7,12 +7,11 @@ in which they were posted, so a reply belongs to the oldest one outstanding.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
+from envfleet.engine.backends import WorkerHandle
 from envfleet.engine.messages import Command, Op, Reply
 from envfleet.engine.routes import Part, Route
 from envfleet.errors import EnvfleetError
@@ -30,7 +29,7 @@ class Pending:
     """The slots that it will answer for; fewer than were sent if some of them failed."""
     group: list[Pending] = field(default_factory=list)
     """Everything that one caller waits for."""
-    unwanted: set[int] = field(default_factory=set)
+    unwanted: Set[int] = frozenset()
     """Slots whose answer nobody waits for any more: it is taken and dropped."""
     is_done: bool = False
     reply: Reply | None = None
@@ -46,17 +45,17 @@ class Pending:
 class Traffic:
     """Commands on their way, per worker in order, and which slots they hold."""
 
-    def __init__(
-        self, num_slots: int, num_workers: int, post: Callable[[int, Command], None]
-    ) -> None:
-        self._post_to = post
-        self.outstanding: list[deque[Pending]] = [deque() for _ in range(num_workers)]
+    def __init__(self, num_slots: int, handles: Sequence[WorkerHandle]) -> None:
+        """`handles` is the crew's own list, in which a lost worker is replaced."""
+        self._handles = handles
+        self.outstanding: list[deque[Pending]] = [deque() for _ in handles]
         self.ready: list[Pending] = []
         """Answered steps that nobody has received yet, oldest first."""
         self.num_ready = 0
         self.reset_slots: set[int] = set()
         """Slots whose reset is answered while its caller waits for others."""
-        self.in_flight = np.zeros(num_slots, np.bool_)
+        # bytes are set and cleared in a fraction of an array's time, and this is done per step
+        self.in_flight = bytearray(num_slots)
         self.num_in_flight = 0
         self._request = 0
 
@@ -68,7 +67,7 @@ class Traffic:
             share = None if payload is None else [payload[index] for index in part.positions]
             self._post(op, part, share, group)
         if op in MOVES:
-            self.in_flight[route.rows] = True
+            self._mark(route, b"\1")
             self.num_in_flight += len(route.slots)
         return group
 
@@ -90,13 +89,13 @@ class Traffic:
         self._request += 1
         if slots is None:
             return self._post(op, part, payload, [])
-        return self._enqueue(Pending(Command(self._request, op, slots, payload), part))
+        return self._enqueue(Pending(Command(self._request, op, slots, payload), part), part.worker)
 
     def again(self, pending: Pending) -> None:
         """Post a command once more, to the successor of the worker that had it."""
         assert pending.part is not None
         pending.is_done, pending.reply = False, None
-        self._enqueue(pending)
+        self._enqueue(pending, pending.part.worker)
 
     def _post(self, op: Op, part: Part, payload: Any, group: list[Pending]) -> Pending:
         slots = None if part.is_whole and op in MOVES else part.slots.tolist()
@@ -104,23 +103,33 @@ class Traffic:
         if op is not Op.STEP:  # nobody waits for steps by group, and a cycle would be left for gc
             pending.group = group
         group.append(pending)
-        return self._enqueue(pending)
+        return self._enqueue(pending, part.worker)
 
-    def _enqueue(self, pending: Pending) -> Pending:
-        assert pending.part is not None
-        self.outstanding[pending.part.worker].append(pending)
-        self._post_to(pending.part.worker, pending.command)
+    def _enqueue(self, pending: Pending, worker: int) -> Pending:
+        self.outstanding[worker].append(pending)
+        self._handles[worker].post(pending.command)
         return pending
 
     def land(self, part: Part) -> None:
         """These slots are no longer in flight."""
-        self.in_flight[part.rows] = False
+        self._mark(part, b"\0")
         self.num_in_flight -= len(part.slots)
+
+    def _mark(self, where: Route | Part, value: bytes) -> None:
+        if isinstance(where.rows, slice):
+            self.in_flight[where.rows] = value * len(where.slots)
+        else:
+            for slot in where.slots.tolist():
+                self.in_flight[slot] = value[0]
+
+    def is_any_in_flight(self, slots: Sequence[int]) -> bool:
+        """Whether one of `slots` has been sent and not answered."""
+        return any(self.in_flight[slot] for slot in slots)
 
     def lose(self, slot: int) -> None:
         """This slot will not come back from where it is, if it is anywhere."""
-        self.num_in_flight -= bool(self.in_flight[slot])
-        self.in_flight[slot] = False
+        self.num_in_flight -= self.in_flight[slot]
+        self.in_flight[slot] = 0
 
     def make_ready(self, pending: Pending) -> None:
         """An answered step waits to be received."""
@@ -160,9 +169,10 @@ class Traffic:
         """Slots whose last step or reset is answered and not handed out."""
         return {slot for pending in self.ready for slot in pending.slots} | self.reset_slots
 
-    def busy(self, slots: Sequence[int]) -> list[int]:
-        """Those of `slots` that are in flight, or ready and not received."""
-        if not self.num_in_flight and not self.num_ready:
+    def busy(self, route: Route) -> list[int]:
+        """Those slots of the route that are in flight, or ready and not received."""
+        rows = route.rows
+        if not self.ready and isinstance(rows, slice) and 1 not in self.in_flight[rows]:
             return []
         ready = {slot for pending in self.ready for slot in pending.slots}
-        return [slot for slot in slots if self.in_flight[slot] or slot in ready]
+        return [slot for slot in route.slots.tolist() if self.in_flight[slot] or slot in ready]

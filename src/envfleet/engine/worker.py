@@ -184,6 +184,7 @@ def _serve(
             ring_done()
             if op is Op.CLOSE:
                 return
+            servant.idle()
 
 
 def _unreadable(first: int, num_slots: int, op: Op, command: Command) -> Reply:

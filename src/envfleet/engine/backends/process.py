@@ -274,7 +274,7 @@ class ProcessBackend:
             return
         self._watch.wait(last, timeout_s)
         for handle in pending:  # the others were most likely done before the last one
-            if isinstance(handle, ProcessHandle):
+            if handle is not last and isinstance(handle, ProcessHandle):
                 handle.note_done()
 
     def forget(self, handle: ProcessHandle) -> None:
