@@ -87,9 +87,7 @@ def cartpole(pace: Pace, progress: Progress, title: str) -> Outcome:
     rounds = Rounds(
         name,
         [
-            ways.FleetStep(work, num_workers=2),
-            _halves(work),
-            Limit(work),
+            *_both_ways_and_the_limit(work),
             ways.gymnasium_async(work),
             ways.gymnasium_sync(work),
             ways.sb3_subproc(work),
@@ -114,12 +112,7 @@ def ant(pace: Pace, progress: Progress, title: str) -> Outcome:
     name = "Ant-v5, 16 envs, 2 workers"
     rounds = Rounds(
         name,
-        [
-            ways.FleetStep(work, num_workers=2),
-            _halves(work),
-            Limit(work),
-            ways.gymnasium_async(work),
-        ],
+        [*_both_ways_and_the_limit(work), ways.gymnasium_async(work)],
         pace,
         progress,
         title,
@@ -270,13 +263,14 @@ ROWS: dict[str, Callable[[Pace, Progress, str], Outcome]] = {
 }
 
 
-def _halves(work: Workload) -> ways.FleetFirstReady:
-    return ways.FleetFirstReady(
+def _both_ways_and_the_limit(work: Workload) -> list[Contender]:
+    halves = ways.FleetFirstReady(
         work,
         min_slots=work.num_envs // 2,
         label="envfleet, send/recv in halves",
         num_workers=work.num_workers,
     )
+    return [ways.FleetStep(work, num_workers=work.num_workers), halves, Limit(work)]
 
 
 def _plans(fleet: ways.FleetStep) -> list[str]:

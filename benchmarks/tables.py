@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from envfleet.cli.measure import Shares, Slice
+from envfleet.cli.measure import Shares, Slice, median_shares
 from envfleet.cli.report import Table
 from envfleet.cli.screen import table_lines
 
@@ -168,18 +168,10 @@ def entries(
     row: str, labels: Mapping[str, str], slices: Mapping[str, Sequence[Slice]]
 ) -> list[Entry]:
     """One entry per contender that got through, with the medians of its shares."""
-    result = []
-    for key, own in slices.items():
-        known = [one.shares for one in own if one.shares is not None]
-        shares = None
-        if known:
-            shares = Shares(
-                env=statistics.median(one.env for one in known),
-                waiting=statistics.median(one.waiting for one in known),
-                copying=statistics.median(one.copying for one in known),
-            )
-        result.append(Entry(row, labels[key], tuple(one.rate for one in own), shares))
-    return result
+    return [
+        Entry(row, labels[key], tuple(one.rate for one in own), median_shares(own))
+        for key, own in slices.items()
+    ]
 
 
 # ---- how it looks -----------------------------------------------------------------------------

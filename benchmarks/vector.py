@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-ROUNDS, SECONDS = 15, 0.5
+ROUNDS, SECONDS = 60, 0.125
 QUICK_ROUNDS, QUICK_SECONDS = 2, 0.15
 BUSY_LOAD = 0.3
 """Load per core at the start above which the figures say more about the neighbours."""

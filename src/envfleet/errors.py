@@ -247,15 +247,18 @@ class EnvNotRegistered(StartError):
 class EnvConstructionFailed(StartError):
     """An environment's constructor raised; its traceback is the cause."""
 
-    def __init__(self, slot: int, reason: str) -> None:
-        super().__init__(slot, reason)
+    def __init__(self, slot: int, reason: str, is_here: bool = False) -> None:
+        super().__init__(slot, reason, is_here)
         self.slot, self.reason = slot, reason
+        self.is_here = is_here
+        """It was to be built in this process, without a worker."""
 
     def __str__(self) -> str:
+        text = f"building the environment of slot {self.slot} failed: {self.reason}. The traceback"
+        if self.is_here:
+            return f"{text} above is the constructor's."
         return (
-            f"building the environment of slot {self.slot} failed: {self.reason}. The traceback "
-            f"above is "
-            "the worker's; run with backend='serial' to debug it in this process."
+            f"{text} above is the worker's; run with backend='serial' to debug it in this process."
         )
 
 
@@ -324,18 +327,27 @@ class WorkerDied(EnvfleetError, RuntimeError):
     """A worker process ended without being asked to."""
 
     def __init__(
-        self, worker: int, slots: Sequence[int], exitcode: int | None, doing: str, dump: str = ""
+        self,
+        worker: int,
+        slots: Sequence[int],
+        exitcode: int | None,
+        doing: str,
+        dump: str = "",
+        restart_helps: bool = True,
     ) -> None:
-        super().__init__(worker, tuple(slots), exitcode, doing, dump)
+        super().__init__(worker, tuple(slots), exitcode, doing, dump, restart_helps)
         self.worker, self.slots, self.exitcode = worker, tuple(slots), exitcode
         self.doing, self.dump = doing, dump
+        self.restart_helps = restart_helps
+        """Another on_failure than the one in force would let the fleet go on."""
 
     def __str__(self) -> str:
+        advice = ", or go on without them with on_failure='restart'" if self.restart_helps else ""
         text = (
             f"worker {self.worker} died during {self.doing} ({describe_exit(self.exitcode)}); it "
             f"hosted "
             f"slots {list(self.slots)}. Run those with backend='serial' to see the failure in this "
-            "process, or go on without them with on_failure='restart'."
+            f"process{advice}."
         )
         return f"{text}\n{self.dump}" if self.dump else text
 

@@ -92,6 +92,27 @@ def test_a_callable_that_returns_a_vector_fills_its_slots(where):
     assert terminated.tolist() == [True, False, True, False]
 
 
+@pytest.mark.parametrize("where", QUICK)
+def test_a_callable_may_return_a_vector_of_one(where):
+    with opened(functools.partial(counter_of, 1), 4, **where) as envs:
+        assert envs.num_envs == 4
+        envs.reset(seed=0)
+        for _ in range(3):
+            obs, _, terminated, _, _ = envs.step(np.zeros(4, np.int64))
+    assert obs[:, 0].tolist() == [3, 3, 3, 3]
+    assert terminated.all()
+
+
+@pytest.mark.parametrize("where", QUICK)
+def test_a_native_env_of_a_fixed_size_is_built_as_often_as_it_fits(where):
+    with opened(envfleet.native(lambda _: counter_of(2)), 4, **where) as envs:
+        envs.reset(seed=0)
+        for _ in range(3):
+            obs, _, terminated, _, _ = envs.step(np.zeros(4, np.int64))
+    assert obs[:, 0].tolist() == [3, 3, 3, 3]
+    assert terminated.tolist() == [True, False, True, False]
+
+
 def test_a_plain_env_is_no_native_one():
     def plain(count) -> Any:
         return Counter()

@@ -76,8 +76,6 @@ def assert_same(expected, got):
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("where", QUICK)
 def test_the_stream_after_a_restore_is_the_uninterrupted_one(where, mode, method):
-    if method == "mujoco":
-        pytest.importorskip("mujoco")
     with opened(METHODS[method], 3, autoreset=mode, **where) as envs:
         envs.reset(seed=0)
         go_on(envs, actions_for(envs), 9)

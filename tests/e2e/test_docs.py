@@ -1,4 +1,4 @@
-"""Every Python example of the guide runs as it stands, without a warning."""
+"""Every Python example of the README and of the guide runs as it stands, without a warning."""
 
 import re
 import subprocess
@@ -7,31 +7,52 @@ from pathlib import Path
 
 import pytest
 
-DOCS = Path(__file__).parents[2] / "docs"
-PAGES = ("failures.md", "fleet.md", "gymnasium.md", "layout.md")
-BLOCKS = [
-    pytest.param(block, id=f"{page}-{number}")
-    for page in PAGES
-    for number, block in enumerate(
-        re.findall(r"```python\n(.*?)```", (DOCS / page).read_text(), re.DOTALL), start=1
-    )
-]
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+PAGES = ("failures.md", "fleet.md", "gymnasium.md", "layout.md", "testing.md")
 
 
-@pytest.mark.parametrize("block", BLOCKS)
-def test_example_runs_as_pasted(block, tmp_path):
-    script = tmp_path / "example.py"
+def blocks_of(page):
+    return re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+
+
+def run_as_pasted(block, folder):
+    """Run it as a program, or by pytest if it holds tests; what it printed."""
+    script = folder / "example.py"
     script.write_text(block)
+    holds_tests = re.search("^(class Test|def test_)", block, re.MULTILINE)
+    by_whom = ["-m", "pytest", "-q"] if holds_tests else []
     done = subprocess.run(
-        [sys.executable, "-W", "error", script],
+        [sys.executable, "-W", "error", *by_whom, script],
         capture_output=True,
         text=True,
         timeout=60,
-        cwd=tmp_path,
+        cwd=folder,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, done.stderr + done.stdout
     assert done.stderr == ""
+    return done.stdout
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        pytest.param(block, id=f"{page}-{number}")
+        for page in PAGES
+        for number, block in enumerate(blocks_of(DOCS / page), start=1)
+    ],
+)
+def test_example_runs_as_pasted(block, tmp_path):
+    run_as_pasted(block, tmp_path)
+
+
+def test_the_readme_s_ten_lines_run_and_survive_a_killed_worker(tmp_path):
+    ten_lines, survives = blocks_of(ROOT / "README.md")
+    assert len(ten_lines.splitlines()) <= 10
+    run_as_pasted(ten_lines, tmp_path)
+    printed = run_as_pasted(survives, tmp_path)
+    assert printed.startswith("32 slots come back truncated: death in slot ")
 
 
 def test_every_page_is_in_the_index():

@@ -56,6 +56,19 @@ def test_the_error_shows_the_function_that_hangs(backend):
         assert envs.recv().slots.tolist() == [0]
 
 
+def test_the_stack_is_the_environment_s_alone():
+    """A worker has a thread of its own that watches for the end of the parent."""
+    with opened([Simulator], step_timeout_s=LIMIT_S) as envs:
+        envs.reset(seed=0)
+        envs.step(zeros(1))
+        with pytest.raises(errors.DeadlineExceeded) as caught:
+            envs.step(zeros(1))
+    thread, innermost, *frames = caught.value.stack.splitlines()
+    assert "hread" in thread
+    assert innermost.endswith("in wait_for_the_simulator")
+    assert all(frame.startswith("  File") for frame in frames), "one thread"
+
+
 def test_only_the_one_that_hangs_is_named():
     """The worker has three environments; the middle one hangs."""
     env_fns = [Resident, Simulator, Resident, Resident]

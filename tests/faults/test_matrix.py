@@ -516,6 +516,7 @@ def test_a_segmentation_fault_shows_where_it_happened(moment):
     assert moment in error.doing
     assert "segmentation fault" in str(error)
     assert "misbehave" in error.dump
+    assert error.dump.count("most recent call first") == 1, "the environment's thread alone"
 
 
 @pytest.mark.parametrize("mode", ["gil", "deaf"])

@@ -2,6 +2,7 @@
 
 import functools
 import os
+import pickle
 import signal
 import time
 from typing import Any
@@ -620,6 +621,25 @@ def test_a_call_that_ends_its_worker(how, tmp_path):
             assert envs.call("probe", slots=[1]) == (0,)
 
 
+@pytest.mark.parametrize("on_failure", ["raise", "restart"])
+def test_a_restart_is_advised_where_it_is_not_the_rule(on_failure):
+    env_fn = functools.partial(Crashing, mode="kill", at="call")
+    with opened([env_fn], on_failure=on_failure) as envs:
+        envs.reset(seed=0)
+        with pytest.raises(errors.WorkerDied, match="Run those with backend='serial'") as caught:
+            envs.call("probe")
+    assert ("on_failure='restart'" in str(caught.value)) == (on_failure == "raise")
+    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
+
+
+def test_a_restart_is_not_advised_for_what_never_came_up():
+    """In every mode a death in the constructor at the start is an error."""
+    env_fn = functools.partial(Crashing, mode="kill", at="constructor")
+    with pytest.raises(errors.WorkerDied) as caught:
+        Fleet([env_fn])
+    assert "on_failure" not in str(caught.value)
+
+
 class LeavesAfterReset(Resident):
     """Answers its first reset, and is gone a moment later."""
 
@@ -922,6 +942,72 @@ def test_a_native_environment_comes_back_as_a_whole(how, mode, tmp_path):
         assert set(following[lost].tolist()) <= {0, 1}
 
 
+# ---- while a successor comes up -----------------------------------------------------------------
+
+BUILD_S = 1.5
+
+
+class SlowToBuildAgain(Counter):
+    """Takes its time in every process but the first of its slot."""
+
+    def __init__(self, folder, slot):
+        if not is_first(folder / str(slot)):
+            time.sleep(BUILD_S)
+        super().__init__()
+
+
+@pytest.fixture
+def half_lost(tmp_path):
+    """Two workers with one slot each; the one of slot 0 was killed in a step that is awaited."""
+    env_fns = [functools.partial(SlowToBuildAgain, tmp_path, slot) for slot in range(2)]
+    with opened(env_fns, num_workers=2, on_failure="restart") as envs:
+        envs.reset(seed=0)
+        kill_and_wait(envs.fleet.worker_pids()[0])
+        envs.send(zeros(2))
+        while not envs.incidents:
+            assert envs.recv(min_slots=1).slots.tolist() == [1]
+            envs.send(zeros(1), [1])
+        yield envs
+
+
+def test_nobody_waits_for_the_successor_of_another_s_worker(half_lost):
+    started_s = time.monotonic()
+    for _ in range(20):
+        batch = half_lost.recv(min_slots=1)
+        assert batch.slots.tolist() == [1]
+        half_lost.send(zeros(1), [1])
+    assert time.monotonic() - started_s < BUILD_S / 2
+    late = half_lost.recv()
+    assert late.slots.tolist() == [0, 1]
+    assert late.truncated.tolist() == [True, False]
+    assert [incident.slot for incident in late.incidents] == [0]
+
+
+def test_what_is_asked_of_a_successor_waits_until_it_is_there(half_lost):
+    assert half_lost.recv(min_slots=1).slots.tolist() == [1]
+    first, second = half_lost.get_attr("t")
+    assert first == 0
+    assert second > 0
+    batch = half_lost.recv()
+    assert batch.slots.tolist() == [0]
+    assert batch.truncated.all()
+
+
+def test_a_fleet_can_be_closed_while_a_successor_comes_up(half_lost):
+    half_lost.recv(min_slots=1)
+    with at_most(1.0):
+        half_lost.close()
+
+
+def test_a_successor_that_dies_while_it_comes_up_is_one_more_failure(half_lost):
+    half_lost.recv(min_slots=1)
+    kill_and_wait(half_lost.fleet.worker_pids()[0])
+    batch = half_lost.recv()
+    assert batch.slots.tolist() == [0]
+    assert batch.truncated.all()
+    assert len(half_lost.incidents) == 2
+
+
 # ---- fallback -----------------------------------------------------------------------------------
 
 
@@ -953,7 +1039,7 @@ def test_fallback_of_one_worker_after_another():
         pids = envs.get_attr("pid")
         for lost in range(3):
             kill_and_wait(pids[lost])
-            with pytest.warns(RuntimeWarning, match="go on in this process"):
+            with pytest.warns(RuntimeWarning, match=f"^slot {lost} goes on in this process"):
                 *_, truncated, _ = envs.step(zeros(3))
             assert truncated.tolist() == [slot == lost for slot in range(3)]
         assert envs.get_attr("pid") == (os.getpid(),) * 3
@@ -969,7 +1055,7 @@ def test_fallback_from_a_hung_thread(tmp_path):
     options: dict[str, Any] = {"backend": "thread", "step_timeout_s": 0.4, "on_failure": "fallback"}
     with opened([Resident, env_fn], num_workers=2, **options) as envs:
         envs.reset(seed=0)
-        with pytest.warns(RuntimeWarning, match="slots? 1 .*in this process"):
+        with pytest.warns(RuntimeWarning, match="slot 1 goes on in this process"):
             *_, truncated, _ = envs.step(zeros(2))
         assert truncated.tolist() == [False, True]
         until_s, t = time.monotonic() + 1.0, 1
@@ -983,7 +1069,7 @@ def test_fallback_closes_what_it_built_here(tmp_path):
     with opened([env_fn], on_failure="fallback") as envs:
         envs.reset(seed=0)
         kill_and_wait(envs.get_attr("pid")[0])
-        with pytest.warns(RuntimeWarning, match="go on in this process"):
+        with pytest.warns(RuntimeWarning, match="slot 0 goes on in this process"):
             envs.step(zeros(1))
         assert not (tmp_path / "closed").exists()
     assert (tmp_path / "closed").exists()
@@ -1013,8 +1099,9 @@ def test_fallback_that_cannot_build_here_raises():
         envs.reset(seed=0)
         kill_and_wait(envs.get_attr("pid")[1])
         envs.send(zeros(2))
-        with pytest.raises(errors.EnvConstructionFailed, match="not in this process"):
+        with pytest.raises(errors.EnvConstructionFailed, match="not in this process") as caught:
             envs.recv()
+        assert "backend='serial'" not in str(caught.value), "it would be built here again"
         assert envs.recv().slots.tolist() == [0]
 
 

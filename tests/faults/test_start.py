@@ -314,7 +314,7 @@ def test_an_id_registered_only_in_the_parent(method, registered):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_the_first_of_several_failing_constructors_is_enough(method):
-    """One error, one traceback in it, and no worker says a word on stderr."""
+    """One error, and one traceback in it."""
     with at_most(10.0), pytest.raises(errors.EnvConstructionFailed) as caught:
         Fleet([FailingConstructor] * 4, num_workers=2, start_method=method)
     assert caught.value.slot in (0, 2)
@@ -322,23 +322,51 @@ def test_the_first_of_several_failing_constructors_is_enough(method):
 
 
 QUIET = """
+    import sys
+
     import envfleet
     from envfleet.testing import FailingConstructor
 
+
+    def arrive():
+        import no_such_module
+
+
+    class FailingImport:
+        "Arrives in a worker by an import that fails there, even in a fork."
+
+        def __reduce__(self):
+            return arrive, ()
+
+        def __call__(self):
+            raise AssertionError("never built")
+
+
     if __name__ == "__main__":
+        env_fn = {"build": FailingConstructor, "import": FailingImport()}[sys.argv[2]]
         try:
             envfleet.make_vec(
-                FailingConstructor, 4, num_workers=4, backend="process", start_method="fork"
+                env_fn, 2, num_workers=2, backend="process", start_method=sys.argv[1]
             )
-        except envfleet.errors.EnvConstructionFailed as error:
-            print(error)
+        except envfleet.errors.StartError as error:
+            print(type(error).__name__, error)
 """
 
 
-def test_workers_that_cannot_come_up_are_quiet(tmp_path):
-    code, out, err = run_program(tmp_path, QUIET)
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    ("what", "error", "reason"),
+    [
+        ("build", "EnvConstructionFailed", "the constructor failed as asked"),
+        ("import", "EnvNotImportable", "No module named 'no_such_module'"),
+    ],
+)
+def test_workers_that_cannot_come_up_are_quiet(what, error, reason, method, tmp_path):
+    """Each tells the parent, which tells the user once; nothing on stderr is a worker's."""
+    code, out, err = run_program(tmp_path, QUIET, method, what)
     assert (code, err) == (0, "")
-    assert "the constructor failed as asked" in out
+    assert out.startswith(error)
+    assert reason in out
 
 
 def test_a_function_that_builds_no_environment_is_told_so():

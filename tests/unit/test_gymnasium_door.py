@@ -569,6 +569,16 @@ class TestSpec:
             assert envs.call("has_wrapper_attr", "checked_step") == (False, False)
 
 
+class TestPlan:
+    @pytest.mark.parametrize(
+        "env", [Counter, envfleet.native("CartPole-v1")], ids=["one by one", "native"]
+    )
+    def test_says_what_runs_where_and_why(self, env):
+        """Natively vectorised ones are not stepped one after another."""
+        with closing(fleet(env, num_envs=2)) as envs:
+            assert envs.plan == "2 environments in this process: backend='serial' was asked for."
+
+
 class TestClosing:
     USES: ClassVar = {
         "step": lambda envs: envs.step(ZEROS),

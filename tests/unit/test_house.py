@@ -393,23 +393,6 @@ class TestManners:
         assert found == []
 
 
-class TestReadme:
-    def test_its_lines_run_as_pasted(self, tmp_path):
-        block = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-        assert block is not None
-        pasted = tmp_path / "pasted.py"
-        pasted.write_text(block.group(1))
-
-        done = subprocess.run(
-            [sys.executable, "-W", "error", str(pasted)],
-            capture_output=True, text=True, timeout=60, cwd=tmp_path, check=False,
-        )  # fmt: skip
-
-        assert done.returncode == 0, done.stderr
-        assert done.stderr == ""
-        assert len(block.group(1).splitlines()) <= 10
-
-
 class TestNothingLeftBehind:
     """The fixture that watches every test, watched: each kind of leak must fail its test."""
 

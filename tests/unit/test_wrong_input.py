@@ -4,12 +4,14 @@ All of it is refused before anything is sent or started, which is why this proce
 """
 
 import functools
+import pickle
 from contextlib import closing
 
 import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
+from gymnasium.wrappers import TimeLimit
 
 import envfleet
 from envfleet import errors
@@ -17,6 +19,29 @@ from envfleet.testing import Counter, VectorCounter
 
 ZEROS = np.zeros(3, np.int64)
 MACHINE = spaces.Dict({"gear": spaces.Discrete(3), "force": spaces.Box(-1, 1, (2,))})
+
+
+class OfTheOldApi(Counter):
+    """Four values from step; from reset the observation alone, unless that is new already."""
+
+    def __init__(self, has_new_reset=False):
+        super().__init__()
+        self.has_new_reset = has_new_reset
+
+    def reset(self, *, seed=None, options=None):
+        obs, info = super().reset(seed=seed, options=options)
+        return (obs, info) if self.has_new_reset else obs
+
+    def step(self, action):
+        obs, reward, terminated, _, info = super().step(action)
+        return obs, reward, terminated, info
+
+
+class Muddled(Counter):
+    """Unpacks something of its own, and fails at that."""
+
+    def step(self, action):
+        _, _, _, _, _ = list("four")
 
 
 class Steered(Counter):
@@ -126,11 +151,69 @@ class TestWrongOrder:
         with pytest.raises(errors.ConfigError, match=text):
             envs.send(ZEROS[:1], slots)
 
+    @pytest.mark.parametrize("timeout_s", ["1", -1, -0.001, float("nan"), True, [1]])
+    def test_a_time_that_is_none(self, envs, timeout_s):
+        envs.reset()
+        envs.send(ZEROS)
+        with pytest.raises(errors.ConfigError, match="timeout_s must be seconds, 0 or more, or No"):
+            envs.recv(timeout_s=timeout_s)
+        assert envs.recv(timeout_s=np.float32(1)).slots.tolist() == [0, 1, 2]
+
+    def test_no_time_at_all_is_a_time(self, envs):
+        envs.reset()
+        envs.send(ZEROS)
+        received = len(envs.recv(timeout_s=0))
+        while received < 3:
+            received += len(envs.recv(timeout_s=0))
+
     def test_recv_of_less_than_one(self, envs):
         envs.reset()
         envs.send(ZEROS)
         with pytest.raises(errors.ConfigError, match="min_slots must be a whole number"):
             envs.recv(min_slots=0)
+
+
+class TestWrongAnswers:
+    """Of environments: what they return is not what Gymnasium asks for."""
+
+    STEP = r"step must return five values \(obs, reward, terminated, truncated, info\), got 4; env"
+    RESET = r"reset must return two values \(obs, info\), got 1 of type ndarray; .*old Gym API"
+
+    @pytest.mark.parametrize("backend", ["serial", "thread", "process"])
+    def test_a_step_of_the_old_api(self, backend):
+        env_fn = functools.partial(OfTheOldApi, has_new_reset=True)
+        with closing(fleet([Counter, env_fn], backend=backend)) as envs:
+            envs.reset(seed=0)
+            with pytest.raises(errors.EnvFailed, match=f"slot 1 raised.*{self.STEP}.* wrapper"):
+                envs.step(ZEROS[:2])
+
+    def test_a_step_of_the_old_api_inside_a_wrapper(self):
+        """Gymnasium's wrappers unpack what it returns before we do."""
+        env_fn = functools.partial(OfTheOldApi, has_new_reset=True)
+        with closing(fleet(lambda: TimeLimit(env_fn(), 9), num_envs=1)) as envs:
+            envs.reset(seed=0)
+            with pytest.raises(errors.EnvFailed, match=self.STEP) as caught:
+                envs.step(ZEROS[:1])
+            assert "in step" in str(caught.value.__cause__), "where it happened is shown too"
+
+    def test_a_step_of_the_old_api_while_it_is_measured(self):
+        env_fn = functools.partial(OfTheOldApi, has_new_reset=True)
+        with pytest.raises(errors.EnvConstructionFailed, match=self.STEP):
+            envfleet.make_vec(env_fn, 2, on_failure="restart")
+
+    @pytest.mark.parametrize("seed", [None, 0])
+    def test_a_reset_of_the_old_api(self, seed):
+        with (
+            closing(fleet(OfTheOldApi, num_envs=2)) as envs,
+            pytest.raises(errors.EnvFailed, match=self.RESET),
+        ):
+            envs.reset(seed=seed)
+
+    def test_an_environment_s_own_trouble_is_told_as_it_is(self):
+        with closing(fleet(Muddled, num_envs=1)) as envs:
+            envs.reset(seed=0)
+            with pytest.raises(errors.EnvFailed, match="ValueError: not enough values to unpack"):
+                envs.step(ZEROS[:1])
 
 
 class TestWrongArguments:
@@ -201,7 +284,15 @@ class TestWrongArguments:
         with pytest.raises(errors.ConfigError, match="pass a function that builds one"):
             envfleet.make_vec(env, 2)
 
-    @pytest.mark.parametrize("env", [None, 5, ["CartPole-v1"] * 2])
+    @pytest.mark.parametrize("one", ["CartPole-v1", gymnasium.spec("CartPole-v1")])
+    def test_an_id_in_a_sequence(self, one):
+        with pytest.raises(errors.ConfigError, match="a sequence must hold functions") as caught:
+            envfleet.make_vec([Counter, one])
+        assert "got 'CartPole-v1' in it" in str(caught.value)
+        assert "make_vec('CartPole-v1', 2)" in str(caught.value)
+        assert "[lambda: gymnasium.make('CartPole-v1'), ...]" in str(caught.value)
+
+    @pytest.mark.parametrize("env", [None, 5, [None, 5]])
     def test_something_else_instead_of_a_function(self, env):
         with pytest.raises(
             errors.ConfigError, match="must be an id, an EnvSpec, a function or a seq"
@@ -211,6 +302,32 @@ class TestWrongArguments:
     def test_a_function_that_returns_something_else(self):
         with pytest.raises(errors.EnvfleetError, match="returned int, not a"):
             fleet(lambda: 5, num_envs=2)
+
+    @pytest.mark.parametrize("backend", ["serial", "auto", "process"])
+    @pytest.mark.parametrize(
+        ("env", "num_envs", "slot"),
+        [
+            (functools.partial(VectorCounter, (2, 3)), 1, 0),
+            (functools.partial(VectorCounter, (2, 3)), 3, 2),
+            ([functools.partial(VectorCounter, (2, 3)) for _ in range(2)], None, 0),
+            ([Counter, functools.partial(VectorCounter, (2, 3)), Counter], None, 1),
+        ],
+        ids=["fewer", "no multiple", "sequence", "mixed"],
+    )
+    def test_a_function_that_returns_too_large_a_vector(self, env, num_envs, slot, backend):
+        """It would fill slots that other functions were given for."""
+        workers = None if backend == "auto" else 1
+        with pytest.raises(
+            errors.ConfigError,
+            match=rf"slot {slot} built a VectorCounter of 2 env.* pass envfleet\.native\(",
+        ):
+            envfleet.make_vec(env, num_envs, backend=backend, num_workers=workers)
+
+    def test_a_native_function_that_builds_too_many(self):
+        """It was asked for one, since the second slot is another's."""
+        pair = [envfleet.native(lambda num_envs: VectorCounter((2, 3))) for _ in range(2)]
+        with pytest.raises(errors.ConfigError, match=r"of 2 environments, .* there on 1 slots"):
+            fleet(pair)
 
     def test_an_unknown_id(self):
         with pytest.raises(gymnasium.error.NameNotFound, match="NoSuch"):
@@ -223,6 +340,13 @@ class TestWrongArguments:
     def test_keyword_arguments_the_environment_does_not_take(self):
         with pytest.raises(errors.EnvConstructionFailed, match=r"slot 0 failed.*'height'"):
             fleet(Counter, num_envs=2, env_kwargs={"height": 3})
+
+    @pytest.mark.parametrize("backend", ["serial", "thread", "process"])
+    def test_another_backend_is_advised_where_it_is_another(self, backend):
+        with pytest.raises(errors.EnvConstructionFailed) as caught:
+            fleet(Counter, num_envs=2, env_kwargs={"height": 3}, backend=backend)
+        assert ("backend='serial'" in str(caught.value)) == (backend != "serial")
+        assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
 
     @pytest.mark.parametrize(
         ("which", "second"),

@@ -257,10 +257,8 @@ def native(env: str | EnvSpec | Callable[[int], VectorEnv], **kwargs: Any) -> Na
             raise ConfigError(
                 f"{spec.id} has no vector_entry_point; pass a function that builds the VectorEnv"
             )
-        return NativeFn(functools.partial(_make_native, deepcopy(spec), kwargs), spec.id)
-    return NativeFn(
-        functools.partial(_call_native, env, kwargs), getattr(env, "__name__", "native")
-    )
+        return NativeFn(functools.partial(_make_native, deepcopy(spec), kwargs))
+    return NativeFn(functools.partial(_call_native, env, kwargs))
 
 
 def make_vec(
@@ -396,6 +394,8 @@ def _env_fns(
             )
         if not env:
             raise ConfigError("the sequence of environment functions is empty")
+        for one in env:
+            _check_in_sequence(one, len(env))
         return [_bound(one, kwargs) for one in env], None
     if num_envs is None:
         raise ConfigError("num_envs is needed unless env is a sequence of functions, one per slot")
@@ -423,6 +423,16 @@ def _spec(env: str | EnvSpec) -> EnvSpec:
     if module:  # Gymnasium's "module:id": importing the module registers the id
         importlib.import_module(module)
     return gymnasium.spec(name)
+
+
+def _check_in_sequence(one: Any, count: int) -> None:
+    if isinstance(one, str | EnvSpec):
+        name = repr(one if isinstance(one, str) else one.id)
+        raise ConfigError(
+            f"a sequence must hold functions, one per slot, got {name} in it; write "
+            f"make_vec({name}, {count}) if all are the same, else "
+            f"[lambda: gymnasium.make({name}), ...]"
+        )
 
 
 def _bound(env_fn: Any, kwargs: dict[str, Any]) -> EnvFn:

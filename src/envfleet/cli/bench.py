@@ -12,7 +12,15 @@ import platform
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from envfleet.cli.command import Context, Usage, at_least, comma_list, one_of, positive_seconds
+from envfleet.cli.command import (
+    Context,
+    Usage,
+    add_pace_arguments,
+    at_least,
+    comma_list,
+    one_of,
+    pace,
+)
 from envfleet.cli.contenders import (
     FleetHalves,
     FleetStep,
@@ -75,19 +83,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="W",
         help="worker processes for envfleet (default: the cores that may be used)",
     )
-    parser.add_argument(
-        "--seconds",
-        type=positive_seconds,
-        metavar="S",
-        help="length of one slice (default: 0.5; with --quick 0.1)",
-    )
-    parser.add_argument(
-        "--rounds",
-        type=at_least(1),
-        metavar="R",
-        help="slices of each contender (default: 7; with --quick 3)",
-    )
-    parser.add_argument("--quick", action="store_true", help="a rough answer in a few seconds")
+    add_pace_arguments(parser, "contender")
     parser.add_argument(
         "--start-method",
         choices=multiprocessing.get_all_start_methods(),
@@ -117,8 +113,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, context: Context) -> Report:
     """Measure and conclude."""
     choice = choose(args.env, args.env_kwargs)
-    rounds = args.rounds or (3 if args.quick else 7)
-    seconds = args.seconds or (0.1 if args.quick else 0.5)
+    rounds, seconds = pace(args)
     cores = usable_cores()
     num_workers = min(args.num_workers or cores, args.num_envs)
     work = Workload(choice, args.num_envs, args.autoreset, args.start_method)

@@ -19,9 +19,11 @@ __all__ = [
     "Context",
     "Help",
     "Usage",
+    "add_pace_arguments",
     "at_least",
     "comma_list",
     "one_of",
+    "pace",
     "positive_seconds",
 ]
 
@@ -114,3 +116,26 @@ def one_of(*choices: str) -> Callable[[str], str]:
         return text
 
     return parse
+
+
+def add_pace_arguments(parser: argparse.ArgumentParser, whom: str) -> None:
+    """Declare how long ``whom`` is measured; ``pace`` reads it."""
+    parser.add_argument(
+        "--seconds",
+        type=positive_seconds,
+        metavar="S",
+        help="length of one slice (default: 0.5; with --quick 0.1)",
+    )
+    parser.add_argument(
+        "--rounds",
+        type=at_least(1),
+        metavar="R",
+        help=f"slices of each {whom} (default: 7; with --quick 3)",
+    )
+    parser.add_argument("--quick", action="store_true", help="a rough answer in a few seconds")
+
+
+def pace(args: argparse.Namespace) -> tuple[int, float]:
+    """How many rounds, and how many seconds each slice."""
+    rounds, seconds = (3, 0.1) if args.quick else (7, 0.5)
+    return args.rounds or rounds, args.seconds or seconds

@@ -17,7 +17,17 @@ from typing import Protocol
 
 from envfleet.observe.progress import Progress
 
-__all__ = ["Contender", "Result", "Shares", "Slice", "compare", "rotation", "summarise", "unrest"]
+__all__ = [
+    "Contender",
+    "Result",
+    "Shares",
+    "Slice",
+    "compare",
+    "median_shares",
+    "rotation",
+    "summarise",
+    "unrest",
+]
 
 _UNREST = 0.2
 
@@ -181,16 +191,20 @@ def summarise(
     for key, own in slices.items():
         rates = tuple(one.rate for one in own)
         ratios = tuple(rate / of for rate, of in zip(rates, base, strict=True)) if base else ()
-        known = [one.shares for one in own if one.shares is not None]
-        shares = None
-        if known:
-            shares = Shares(
-                env=statistics.median(one.env for one in known),
-                waiting=statistics.median(one.waiting for one in known),
-                copying=statistics.median(one.copying for one in known),
-            )
-        results.append(Result(key, labels[key], rates, ratios, shares))
+        results.append(Result(key, labels[key], rates, ratios, median_shares(own)))
     return sorted(results, key=lambda result: -result.score)
+
+
+def median_shares(slices: Sequence[Slice]) -> Shares | None:
+    """The median of each share, if the slices have any."""
+    known = [one.shares for one in slices if one.shares is not None]
+    if not known:
+        return None
+    return Shares(
+        env=statistics.median(one.env for one in known),
+        waiting=statistics.median(one.waiting for one in known),
+        copying=statistics.median(one.copying for one in known),
+    )
 
 
 def unrest(results: Sequence[Result]) -> str | None:

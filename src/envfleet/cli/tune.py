@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from envfleet.cli.bench import as_json, duration
-from envfleet.cli.command import Context, at_least, positive_seconds
+from envfleet.cli.command import Context, add_pace_arguments, at_least, pace
 from envfleet.cli.contenders import FleetHalves, FleetStep, Workload, in_order_of_start
 from envfleet.cli.environments import EnvChoice, add_env_arguments, choose
 from envfleet.cli.measure import Result, Slice, compare, summarise, unrest
@@ -92,19 +92,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="W",
         help="most workers to try (default: the cores that may be used)",
     )
-    parser.add_argument(
-        "--seconds",
-        type=positive_seconds,
-        metavar="S",
-        help="length of one slice (default: 0.5; with --quick 0.1)",
-    )
-    parser.add_argument(
-        "--rounds",
-        type=at_least(1),
-        metavar="R",
-        help="slices of each setting (default: 7; with --quick 3)",
-    )
-    parser.add_argument("--quick", action="store_true", help="a rough answer in a few seconds")
+    add_pace_arguments(parser, "setting")
     parser.add_argument(
         "--start-method",
         choices=multiprocessing.get_all_start_methods(),
@@ -115,8 +103,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, context: Context) -> Report:
     """Measure, advise."""
     choice = choose(args.env, args.env_kwargs)
-    rounds = args.rounds or (3 if args.quick else 7)
-    seconds = args.seconds or (0.1 if args.quick else 0.5)
+    rounds, seconds = pace(args)
     cores = usable_cores()
     most = min(args.max_workers or cores, args.num_envs)
     settings = settings_for(worker_counts(most), args.num_envs)

@@ -56,7 +56,7 @@ class Plan:
         count = f"{num_envs} environment{'s' if num_envs > 1 else ''}"
         many = "s" if self.num_workers > 1 else ""
         if self.backend == "serial":
-            where = "in this process, one after another"
+            where = "in this process"
         else:
             kind = "thread" if self.backend == "thread" else f"process ({self.start_method})"
             kind = kind.replace("process", f"process{'es' if many else ''}", 1)

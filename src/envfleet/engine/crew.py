@@ -15,7 +15,7 @@ import cloudpickle
 
 from envfleet.engine.backends import Backend, Binding, Ground, Launch, WorkerHandle
 from envfleet.engine.backends.process import GUARD_EXIT, ProcessBackend, ProcessHandle
-from envfleet.engine.backends.serial import SerialBackend
+from envfleet.engine.backends.serial import SerialBackend, SerialHandle
 from envfleet.engine.backends.thread import ThreadBackend
 from envfleet.engine.messages import Command, EnvFacts, Failure, Op, read_place
 from envfleet.engine.options import Autoreset, BackendName, Deadlines, EnvFn, StartMethod
@@ -55,6 +55,8 @@ class Crew:
         self.fallen_back: set[int] = set()
         """Workers whose slots now live in this process."""
         self._dismissed: set[int] = set()
+        self._launched_s: dict[int, float] = {}
+        """When workers were launched that are to replace others and are not there yet."""
         self._is_stopped = False
         self._backend: Backend | None = None
         self._slab = Slab.create(is_shared=backend == "process")
@@ -117,22 +119,30 @@ class Crew:
         """End one worker and everything held for it."""
         handle = self.handles[worker]
         self._dismissed.add(worker)
+        self._launched_s.pop(worker, None)
         if isinstance(handle, ProcessHandle) and isinstance(self._backend, ProcessBackend):
             self._backend.forget(handle)
         handle.stop()
 
     def replace(self, worker: int, *, in_process: bool) -> None:
-        """Dismiss a worker and put a new one in its place, built and bound."""
+        """Dismiss a worker and launch a new one in its place; `has_come` says when it is there."""
         assert self._backend is not None
         self.dismiss(worker)
         backend: Backend = self._local if in_process else self._backend
         if in_process:
             self.fallen_back.add(worker)
-        handle = backend.launch(self._launch(worker))
-        self.handles[worker] = handle
+        self.handles[worker] = backend.launch(self._launch(worker))
         self._dismissed.discard(worker)
-        self._await(handle, time.monotonic())
+        self._launched_s[worker] = time.monotonic()
+
+    def has_come(self, worker: int) -> bool:
+        """Whether a replaced worker is up (it is bound then), or the error that keeps it down."""
+        handle = self.handles[worker]
+        if not self._is_up(handle, self._launched_s[worker]):
+            return False
         handle.bind(self._binding)
+        del self._launched_s[worker]
+        return True
 
     def close(self, owed: Sequence[int]) -> list[Failure]:
         """Ask every worker to close its environments, wait a bounded time, end what is left.
@@ -142,7 +152,8 @@ class Crew:
         failures: list[Failure] = []
         if os.getpid() != self._owner_pid:
             return failures  # a forked copy: the workers answer to the original
-        closing = [h for h in self.handles if not h.is_dead and h.worker not in self._dismissed]
+        gone = self._dismissed | self._launched_s.keys()  # who is not bound cannot be asked
+        closing = [h for h in self.handles if not h.is_dead and h.worker not in gone]
         for handle in closing:
             handle.post(Command(0, Op.CLOSE))
         give_up_s = time.monotonic() + self.deadlines.close_s
@@ -191,19 +202,29 @@ class Crew:
 
     def _await(self, handle: WorkerHandle, launched_s: float) -> list[EnvFacts]:
         assert self._backend is not None
-        slots = range(handle.first, handle.first + handle.count)
-        limit_s = max(self.deadlines.start_s, self.deadlines.reset_s or 0.0)
-        give_up_s = launched_s + limit_s
-        while handle.facts is None:
-            if handle.start_failure is not None:
-                raise _start_error(*handle.start_failure, slots)
-            if handle.is_dead:
-                raise self._death_at_start(handle, slots)
-            left_s = give_up_s - time.monotonic()
-            if left_s <= 0:
-                raise StartTimeout(handle.worker, slots, limit_s, handle.stack())
-            self._backend.wait([handle], left_s, want_all=False)
+        while not self._is_up(handle, launched_s):
+            left_s = launched_s + self._start_limit_s - time.monotonic()
+            self._backend.wait([handle], max(left_s, 0.0), want_all=False)
+        assert handle.facts is not None
         return handle.facts
+
+    def _is_up(self, handle: WorkerHandle, launched_s: float) -> bool:
+        """Whether the environments are built, or the error that says why they will never be."""
+        if handle.facts is not None:
+            return True
+        slots = range(handle.first, handle.first + handle.count)
+        if handle.start_failure is not None:
+            is_here = isinstance(handle, SerialHandle)
+            raise _start_error(*handle.start_failure, slots, is_here=is_here)
+        if handle.is_dead:
+            raise self._death_at_start(handle, slots)
+        if time.monotonic() >= launched_s + self._start_limit_s:
+            raise StartTimeout(handle.worker, slots, self._start_limit_s, handle.stack())
+        return False
+
+    @property
+    def _start_limit_s(self) -> float:
+        return max(self.deadlines.start_s, self.deadlines.reset_s or 0.0)
 
     def _death_at_start(self, handle: WorkerHandle, slots: Sequence[int]) -> Exception:
         exit_code = handle.exit_code()
@@ -211,10 +232,13 @@ class Crew:
             return self._backend.guard_error()
         op, slot = read_place(self.control.posts[handle.worker][1])
         doing = "start-up" if slot is None else f"{op.phrase} of slot {slot}"
-        return WorkerDied(handle.worker, slots, exit_code, doing, handle.stack())
+        # a fleet restarts what it has had, not what never came up
+        return WorkerDied(
+            handle.worker, slots, exit_code, doing, handle.stack(), restart_helps=False
+        )
 
 
-def _start_error(why: str, failure: Failure, slots: Sequence[int]) -> Exception:
+def _start_error(why: str, failure: Failure, slots: Sequence[int], *, is_here: bool) -> Exception:
     error: Exception
     if why == "import":
         error = EnvNotImportable(slots, failure.reason)
@@ -223,6 +247,6 @@ def _start_error(why: str, failure: Failure, slots: Sequence[int]) -> Exception:
     elif failure.kind == ConfigError.__name__:
         error = ConfigError(failure.reason.partition(": ")[2])
     else:
-        error = EnvConstructionFailed(failure.slot, failure.reason)
+        error = EnvConstructionFailed(failure.slot, failure.reason, is_here)
     error.__cause__ = RemoteTraceback(failure.traceback)
     return error

@@ -38,6 +38,7 @@ from envfleet.engine.options import (
     RestartPolicy,
     StartMethod,
     check_count,
+    check_seconds,
     one_of,
 )
 from envfleet.engine.recovery import Recovery, env_failed
@@ -205,7 +206,7 @@ class Fleet:
 
         Args:
             min_slots: Wait for at least this many slots; None waits for all that are in flight.
-            timeout_s: After this long return what is there, perhaps nothing.
+            timeout_s: After this long return what is there, perhaps nothing; 0 does not wait.
         """
         self._check_open()
         traffic = self._traffic
@@ -213,6 +214,8 @@ class Fleet:
             raise NothingSent("recv has nothing to wait for: no slot is in flight. Call send first")
         if min_slots is not None:
             check_count("min_slots", min_slots)
+        if timeout_s is not None:
+            check_seconds("timeout_s", timeout_s, may_be_zero=True)
         started_s = now_s = time.perf_counter()
         give_up_s = None if timeout_s is None else started_s + timeout_s
         while not is_enough(traffic.num_ready, traffic.num_in_flight, min_slots):
@@ -279,6 +282,9 @@ class Fleet:
         """Wait for news of the workers that owe something, take it in, and see to trouble."""
         recovery, handles = self._recovery, self._crew.handles
         busy = [handles[worker] for worker, owed in enumerate(self._traffic.outstanding) if owed]
+        if recovery.coming:
+            busy = [handle for handle in busy if handle.worker not in recovery.coming]
+            want_all = False  # the bells of some and the first words of others
         limit_s = recovery.check_s if timeout_s is None else min(recovery.check_s, timeout_s)
         self._crew.wait(busy, limit_s, want_all=want_all)
         now_s = time.monotonic()
@@ -290,6 +296,8 @@ class Fleet:
                 self._complete(handle, reply)
             if handle.is_dead:
                 recovery.on_death(handle)
+        if recovery.coming:
+            recovery.welcome()
         if is_check_due:
             recovery.check_silences(now_s)
         if recovery.errors:
@@ -336,7 +344,7 @@ class Fleet:
         if pending.unwanted:
             dropped = [slot for slot in pending.slots if slot in pending.unwanted]
             kept = [slot for slot in pending.slots if slot not in pending.unwanted]
-            control, rows = self._crew.control, np.array(dropped)
+            control, rows = self._crew.control, np.array(dropped, np.intp)  # none: it failed
             ended = control.terminated[rows] | control.truncated[rows]
             self._note_episodes(rows, rows, ended, control.invalid[rows])
             self._gatherer.forget(dropped)

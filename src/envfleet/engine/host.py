@@ -383,7 +383,7 @@ class EnvHost:
     def _store_rewards(self, rows: Sequence[int], rewards: list[Any]) -> None:
         try:
             numbers = array("d", rewards)
-        except (TypeError, ValueError, DeprecationWarning):  # None, arrays of one
+        except Exception:  # None, arrays of one, whole numbers beyond all floats
             numbers = array(
                 "d", [self._one_number(*pair) for pair in zip(rows, rewards, strict=True)]
             )
@@ -396,7 +396,7 @@ class EnvHost:
     def _one_number(self, row: int, reward: Any) -> float:
         try:
             return float(np.asarray(reward).item())
-        except (TypeError, ValueError):
+        except Exception:
             error = TypeError(f"the reward must be one number, got {reward!r}")
             self._fail(row, "step", error)
             return 0.0

@@ -7,7 +7,8 @@ types.
 
 `collate` makes Gymnasium's vector form of many dicts: `key` -> values, `_key` -> which slots have
 it. Unlike Gymnasium's own it promotes (an int beside a float is no longer cut off) and keeps ragged
-arrays.
+arrays. That form has one place for the mask of `t` and for a value that an environment calls `_t`:
+the mask has it, whatever their order; such a value is found in the slot's own dict.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ class Schema:
         """The values of each key in cells of many slots, as arrays of their own."""
         record = _record(self.dtypes, self.shapes)
         table = cells.view(record)[:, 0]
-        return [np.ascontiguousarray(table[name]) for name in record.names or ()]
+        return [table[name].copy() for name in record.names or ()]
 
 
 @lru_cache(maxsize=256)
@@ -207,7 +208,7 @@ class _Column:
 
 def collate(num: int, packed: PackedInfos, plain: Sequence[tuple[int, Info]]) -> dict[str, Any]:
     """Put infos of `num` slots together; `plain` holds (position, dict) pairs."""
-    if len(packed.groups) == 1 and not plain and len(packed.groups[0][1]) == num:
+    if len(packed.groups) == 1 and not plain and _are_all(packed.groups[0][1], num):
         return _collate_alike(num, packed)
     columns: dict[str, _Column] = {}
     for key, positions, values in packed.columns():
@@ -224,25 +225,33 @@ def collate(num: int, packed: PackedInfos, plain: Sequence[tuple[int, Info]]) ->
                 column.values.append(np.asarray(value)[None])
             else:
                 column.objects.append((position, value))
-    vector: dict[str, Any] = {}
-    for key, column in columns.items():
-        mask = np.zeros(num, np.bool_)
-        for positions in column.positions:
-            mask[positions] = True
-        for position, _ in (*column.objects, *column.dicts):
-            mask[position] = True
-        vector[key], vector[f"_{key}"] = _join(num, column), mask
-    return vector
+    vector: dict[str, Any] = {key: _join(num, column) for key, column in columns.items()}
+    masks = {f"_{key}": _mask(num, column) for key, column in columns.items()}
+    return vector | masks
 
 
 def _collate_alike(num: int, packed: PackedInfos) -> dict[str, Any]:
     """All slots have the same keys: nothing has to be put together."""
-    vector: dict[str, Any] = {}
     schema, _, cells = packed.groups[0]
+    vector: dict[str, Any] = dict(zip(schema.keys, schema.columns(cells), strict=True))
     masks = np.ones((len(schema.keys), num), np.bool_)
-    for key, values, mask in zip(schema.keys, schema.columns(cells), masks, strict=True):
-        vector[key], vector[f"_{key}"] = values, mask
+    for key, mask in zip(schema.keys, masks, strict=True):
+        vector[f"_{key}"] = mask
     return vector
+
+
+def _are_all(positions: Array, num: int) -> bool:
+    return len(positions) == num and bool((positions[:-1] < positions[1:]).all())
+
+
+def _mask(num: int, column: _Column) -> Array:
+    """Which slots have the key."""
+    mask = np.zeros(num, np.bool_)
+    for positions in column.positions:
+        mask[positions] = True
+    for position, _ in (*column.objects, *column.dicts):
+        mask[position] = True
+    return mask
 
 
 def _join(num: int, column: _Column) -> Any:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, NamedTuple
 
+from envfleet.engine.answers import in_words
 from envfleet.engine.infos import Info, Schema
 
 
@@ -75,6 +76,7 @@ class Failure:
     @classmethod
     def of(cls, slot: int, doing: str, exc: BaseException) -> Failure:
         """Describe `exc`, raised while `doing` something for `slot`."""
+        exc = in_words(exc)
         reason = "".join(traceback.format_exception_only(exc)).strip()
         text = "".join(traceback.format_exception(exc))
         return cls(slot, doing, reason, text, type(exc).__name__)

@@ -8,6 +8,7 @@ from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 
+from envfleet.engine.answers import read_reset
 from envfleet.errors import ConfigError
 
 EnvFn: TypeAlias = Callable[[], Any]
@@ -25,13 +26,12 @@ def one_of(name: str, value: object, kind: Any) -> Any:
     return value
 
 
-def check_seconds(name: str, value: float | None) -> None:
-    """Refuse a limit that is not a positive number of seconds or None."""
+def check_seconds(name: str, value: float | None, *, may_be_zero: bool = False) -> None:
+    """Refuse a limit that is not a positive number of seconds (or zero, if it may be) or None."""
     is_number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
-    if value is not None and not (is_number and value > 0):
-        raise ConfigError(
-            f"{name} must be positive seconds, or None to wait for ever; got {value!r}"
-        )
+    if value is not None and not (is_number and (value > 0 or (may_be_zero and value == 0))):
+        seconds = "seconds, 0 or more" if may_be_zero else "positive seconds"
+        raise ConfigError(f"{name} must be {seconds}, or None to wait for ever; got {value!r}")
 
 
 def check_count(name: str, value: object) -> None:
@@ -85,12 +85,10 @@ class ResetPlan:
     def apply(self, reset: Callable[..., Any]) -> tuple[Any, dict[str, Any]]:
         """Call `reset` by this plan; an empty one calls `reset()`, as Gymnasium's autoreset."""
         if self.seed is None and self.options is None:
-            obs, info = reset()
-        else:
-            # the caller's mapping must not be changed by an environment that pops from its options
-            options = None if self.options is None else dict(self.options)
-            obs, info = reset(seed=self.seed, options=options)
-        return obs, info
+            return read_reset(reset())
+        # the caller's mapping must not be changed by an environment that pops from its options
+        options = None if self.options is None else dict(self.options)
+        return read_reset(reset(seed=self.seed, options=options))
 
     def seeded_like(self, other: ResetPlan | None) -> ResetPlan:
         """This plan, with the other's seed if it has none of its own."""

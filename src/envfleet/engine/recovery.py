@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from envfleet.engine.backends import WorkerHandle
 from envfleet.engine.crew import Crew
@@ -33,6 +33,19 @@ from envfleet.errors import (
 )
 
 
+@dataclass(slots=True)
+class _Loss:
+    """A lost worker, from its end until its slots go on."""
+
+    worker: int
+    event: Event
+    error: EnvfleetError
+    owed: list[Pending]
+    """What it had been asked and did not answer."""
+    incident: Incident | None = None
+    falls_back: bool = False
+
+
 class Recovery:
     """Sees to whatever goes wrong in a fleet."""
 
@@ -53,6 +66,8 @@ class Recovery:
         self._logbook, self._gatherer = logbook, gatherer
         self._autoreset, self._deadlines = autoreset, deadlines
         self._on_failure, self._restarts = on_failure, restarts
+        self.coming: dict[int, _Loss] = {}
+        """Workers that are being replaced, and by whose loss."""
         self.blocked: dict[int, EnvfleetError] = {}
         """Slots that are lost for good, and why."""
         self.errors: list[EnvfleetError] = []
@@ -137,7 +152,8 @@ class Recovery:
         event = Event(
             "death", handle.worker, slot, slots, op.phrase, reason, stack, exit_code, plan
         )
-        error = WorkerDied(handle.worker, slots, exit_code, op.phrase, stack)
+        restart_helps = self._on_failure == "raise"
+        error = WorkerDied(handle.worker, slots, exit_code, op.phrase, stack, restart_helps)
         self._lose(handle, event, error, owed)
 
     def is_check_due(self, now_s: float) -> bool:
@@ -151,7 +167,7 @@ class Recovery:
         """Look whether a worker has stood at one place for too long."""
         for handle in list(self._crew.handles):
             owed = self._traffic.outstanding[handle.worker]
-            if owed and not handle.is_dead:
+            if owed and not handle.is_dead and handle.worker not in self.coming:
                 self._check_silence(handle, owed[0], now_s)
 
     def _check_silence(self, handle: WorkerHandle, oldest: Pending, now_s: float) -> None:
@@ -187,34 +203,65 @@ class Recovery:
         self, handle: WorkerHandle, event: Event, error: EnvfleetError, owed: list[Pending]
     ) -> None:
         """A worker cannot go on: give its slots up, or put another in its place."""
-        worker = handle.worker
-        self._traffic.outstanding[worker].clear()
-        self._silences.pop(worker, None)
+        self._traffic.outstanding[handle.worker].clear()
+        self._silences.pop(handle.worker, None)
+        for pending in owed:  # an answer that tells of a failure is none
+            pending.is_done = False
+        self._replace(_Loss(handle.worker, event, error, owed))
+
+    def _replace(self, loss: _Loss) -> None:
         while True:
-            incident = self._logbook.record(event)
-            verdict = self._judge(event.slot, is_lost=True)
+            loss.incident = self._logbook.record(loss.event)
+            verdict = self._judge(loss.event.slot, is_lost=True)
             if verdict is Verdict.QUARANTINE:
-                error = self._quarantine(event.slot, incident, error)
+                loss.error = self._quarantine(loss.event.slot, loss.incident, loss.error)
             if verdict in (Verdict.RAISE, Verdict.QUARANTINE):
-                return self._give_up(worker, error)
+                return self._give_up(loss.worker, loss.error)
+            loss.falls_back = verdict is Verdict.FALL_BACK
             try:
-                self._crew.replace(worker, in_process=verdict is Verdict.FALL_BACK)
+                self._crew.replace(loss.worker, in_process=loss.falls_back)
                 break
             except EnvfleetError as exc:
-                if verdict is Verdict.FALL_BACK:
-                    return self._give_up(worker, exc)
-                error = exc  # the new one did not come up: that is one more failure
-        unreceived = self._traffic.unreceived()
-        self._gatherer.forget_worker(worker, unreceived)
-        self._gatherer.attach(incident, event.slots, unreceived)
-        self._gatherer.mend_rows(event.slots)
-        if verdict is Verdict.FALL_BACK:
+                if loss.falls_back:
+                    return self._give_up(loss.worker, exc)
+                loss.error = exc
+        self._gatherer.mend_rows(loss.event.slots)
+        self._traffic.hold(loss.worker)
+        self.coming[loss.worker] = loss
+        self.welcome()
+
+    def welcome(self) -> None:
+        """Let successors that have come up go on; one that could not is one more failure."""
+        for worker, loss in list(self.coming.items()):
+            try:
+                if not self._crew.has_come(worker):
+                    continue
+            except EnvfleetError as exc:
+                del self.coming[worker]
+                if loss.falls_back:
+                    self._give_up(worker, exc)
+                else:
+                    loss.error = exc
+                    self._replace(loss)
+                continue
+            del self.coming[worker]
+            self._settle(loss)
+
+    def _settle(self, loss: _Loss) -> None:
+        assert loss.incident is not None
+        event, unreceived = loss.event, self._traffic.unreceived()
+        self._gatherer.forget_worker(loss.worker, unreceived)
+        self._gatherer.attach(loss.incident, event.slots, unreceived)
+        if loss.falls_back:
             warnings.warn(
-                f"slots {event.slots[0]} to {event.slots[-1]} go on in this process: {error}",
+                f"{_who_goes(event.slots)} on in this process: {loss.error}",
                 RuntimeWarning,
                 stacklevel=5,
             )
-        self._bring_back(event, error, owed)
+        held = self._traffic.let_go(loss.worker)
+        self._bring_back(event, loss.error, loss.owed)
+        for pending in held:
+            self._traffic.again(pending)
 
     def _bring_back(self, event: Event, error: EnvfleetError, owed: list[Pending]) -> None:
         """Tell a new worker where its slots stand, and ask again what its predecessor owed."""
@@ -251,6 +298,8 @@ class Recovery:
     def _give_up(self, worker: int, error: EnvfleetError) -> None:
         handle = self._crew.handles[worker]
         self._crew.dismiss(worker)
+        for pending in self._traffic.let_go(worker):
+            pending.is_done, pending.error = True, error
         for slot in self._slots_of(handle):
             self._traffic.lose(slot)
             self.blocked[slot] = error
@@ -295,6 +344,10 @@ class Recovery:
 
     def _slots_of(self, handle: WorkerHandle) -> tuple[int, ...]:
         return tuple(range(handle.first, handle.first + handle.count))
+
+
+def _who_goes(slots: tuple[int, ...]) -> str:
+    return f"slot {slots[0]} goes" if len(slots) == 1 else f"slots {slots[0]} to {slots[-1]} go"
 
 
 def env_failed(failure: Failure) -> EnvfleetError:

@@ -79,7 +79,8 @@ class Router:
         """Recognise the arrays of this route and of its parts; they live as long as the entry."""
         for part in route.parts:
             alone = replace(part, positions=list(range(len(part.slots))))
-            self._own[id(part.slots)] = Route(part.slots, part.rows, False, (alone,))
+            is_all = part.is_whole and len(self._bounds) == 1
+            self._own[id(part.slots)] = Route(part.slots, part.rows, is_all, (alone,))
         self._own[id(route.slots)] = route
 
     def make(self, slots: Slots) -> Route:

@@ -31,7 +31,6 @@ class NativeFn:
     """Marks a function that builds a natively vectorised environment of a given size."""
 
     build: Callable[[int], VectorEnv]
-    name: str = "native environment"
 
     def __call__(self) -> VectorEnv:
         """Build one of size 1, so that a marker is an `EnvFn` too."""
@@ -175,8 +174,8 @@ def _build(
         while row < len(env_fns):
             post[1] = place(Op.BUILD, first + row)
             env_fn, left = env_fns[row], len(env_fns) - row
+            size = next((i for i in range(left) if env_fns[row + i] is not env_fn), left)
             if isinstance(env_fn, NativeFn):
-                size = next((i for i in range(left) if env_fns[row + i] is not env_fn), left)
                 env = guard.wrap(env_fn.build)(size)
             else:
                 env = guard.wrap(env_fn)()
@@ -187,11 +186,13 @@ def _build(
                     f"this one returned {type(env).__name__}"
                 )
             if isinstance(env, VectorEnv):
-                if env.num_envs > left:
+                if env.num_envs > size:
                     raise ConfigError(
-                        f"{env} has {env.num_envs} environments but its worker has {left} slots "
-                        f"left; "
-                        "make the slots of each worker a multiple of it (num_envs, num_workers)"
+                        f"the function of slot {first + row} built a {type(env).__name__} of "
+                        f"{env.num_envs} environments, but from there on {size} slots of its "
+                        "worker are that function's; make the slots of each worker a multiple of "
+                        "it (num_envs, num_workers), or pass envfleet.native(build), where build "
+                        "takes how many it shall have"
                     )
                 flush()
                 hosts.append(NativeHost(first + row, env, autoreset, guard))

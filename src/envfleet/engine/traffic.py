@@ -57,6 +57,8 @@ class Traffic:
         # bytes are set and cleared in a fraction of an array's time, and this is done per step
         self.in_flight = bytearray(num_slots)
         self.num_in_flight = 0
+        self._held: set[int] = set()
+        """Workers that are being replaced: what is posted to them waits for their successors."""
         self._request = 0
 
     def post(self, route: Route, op: Op, payload: Sequence[Any] | None = None) -> list[Pending]:
@@ -107,8 +109,20 @@ class Traffic:
 
     def _enqueue(self, pending: Pending, worker: int) -> Pending:
         self.outstanding[worker].append(pending)
-        self._handles[worker].post(pending.command)
+        if worker not in self._held:
+            self._handles[worker].post(pending.command)
         return pending
+
+    def hold(self, worker: int) -> None:
+        """Keep what is posted to this worker until `let_go`."""
+        self._held.add(worker)
+
+    def let_go(self, worker: int) -> list[Pending]:
+        """The worker can be posted to again; returns what was held, to be posted by `again`."""
+        self._held.discard(worker)
+        held = list(self.outstanding[worker])
+        self.outstanding[worker].clear()
+        return held
 
     def land(self, part: Part) -> None:
         """These slots are no longer in flight."""

@@ -19,6 +19,7 @@ import gc
 import multiprocessing
 import os
 import pickle
+import re
 import select
 import signal
 import sys
@@ -340,6 +341,13 @@ def _let_server_end() -> None:
     fd, server._forkserver_alive_fd = server._forkserver_alive_fd, None
     if fd is not None:
         os.close(fd)
+
+
+def without_watcher(dump: str) -> str:
+    """What faulthandler wrote, less the thread that only waits for the end of the parent."""
+    frame = re.compile(rf'worker\.py", line \d+ in {_end_with.__name__}$', re.MULTILINE)
+    threads = dump.split("\n\n")
+    return "\n\n".join(thread for thread in threads if not frame.search(thread))
 
 
 def _end_with(pid: int) -> None:

@@ -247,6 +247,18 @@ def test_keys_and_masks():
     assert found["_a"].dtype == np.bool_
 
 
+@pytest.mark.parametrize("value", [7, 0.5, "text", {"x": 1}], ids=lambda one: type(one).__name__)
+def test_a_mask_is_a_mask_whatever_environments_call_their_values(value):
+    for info in ({"t": 1, "_t": value}, {"_t": value, "t": 1}):
+        for found in (vector(info, info), vector(info, {}), vector({"t": 1}, {"_t": value})):
+            assert found["_t"].dtype == np.bool_
+            assert found["t"][found["_t"]].tolist() == [1] * int(found["_t"].sum())
+            assert found["_t"][0]
+    assert vector({"t": 1}, {"_t": value})["_t"].tolist() == [True, False]
+    nested = vector({"n": {"_t": value, "t": 1}}, {})
+    assert nested["n"]["_t"].tolist() == [True, False]
+
+
 def test_ints_beside_floats_are_not_cut_off():
     """Gymnasium gives [1 0] here."""
     found = vector({"k": 1}, {"k": 0.5})
@@ -308,6 +320,51 @@ def test_no_value_is_lost_or_given_to_another(batch):
         for slot, info in enumerate(batch):
             if key in info:
                 assert np.array_equal(found[key][slot], info[key])
+
+
+@given(infos, st.integers(1, 5))
+def test_infos_that_are_all_alike_collate_like_any_others(info, num):
+    """The short way against the general one, which an empty dict or two groups make it take."""
+    packed, plain = Channel(num).send([info] * num)
+    if plain or not packed.groups:
+        return
+    ((schema, positions, cells),) = packed.groups
+    cells[:, ::7] += np.arange(num, dtype=np.uint8)[:, None]  # the same keys, other values
+    short = collate(num, packed, [])
+    halves = [(schema, positions[part], cells[part]) for part in (slice(0, 1), slice(1, None))]
+    for general in (
+        collate(num, packed, [(0, {})]),
+        collate(num, PackedInfos(tuple(halves)), []),
+    ):
+        assert list(short) == list(general)
+        assert all(same(short[key], general[key]) for key in short)
+
+
+@pytest.mark.parametrize("num", [1, 2, 5])
+def test_vector_infos_share_no_memory(num):
+    info = {"a": 1, "b": np.arange(3.0), "c": True, "d": np.float32(2.5)}
+    packed, _ = Channel(num).send([info] * num)
+    found = collate(num, packed, [])
+    ((_, _, cells),) = packed.groups
+    for key, one in found.items():
+        assert not any(np.shares_memory(one, found[other]) for other in found if other != key)
+        assert not np.shares_memory(one, cells)
+        assert one.flags.writeable
+        assert one.flags.aligned
+    found["_a"][:] = False
+    found["a"][:] = 7
+    assert found["_b"].all()
+    assert all(same_info(other, info) for _, other in packed.each())
+
+
+@given(st.permutations(range(4)), st.sampled_from([4, 6]))
+def test_infos_go_to_the_positions_they_name(order, num):
+    """Alike and as many as there are slots, but in another order."""
+    packed, _ = Channel().send([{"k": number} for number in range(4)])
+    ((schema, _, cells),) = packed.groups
+    found = collate(num, PackedInfos(((schema, np.array(order), cells),)), [])
+    assert found["k"][list(order)].tolist() == [0, 1, 2, 3]
+    assert found["_k"].tolist() == [slot < 4 for slot in range(num)]
 
 
 @given(st.lists(infos, min_size=1, max_size=4))

@@ -94,3 +94,15 @@ def test_closing_twice_closes_nobody_else_s_descriptor(create):
     assert os.read(read_fd, 1) == b"x"
     os.close(read_fd)
     os.close(write_fd)
+
+
+def test_ringing_a_closed_bell_is_an_error_and_is_heard_by_nobody(create):
+    bell = create(take_waits=False)
+    fds = {bell.fd, bell.write_fd}
+    bell.close()
+    others = [create(take_waits=False) for _ in fds]
+    assert fds <= {fd for other in others for fd in (other.fd, other.write_fd)}
+    for _ in range(2):
+        with pytest.raises(OSError, match="closed"):
+            bell.ring()
+    assert [other.take() for other in others] == [0] * len(others)

@@ -185,6 +185,64 @@ def test_what_is_read_owns_its_memory_and_what_is_written_is_copied(space: Any, 
 
 
 @PROPERTY
+@given(space=SPACES, seed=st.integers(0, 99), rows=st.sampled_from([(0, ROWS), (1, 4), (2, 2)]))
+def test_a_reader_reads_what_is_there_now_and_keeps_nothing(
+    space: Any, seed: int, rows: tuple[int, int]
+) -> None:
+    columns = bind(space)
+    everything, some = slice(0, ROWS), slice(*rows)
+    read = columns.reader(some)
+    kept: list[tuple[Any, Any]] = []
+    for another in (seed, seed + 100):
+        if columns.write_batch(everything, batch_of(space, samples(space, another))) is not None:
+            return  # a reader is for rows from which nothing has spilled
+        each = read()
+        assert_same(each, columns.read_each(some))
+        kept.append((each, deepcopy(each)))
+    for each, as_it_was in kept:
+        assert_same(each, as_it_was)
+    for array in arrays_in(kept[-1][0]):
+        array.fill(1)
+    assert_same(read(), kept[-1][1])
+
+
+def test_a_reader_of_rows_that_do_not_exist_is_refused() -> None:
+    with pytest.raises(IndexError):
+        bind(Discrete(3)).reader(slice(0, ROWS + 1))
+
+
+@pytest.mark.parametrize("shape", [(4,), (1,), (0,), (), (2, 3)], ids=str)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64], ids=["as it is", "to be cast"])
+@pytest.mark.parametrize(
+    "rows",
+    [slice(0, ROWS), slice(1, 4), slice(2, 3), slice(3, 3), slice(0, ROWS, 2), np.array([4, 0, 2])],
+    ids=str,
+)
+def test_a_batch_that_lies_column_by_column_is_written_like_any_other(
+    rows: Any, dtype: Any, shape: tuple[int, ...]
+) -> None:
+    columns, others = (bind(Box(-np.inf, np.inf, shape)) for _ in range(2))
+    count = len(np.arange(ROWS)[rows])
+    batch = np.arange(1, 1 + count * int(np.prod(shape))).reshape(count, *shape).astype(dtype)
+    by_column = np.asfortranarray(batch)
+    transposed = batch.T.copy().T  # what `x.T.astype(...)` gives
+
+    others.write_batch(rows, batch)
+    expected = others.read_batch(slice(0, ROWS))
+    for other in (by_column, transposed, batch[::-1][::-1], np.repeat(batch, 2, axis=0)[::2]):
+        columns.write_batch(slice(0, ROWS), np.zeros((ROWS, *shape), np.float32))
+        columns.write_batch(rows, other)
+        assert_same(columns.read_batch(slice(0, ROWS)), expected)
+
+
+def test_one_row_for_all_is_written_to_all() -> None:
+    """A broadcast array lies nowhere: its first stride is 0."""
+    columns = bind(Box(-np.inf, np.inf, (3,)))
+    columns.write_batch(slice(0, ROWS), np.broadcast_to(np.arange(3.0), (ROWS, 3)))
+    assert columns.read_batch(slice(0, ROWS)).tolist() == [[0, 1, 2]] * ROWS
+
+
+@PROPERTY
 @given(space=SPACES, seed=st.integers(0, 99))
 def test_two_bindings_share_the_bytes_and_views_follow_them(space: Any, seed: int) -> None:
     layout = plan(space)

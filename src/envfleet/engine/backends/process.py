@@ -45,6 +45,7 @@ from envfleet.engine.worker import (
     WorkerSpec,
     load_facts,
     main,
+    without_watcher,
 )
 from envfleet.errors import EnvNotPicklable, MissingMainGuard, StillInFlight, TooManyOpenFiles
 
@@ -211,7 +212,8 @@ class ProcessHandle:
         return self._read_stack(0)
 
     def _read_stack(self, start: int) -> str:
-        return os.pread(self._stack_fd, 1 << 16, start).decode(errors="replace").strip()
+        dump = os.pread(self._stack_fd, 1 << 16, start).decode(errors="replace")
+        return without_watcher(dump).strip()
 
     def stop(self) -> None:
         """Kill what still runs, reap it, close every descriptor."""
