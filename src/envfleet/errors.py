@@ -26,7 +26,8 @@
      ├─ DeadlineExceeded (TimeoutError)     an environment did not answer in time; its stack is in
      the text
      ├─ SlotQuarantined (RuntimeError)      a slot failed more often than its restart budget allows
-     └─ SnapshotError (RuntimeError)        the state of a slot cannot be taken or put back
+     ├─ SnapshotError (RuntimeError)        the state of a slot cannot be taken or put back
+     └─ CheckpointError (RuntimeError)      a checkpoint cannot be written, read or used
 
 Each class takes its data as constructor arguments, keeps them as attributes, pickles, and builds
 its own sentence: what happened, where, and what to do next.
@@ -40,6 +41,7 @@ import gymnasium.error
 
 __all__ = [
     "ActionError",
+    "CheckpointError",
     "ConfigError",
     "DeadlineExceeded",
     "EnvConstructionFailed",
@@ -389,6 +391,17 @@ class SlotQuarantined(EnvfleetError, RuntimeError):
 
 class SnapshotError(EnvfleetError, RuntimeError):
     """The state of a slot cannot be taken or put back."""
+
+
+class CheckpointError(EnvfleetError, RuntimeError):
+    """A checkpoint cannot be written, read or used."""
+
+    def __init__(self, path: str, problem: str) -> None:
+        super().__init__(path, problem)
+        self.path, self.problem = path, problem
+
+    def __str__(self) -> str:
+        return f"the checkpoint {self.path} {self.problem}"
 
 
 def describe_exit(exitcode: int | None) -> str:

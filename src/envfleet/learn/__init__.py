@@ -1,0 +1,1 @@
+"""Learning on the fleet: advantages, normalisers, networks, PPO. Needs the `train` extra."""
