@@ -212,7 +212,7 @@ def startup(pace: Pace, progress: Progress, title: str) -> Outcome:
     work = Workload("CartPole-v1", 64, num_workers=2)
     name = "starting and resetting 64 CartPole-v1 envs under spawn"
     own, other = fleet_start(work), async_start(work)
-    rounds = Rounds(name, [own, other], pace.scaled(rounds=1 / 5), progress, title)
+    rounds = Rounds(name, [own, other], pace.scaled(rounds=1 / 20), progress, title)
     ceiling, failures = Floor(0.2, is_ceiling=True), rounds.failures
     if failures:
         key, reason = next(iter(failures.items()))
@@ -243,7 +243,7 @@ def thinking(pace: Pace, progress: Progress, title: str) -> Outcome:
     """A slow policy: nobody may spin while it thinks."""
     fleet = Thinking(Workload("CartPole-v1", 64, num_workers=2), think_s=0.05)
     name = "policy thinks 50 ms between steps, CartPole-v1, 64 envs, 2 workers"
-    rounds = Rounds(name, [fleet], pace.scaled(rounds=1 / 3, seconds=6), progress, title)
+    rounds = Rounds(name, [fleet], pace.scaled(rounds=1 / 12, seconds=24), progress, title)
     ceiling, against = Floor(5.0, "%", is_ceiling=True), "one core, used by all workers"
     if rounds.failures:
         return Outcome([Line(name, against, ceiling, (), failure=rounds.failures[fleet.key])])

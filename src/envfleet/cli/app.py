@@ -23,7 +23,7 @@ from typing import Any, TextIO, cast
 from envfleet.cli.command import Command, Context, Help, Usage
 from envfleet.cli.report import Block, Report
 from envfleet.cli.screen import PlainScreen, has_rich, screen_on
-from envfleet.errors import ConfigError
+from envfleet.errors import ConfigError, MissingExtra
 from envfleet.observe.progress import Progress, Silent, progress_on
 
 __all__ = ["COMMANDS", "Entry", "build_parser", "run"]
@@ -39,6 +39,8 @@ class Entry:
 
 
 COMMANDS: tuple[Entry, ...] = (
+    Entry("train", "envfleet.cli.train", "train a policy by PPO, or go on with a run"),
+    Entry("eval", "envfleet.cli.evaluation", "play episodes with what a run has learned"),
     Entry("bench", "envfleet.cli.bench", "measure steps per second, side by side with others"),
     Entry("tune", "envfleet.cli.tune", "find the fastest setting here and print the line to paste"),
     Entry("doctor", "envfleet.cli.doctor", "check this machine, or replay an incident file"),
@@ -47,6 +49,7 @@ COMMANDS: tuple[Entry, ...] = (
 
 _EXAMPLES = """\
 examples:
+  envfleet train --env CartPole-v1          from nothing to a policy
   envfleet bench CartPole-v1 --num-envs 64  how fast is it here?
   envfleet tune CartPole-v1 --num-envs 64   which backend, how many workers?
   envfleet verify my_package:MyEnv          the same in parallel as alone?
@@ -75,7 +78,7 @@ def build_parser(wanted: Sequence[str] | None = None) -> argparse.ArgumentParser
     """
     parser = argparse.ArgumentParser(
         prog="envfleet",
-        description="Run reinforcement-learning environments in parallel: measure, tune, check.",
+        description="Run reinforcement-learning environments in parallel: train, measure, check.",
         epilog=_EXAMPLES,
         formatter_class=Help,
         allow_abbrev=False,
@@ -97,7 +100,12 @@ def build_parser(wanted: Sequence[str] | None = None) -> argparse.ArgumentParser
 
 def load(entry: Entry) -> Command:
     """Import a command's module."""
-    return cast(Command, import_module(entry.module))
+    try:
+        return cast(Command, import_module(entry.module))
+    except ModuleNotFoundError as exc:
+        raise MissingExtra(
+            f"`envfleet {entry.name}` needs {exc.name}: pip install 'envfleet[train]'"
+        ) from exc
 
 
 def add_common(parser: argparse.ArgumentParser) -> None:
@@ -125,6 +133,9 @@ def run(argv: Sequence[str] | None = None) -> int:
         if code and wants_json:
             print_json(sys.stdout, failure(None, "usage", "bad arguments; see stderr"))
         return code
+    except MissingExtra as exc:
+        complain(str(exc))
+        return 2
     entry = next(entry for entry in COMMANDS if entry.name == args.command)
     context = Context(progress=choose_progress(args), say=say)
     with own_stdout(args.json) as stdout, short_warnings():
@@ -170,8 +181,8 @@ def failure(command: str | None, kind: str, message: str) -> dict[str, Any]:
 
 
 def print_json(stream: TextIO, document: dict[str, Any]) -> None:
-    """Write one document; NaN is refused because it is not JSON."""
-    stream.write(json.dumps(document, indent=2, allow_nan=False) + "\n")
+    """Write one document as one line; NaN is refused because it is not JSON."""
+    stream.write(json.dumps(document, allow_nan=False) + "\n")
     stream.flush()
 
 

@@ -12,6 +12,7 @@ gets them cut off at its bounds.
 
 from __future__ import annotations
 
+import time
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -102,6 +103,69 @@ class Learned:
     epochs: int
 
 
+class Agent:
+    """What a run makes: a policy, and how observations and actions reach it."""
+
+    def __init__(
+        self,
+        observation_space: spaces.Space[Any],
+        action_space: spaces.Space[Any],
+        options: PPOOptions,
+        device: torch.device,
+        seed: int,
+    ) -> None:
+        """Build the networks; their weights follow from `seed` alone."""
+        if not isinstance(observation_space, spaces.Box):
+            raise ConfigError(f"PPO observes Box spaces for now, not {observation_space}")
+        self.device = device
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self.policy = ActorCritic(
+                observation_space,
+                action_space,
+                hidden=options.hidden,
+                activation=_ACTIVATIONS[options.activation],
+                log_std=options.log_std,
+                is_orthogonal=options.orthogonal,
+            ).to(device)
+        shape = observation_space.shape
+        self.obs_norm = ObservationNormaliser(shape) if options.normalise_obs else None
+        self._space = action_space
+
+    def tensor(self, array: Array) -> Tensor:
+        """An array where the networks are."""
+        return torch.from_numpy(array).to(self.device)
+
+    def look(self, obs: Array) -> Array:
+        """Observations as the networks get them."""
+        return np.asarray(obs, np.float32) if self.obs_norm is None else self.obs_norm(obs)
+
+    def fit(self, actions: Array) -> Array:
+        """Actions as environments get them."""
+        if isinstance(self._space, spaces.Box):
+            return np.clip(actions, self._space.low, self._space.high)
+        return actions
+
+    def decide(self, obs: Any) -> Any:
+        """The likeliest action for one observation, as its environment gets it."""
+        with torch.inference_mode():
+            said = self.policy.decide(self.tensor(self.look(np.asarray(obs)[None])))
+        return self.fit(said.cpu().numpy())[0]
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps."""
+        return {
+            "policy": self.policy.state_dict(),
+            "obs_norm": self.obs_norm and self.obs_norm.state(),
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Become the agent that gave this state."""
+        self.policy.load_state_dict(state["policy"])
+        if self.obs_norm is not None:
+            self.obs_norm.load(state["obs_norm"])
+
+
 class PPOTrainer:
     """A policy, the fleet it acts in, and everything that has to go on exactly as it was."""
 
@@ -121,41 +185,30 @@ class PPOTrainer:
             seed: Of weights, actions, shuffling, and the first reset.
             device: Where the networks live.
         """
-        obs_space, action_space = envs.single_observation_space, envs.single_action_space
         if envs.fleet.autoreset != "same_step":
             raise ConfigError(
                 "PPO needs every row to be a transition: make the fleet with autoreset='same_step'"
             )
-        if not isinstance(obs_space, spaces.Box):
-            raise ConfigError(f"PPO observes float Box spaces for now, not {obs_space}")
         self.envs, self.options, self.device = envs, options, torch.device(device)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            self.policy = ActorCritic(
-                obs_space,
-                action_space,
-                hidden=options.hidden,
-                activation=_ACTIVATIONS[options.activation],
-                log_std=options.log_std,
-                is_orthogonal=options.orthogonal,
-            ).to(self.device)
+        self.agent = Agent(
+            envs.single_observation_space, envs.single_action_space, options, self.device, seed
+        )
+        self.policy = self.agent.policy
         self.optimiser = torch.optim.Adam(
             self.policy.parameters(), lr=options.learning_rate, eps=1e-5
         )
         self._generator = torch.Generator(self.device).manual_seed(seed)
         self._shuffler = np.random.default_rng(seed)
-        self._obs_norm = ObservationNormaliser(obs_space.shape) if options.normalise_obs else None
         self._scaler = (
             RewardScaler(envs.num_envs, options.gamma) if options.normalise_rewards else None
-        )
-        self._bounds = (
-            (action_space.low, action_space.high) if isinstance(action_space, spaces.Box) else None
         )
         self._running_returns = np.zeros(envs.num_envs)
         self._running_lengths = np.zeros(envs.num_envs, np.int64)
         obs, _ = envs.reset(seed=seed)
         self._obs = self._seen(obs)
         self.env_steps = 0
+        self.seconds = dict.fromkeys(("environments", "inference", "learning"), 0.0)
+        """Where the time went so far; waiting for environments is theirs."""
 
     def train(self, total_steps: int) -> list[Learned]:
         """Iterate until the fleet has made this many steps."""
@@ -173,11 +226,10 @@ class PPOTrainer:
             "options": asdict(self.options),
             "num_envs": self.envs.num_envs,
             "env_steps": self.env_steps,
-            "policy": self.policy.state_dict(),
+            **self.agent.state(),
             "optimiser": self.optimiser.state_dict(),
             "actions": self._generator.get_state(),
             "shuffling": self._shuffler.bit_generator.state,
-            "obs_norm": self._obs_norm and self._obs_norm.state(),
             "scaler": self._scaler and self._scaler.state(),
             "obs": self._obs.copy(),
             "returns": self._running_returns.copy(),
@@ -193,12 +245,10 @@ class PPOTrainer:
                     f"the state is of a run with {name} {state[name]}, this one has {mine}; "
                     "go on with the same"
                 )
-        self.policy.load_state_dict(state["policy"])
+        self.agent.load(state)
         self.optimiser.load_state_dict(state["optimiser"])
         self._generator.set_state(state["actions"])
         self._shuffler.bit_generator.state = state["shuffling"]
-        if self._obs_norm is not None:
-            self._obs_norm.load(state["obs_norm"])
         if self._scaler is not None:
             self._scaler.load(state["scaler"])
         self._obs = state["obs"].copy()
@@ -217,25 +267,31 @@ class PPOTrainer:
         terminated, truncated, valid = np.zeros((3, times, slots), np.bool_)
         actions: list[Array] = []
         episodes: list[tuple[float, int]] = []
-        for time in range(times):
-            obs[time] = self._obs
+        clock = time.perf_counter
+        for step in range(times):
+            begun_s = clock()
+            obs[step] = self._obs
+            seen = self.agent.tensor(self._obs)
             with torch.inference_mode():
-                drawn, log_prob, value = self.policy.act(self._tensor(self._obs), self._generator)
+                drawn, log_prob, value = self.policy.act(seen, self._generator)
             action = drawn.cpu().numpy()
-            log_probs[time], values[time] = log_prob.cpu().numpy(), value.cpu().numpy()
+            log_probs[step], values[step] = log_prob.cpu().numpy(), value.cpu().numpy()
             actions.append(action)
-            envs.send(action if self._bounds is None else np.clip(action, *self._bounds))
+            acted_s = clock()
+            envs.send(self.agent.fit(action))
             batch = envs.recv()
+            self.seconds["environments"] += clock() - acted_s
+            self.seconds["inference"] += acted_s - begun_s
             ended = batch.terminated | batch.truncated
-            rewards[time] = self._reward(batch.rewards, ended, batch.valid)
-            terminated[time], truncated[time] = batch.terminated, batch.truncated
-            valid[time] = batch.valid
+            rewards[step] = self._reward(batch.rewards, ended, batch.valid)
+            terminated[step], truncated[step] = batch.terminated, batch.truncated
+            valid[step] = batch.valid
             if batch.truncated.any():
-                finals[time] = self._values_of_finals(batch.final_obs, batch.truncated)
+                finals[step] = self._values_of_finals(batch.final_obs, batch.truncated)
             episodes += self._count_episodes(batch.rewards, ended, batch.valid)
             self._obs = self._seen(batch.obs)
         with torch.inference_mode():
-            last = self.policy.value(self._tensor(self._obs)).cpu().numpy()
+            last = self.policy.value(self.agent.tensor(self._obs)).cpu().numpy()
         self.env_steps += times * slots
         return Rollout(
             obs=obs,
@@ -250,11 +306,10 @@ class PPOTrainer:
         )
 
     def _seen(self, obs: Array) -> Array:
-        """An observation as the networks get it; the statistics learn from it."""
-        if self._obs_norm is None:
-            return np.asarray(obs, np.float32)
-        self._obs_norm.update(obs)
-        return self._obs_norm(obs)
+        """Observations as the networks get them; the statistics learn from them."""
+        if self.agent.obs_norm is not None:
+            self.agent.obs_norm.update(obs)
+        return self.agent.look(obs)
 
     def _reward(self, rewards: Array, ended: Array, valid: Array) -> Array:
         return rewards if self._scaler is None else self._scaler(rewards, ended, valid)
@@ -262,11 +317,9 @@ class PPOTrainer:
     def _values_of_finals(self, finals: Array, truncated: Array) -> Array:
         """What truncated episodes would still have been worth."""
         worth = np.zeros(len(truncated), np.float32)
-        rows = np.asarray(finals[truncated], np.float32)
-        if self._obs_norm is not None:
-            rows = self._obs_norm(rows)
+        rows = self.agent.tensor(self.agent.look(finals[truncated]))
         with torch.inference_mode():
-            worth[truncated] = self.policy.value(self._tensor(rows)).cpu().numpy()
+            worth[truncated] = self.policy.value(rows).cpu().numpy()
         return worth
 
     def _count_episodes(
@@ -284,13 +337,11 @@ class PPOTrainer:
         self._running_lengths[over] = 0
         return finished
 
-    def _tensor(self, array: Array) -> Tensor:
-        return torch.from_numpy(array).to(self.device)
-
     # ---- learning -------------------------------------------------------------------------------
 
     def learn(self, rollout: Rollout, progress: float = 0.0) -> Learned:
         """Improve the policy by one rollout; `progress` is how much of the run is over."""
+        begun_s = time.perf_counter()
         options = self.options
         estimates = advantages(
             rollout.rewards,
@@ -304,7 +355,7 @@ class PPOTrainer:
         rows = np.flatnonzero(rollout.valid.reshape(-1))
         flat = _Flat(
             *(
-                self._tensor(array.reshape(-1, *array.shape[2:])[rows])
+                self.agent.tensor(array.reshape(-1, *array.shape[2:])[rows])
                 for array in (
                     rollout.obs,
                     rollout.actions,
@@ -325,7 +376,7 @@ class PPOTrainer:
             order = self._shuffler.permutation(len(rows))
             is_far = False
             for start in range(0, len(order), options.batch_size):
-                chosen = self._tensor(order[start : start + options.batch_size])
+                chosen = self.agent.tensor(order[start : start + options.batch_size])
                 figures = self._step(flat.at(chosen), clip)
                 sums += figures
                 batches += 1
@@ -335,6 +386,7 @@ class PPOTrainer:
             epochs += 1
             if is_far:
                 break
+        self.seconds["learning"] += time.perf_counter() - begun_s
         policy_loss, value_loss, entropy, kl, clipped = (sums / max(batches, 1)).tolist()
         return Learned(
             policy_loss=policy_loss,

@@ -217,7 +217,53 @@ def test_only_the_named_command_is_imported():
 
 COMMON = {"--json", "--plain", "--traceback", "--help"}
 MEASURING = {"--env-kwargs", "--num-envs", "--seconds", "--rounds", "--quick", "--start-method"}
+YES_OR_NO = {
+    f"--{no}{name}"
+    for no in ("", "no-")
+    for name in (
+        "anneal-learning-rate",
+        "anneal-clip-range",
+        "clip-values",
+        "normalise-obs",
+        "normalise-rewards",
+        "orthogonal",
+    )
+}
 OPTIONS = {
+    "train": YES_OR_NO
+    | {
+        "--env",
+        "--resume",
+        "--checkpoint-dir",
+        "--no-recipe",
+        "--n-envs",
+        "--total-steps",
+        "--num-episodes",
+        "--seed",
+        "--device",
+        "--backend",
+        "--num-workers",
+        "--parallel-start-method",
+        "--save-every",
+        "--keep-checkpoints",
+        "--eval-every",
+        "--eval-episodes",
+        "--n-steps",
+        "--batch-size",
+        "--n-epochs",
+        "--learning-rate",
+        "--clip-range",
+        "--gamma",
+        "--gae-lambda",
+        "--ent-coef",
+        "--vf-coef",
+        "--max-grad-norm",
+        "--target-kl",
+        "--hidden",
+        "--activation",
+        "--log-std",
+    },
+    "eval": {"--episodes", "--seed"},
     "bench": MEASURING | {"--num-workers", "--autoreset", "--contenders", "--baseline"},
     "tune": MEASURING | {"--max-workers"},
     "doctor": set(),

@@ -1,0 +1,335 @@
+"""One run from beginning to end: iterate, evaluate, keep checkpoints, note figures, go on later.
+
+    run folder/  run.json       what was asked for: enough to go on
+                 metrics.jsonl  one line per iteration and per evaluation
+                 *.pt           checkpoints: the last few, latest.pt, best.pt
+
+A run that is ended in any way goes on from its newest whole checkpoint as if nothing had been: what
+came after that checkpoint is done again, with the same results.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+
+from envfleet.adapters.gymnasium import FleetVectorEnv, make_vec
+from envfleet.errors import CheckpointError, ConfigError
+from envfleet.learn.accounting import shares, verdict
+from envfleet.learn.checkpoint import CheckpointFolder, load
+from envfleet.learn.evaluate import Evaluation, evaluate
+from envfleet.learn.ppo import Agent, Learned, PPOOptions, PPOTrainer
+
+RUN_FILE, METRICS_FILE = "run.json", "metrics.jsonl"
+RECENT = 100
+"""Episodes in the mean that is shown."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainOptions:
+    """What to train, on what, for how long, and what to keep."""
+
+    env: str
+    """A Gymnasium id."""
+    n_envs: int = 8
+    total_steps: int = 100_000
+    """Environment steps of all slots together; whole iterations are made."""
+    num_episodes: int | None = None
+    """Iterations instead: each is a rollout of every slot and an update."""
+    seed: int = 0
+    device: str = "auto"
+    """"cpu", "cuda", "mps", or "auto", which takes cuda where there is one, else cpu."""
+    backend: str = "auto"
+    num_workers: int | None = None
+    parallel_start_method: str | None = None
+    """"fork", "spawn" or "forkserver"; None takes the fastest that is safe."""
+    save_every: int = 25_000
+    """Environment steps between checkpoints; the last iteration is kept in any case."""
+    keep_checkpoints: int = 3
+    eval_every: int = 25_000
+    """Environment steps between evaluations; 0 evaluates at the end only."""
+    eval_episodes: int = 10
+
+    def __post_init__(self) -> None:
+        for name in ("n_envs", "total_steps", "save_every", "keep_checkpoints", "eval_episodes"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.num_episodes is not None and self.num_episodes < 1:
+            raise ConfigError(f"num_episodes must be at least 1, got {self.num_episodes}")
+        if self.eval_every < 0:
+            raise ConfigError(f"eval_every must be 0 or more, got {self.eval_every}")
+
+    def iterations(self, ppo: PPOOptions) -> int:
+        """How many rollouts the run has."""
+        per_iteration = ppo.n_steps * self.n_envs
+        return self.num_episodes or -(-self.total_steps // per_iteration)
+
+
+@dataclass(frozen=True, slots=True)
+class Iteration:
+    """What one iteration did."""
+
+    number: int
+    """From 1."""
+    of: int
+    env_steps: int
+    episodes: list[tuple[float, int]]
+    """Return and length of those that ended."""
+    mean_return: float | None
+    """Of the last hundred episodes; None before the first one ended."""
+    learned: Learned
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a run ended."""
+
+    run_dir: Path
+    env_steps: int
+    new_steps: int
+    """Made by this process."""
+    seconds: float
+    best_return: float | None
+    """The best mean of an evaluation."""
+    last_evaluation: Evaluation | None
+    incidents: int
+    shares: dict[str, float]
+    """Where the time went, as parts of 1."""
+    verdict: str
+    """What took most, and what to do about it."""
+    is_stopped: bool
+    """True if `stop` ended it before its time."""
+
+    @property
+    def env_steps_per_second(self) -> float:
+        """Over all of the run's time here, evaluation and checkpoints included."""
+        return self.new_steps / self.seconds if self.seconds else 0.0
+
+
+class Watcher:
+    """Is told what happens in a run; the base class does not care."""
+
+    def begun(self, envs: FleetVectorEnv, start_steps: int) -> None:
+        """The environments are there; `start_steps` have been made before."""
+
+    def iterated(self, iteration: Iteration) -> None:
+        """A rollout and an update are done."""
+
+    def evaluated(self, env_steps: int, evaluation: Evaluation) -> None:
+        """The policy has been looked at."""
+
+    def should_stop(self) -> bool:
+        """Asked after every iteration: True saves and ends the run."""
+        return False
+
+
+def train(
+    options: TrainOptions,
+    ppo: PPOOptions,
+    run_dir: Path,
+    watcher: Watcher | None = None,
+    *,
+    is_resumed: bool = False,
+) -> Outcome:
+    """Train in `run_dir`, from the beginning or from its newest checkpoint."""
+    watcher = watcher or Watcher()
+    folder = CheckpointFolder(run_dir, keep=options.keep_checkpoints)
+    if not is_resumed:
+        if (run_dir / RUN_FILE).exists():
+            raise ConfigError(f"{run_dir} holds a run already; resume it, or choose another folder")
+        _write_json(run_dir / RUN_FILE, {"options": asdict(options), "ppo": asdict(ppo)})
+    started_s = time.perf_counter()
+    envs = make_vec(
+        options.env,
+        options.n_envs,
+        backend=options.backend,
+        num_workers=options.num_workers,
+        start_method=options.parallel_start_method,
+        autoreset="same_step",
+        on_failure="raise" if options.backend == "serial" else "restart",
+    )
+    with closing(envs), _one_thread():
+        trainer = PPOTrainer(envs, ppo, seed=options.seed, device=_device(options.device))
+        run = _Run(options, ppo, trainer, folder, watcher)
+        if is_resumed:
+            run.go_on(folder.newest(str(trainer.device)))
+        watcher.begun(envs, trainer.env_steps)
+        first_steps = trainer.env_steps
+        is_stopped = run.iterate()
+        seconds = time.perf_counter() - started_s
+        parts = shares(trainer.seconds | {"evaluation": run.evaluation_s}, seconds)
+        return Outcome(
+            run_dir=run_dir,
+            env_steps=trainer.env_steps,
+            new_steps=trainer.env_steps - first_steps,
+            seconds=seconds,
+            best_return=run.best,
+            last_evaluation=run.last_evaluation,
+            incidents=len(envs.incidents),
+            shares=parts,
+            verdict=verdict(parts),
+            is_stopped=is_stopped,
+        )
+
+
+def resumed_options(run_dir: Path) -> tuple[TrainOptions, PPOOptions]:
+    """What the run in this folder was asked for."""
+    try:
+        kept = json.loads((run_dir / RUN_FILE).read_text())
+        ppo = PPOOptions(**{**kept["ppo"], "hidden": tuple(kept["ppo"]["hidden"])})
+        return TrainOptions(**kept["options"]), ppo
+    except FileNotFoundError as exc:
+        raise CheckpointError(str(run_dir), f"holds no run: there is no {RUN_FILE}") from exc
+    except (ValueError, KeyError, TypeError) as exc:
+        raise CheckpointError(str(run_dir), f"has a {RUN_FILE} that is not one ({exc})") from exc
+
+
+class _Run:
+    """The loop, and what it remembers between iterations."""
+
+    def __init__(
+        self,
+        options: TrainOptions,
+        ppo: PPOOptions,
+        trainer: PPOTrainer,
+        folder: CheckpointFolder,
+        watcher: Watcher,
+    ) -> None:
+        self._options, self._trainer, self._folder = options, trainer, folder
+        self._watcher = watcher
+        self._iterations = options.iterations(ppo)
+        self._number = 0
+        self._recent: deque[float] = deque(maxlen=RECENT)
+        self._saved = self._evaluated = 0
+        self.best: float | None = None
+        self.last_evaluation: Evaluation | None = None
+        self.evaluation_s = 0.0
+
+    def go_on(self, state: dict[str, Any]) -> None:
+        self._trainer.load(state["trainer"])
+        self._number, self.best = state["iteration"], state["best"]
+        self._recent.extend(state["recent"])
+        self._saved = self._evaluated = self._trainer.env_steps
+        _cut_metrics(self._folder.folder / METRICS_FILE, self._trainer.env_steps)
+
+    def iterate(self) -> bool:
+        """All iterations that are left; True if the watcher ended them."""
+        trainer = self._trainer
+        while self._number < self._iterations:
+            rollout = trainer.collect()
+            learned = trainer.learn(rollout, self._number / self._iterations)
+            self._number += 1
+            self._recent.extend(value for value, _ in rollout.episodes)
+            mean = float(np.mean(self._recent)) if self._recent else None
+            iteration = Iteration(
+                self._number, self._iterations, trainer.env_steps, rollout.episodes, mean, learned
+            )
+            self._note(mean_return=mean, episodes=len(rollout.episodes), **asdict(learned))
+            self._watcher.iterated(iteration)
+            is_last = self._number == self._iterations
+            is_stopped = not is_last and self._watcher.should_stop()
+            is_best = self._is_evaluation_due(is_last) and self._evaluate()
+            if is_last or is_stopped or is_best or self._is_save_due():
+                self._save(is_best=is_best)
+            if is_stopped:
+                return True
+        return False
+
+    def _is_evaluation_due(self, is_last: bool) -> bool:
+        every = self._options.eval_every
+        return is_last or (every > 0 and self._trainer.env_steps - self._evaluated >= every)
+
+    def _is_save_due(self) -> bool:
+        return self._trainer.env_steps - self._saved >= self._options.save_every
+
+    def _evaluate(self) -> bool:
+        """True if the policy has never been better."""
+        env, episodes = self._options.env, self._options.eval_episodes
+        decide, begun_s = self._trainer.agent.decide, time.perf_counter()
+        found = evaluate(decide, lambda: gymnasium.make(env), episodes=episodes)
+        self.evaluation_s += time.perf_counter() - begun_s
+        self._evaluated, self.last_evaluation = self._trainer.env_steps, found
+        self._note(evaluation_mean=found.mean, evaluation_std=found.std)
+        self._watcher.evaluated(self._trainer.env_steps, found)
+        is_best = self.best is None or found.mean >= self.best
+        if is_best:
+            self.best = found.mean
+        return is_best
+
+    def _save(self, *, is_best: bool) -> None:
+        state = {
+            "trainer": self._trainer.state(),
+            "iteration": self._number,
+            "best": self.best,
+            "recent": list(self._recent),
+        }
+        self._folder.write(self._trainer.env_steps, state, is_best=is_best)
+        self._saved = self._trainer.env_steps
+
+    def _note(self, **figures: Any) -> None:
+        line = {"iteration": self._number, "env_steps": self._trainer.env_steps, **figures}
+        with (self._folder.folder / METRICS_FILE).open("a") as file:
+            file.write(json.dumps(_finite(line)) + "\n")
+
+
+def load_agent(path: Path) -> tuple[TrainOptions, Agent]:
+    """What a run was asked for and the agent it made, from its folder or one of its checkpoints."""
+    run_dir = path if path.is_dir() else path.parent
+    options, ppo = resumed_options(run_dir)
+    state = CheckpointFolder(run_dir).newest() if path.is_dir() else load(path)
+    env = gymnasium.make(options.env)
+    agent = Agent(env.observation_space, env.action_space, ppo, torch.device("cpu"), options.seed)
+    env.close()
+    agent.load(state["trainer"])
+    return options, agent
+
+
+def _device(name: str) -> str:
+    if name != "auto":
+        return name
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _finite(figures: dict[str, Any]) -> dict[str, Any]:
+    """JSON has no NaN."""
+    return {
+        name: None if isinstance(value, float) and not np.isfinite(value) else value
+        for name, value in figures.items()
+    }
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Small networks lose by threads, and workers need the cores; sums must not depend on them."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _write_json(path: Path, content: dict[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=2) + "\n")
+
+
+def _cut_metrics(path: Path, env_steps: int) -> None:
+    """Forget what was noted after the checkpoint: it will be noted again."""
+    if not path.exists():
+        return
+    lines = path.read_text().splitlines()
+    whole = [line for line in lines if line.endswith("}")]  # a kill may leave half a line
+    kept = [line for line in whole if json.loads(line)["env_steps"] <= env_steps]
+    unfinished = path.with_name(f".{path.name}")
+    unfinished.write_text("".join(f"{line}\n" for line in kept))
+    unfinished.replace(path)

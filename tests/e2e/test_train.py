@@ -1,0 +1,125 @@
+"""`envfleet train` and `eval` as a user has them, with real signals."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+SMALL = [
+    *["--env", "CartPole-v1", "--n-envs", "4", "--n-steps", "32", "--batch-size", "64"],
+    *["--n-epochs", "2", "--hidden", "16", "--backend", "serial", "--eval-episodes", "2"],
+]
+
+
+def command(*words):
+    return [sys.executable, "-m", "envfleet", *map(str, words)]
+
+
+def run(*words, folder, code=0):
+    done = subprocess.run(
+        command(*words), capture_output=True, text=True, timeout=120, cwd=folder, check=False
+    )
+    assert done.returncode == code, done.stderr + done.stdout
+    return done
+
+
+def test_train_and_eval_give_one_json_line(tmp_path):
+    trained = run("train", *SMALL, "--total-steps", 1024, "--json", folder=tmp_path).stdout
+    assert trained.count("\n") == 1
+    found = json.loads(trained)
+    assert found["env_steps"] == 1024
+    assert {"seconds", "env_steps_per_second", "best_return", "verdict"} <= found.keys()
+    assert found["run_dir"] == "runs/CartPole-v1-seed0"
+    played = run("eval", found["run_dir"], "--episodes", 3, "--json", folder=tmp_path).stdout
+    assert played.count("\n") == 1
+    assert json.loads(played)["episodes"] == 3
+    assert {"mean_return", "std_return"} <= json.loads(played).keys()
+
+
+def test_the_document_s_lines(tmp_path):
+    printed = run("train", *SMALL, "--num-episodes", 10, folder=tmp_path).stdout
+    assert "Recipe for CartPole-v1: " in printed
+    assert "Using 4 parallel environments" in printed
+    for words in ("Episode 10/10", "Reward:", "Length:", "Mean(100):", "n_completed_episodes:"):
+        assert words in printed
+    assert "n_envs: 4" in printed
+
+
+def test_any_flag_overrides_the_recipe_and_no_recipe_leaves_it_out(tmp_path):
+    few = ["--env", "CartPole-v1", "--num-episodes", 1, "--backend", "serial"]
+    more = ["--gamma", 0.5, "--hidden", "32,32", "--no-anneal-clip-range", "--save-every", "1e4"]
+    run("train", *few, *more, "--checkpoint-dir", "a", folder=tmp_path)
+    run("train", *few, "--no-recipe", "--checkpoint-dir", "b", folder=tmp_path)
+    one, other = (json.loads((tmp_path / name / "run.json").read_text())["ppo"] for name in "ab")
+    assert (one["gamma"], one["n_epochs"], one["learning_rate"]) == (0.5, 20, 1e-3)
+    assert (one["hidden"], one["anneal_clip_range"]) == ([32, 32], False)
+    assert (other["gamma"], other["n_epochs"], other["learning_rate"]) == (0.99, 4, 2.5e-4)
+
+
+def wait_for(path, seconds=30.0):
+    limit_s = time.monotonic() + seconds
+    while not path.exists():
+        assert time.monotonic() < limit_s, f"{path} never came"
+        time.sleep(0.02)
+
+
+LONG = [*SMALL, "--total-steps", "1e6", "--save-every", "512", "--checkpoint-dir", "run"]
+
+
+def test_a_killed_run_is_resumed(tmp_path):
+    running = subprocess.Popen(command("train", *LONG), cwd=tmp_path, stdout=subprocess.DEVNULL)
+    wait_for(tmp_path / "run" / "latest.pt")
+    os.kill(running.pid, signal.SIGKILL)
+    running.wait(10)
+    going_on = subprocess.Popen(
+        command("train", "--resume", "run"), cwd=tmp_path, stdout=subprocess.PIPE, text=True
+    )
+    assert going_on.stdout is not None
+    lines = iter(going_on.stdout.readline, "")
+    assert any("Going on from " in line for line in lines)
+    os.kill(going_on.pid, signal.SIGINT)
+    rest, _ = going_on.communicate(timeout=30)
+    assert going_on.returncode == 0
+    assert "Finishing this iteration" in rest
+    assert "envfleet train --resume run" in " ".join(rest.split())
+
+
+def test_a_second_ctrl_c_ends_at_once(tmp_path):
+    slow = ["--env", "CartPole-v1", "--n-steps", "1e6", "--checkpoint-dir", "run"]
+    running = subprocess.Popen(
+        command("train", *slow, "--backend", "serial"),
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert running.stdout is not None
+    assert any("parallel environments" in line for line in iter(running.stdout.readline, ""))
+    os.kill(running.pid, signal.SIGINT)
+    assert any("Finishing" in line for line in iter(running.stdout.readline, ""))
+    os.kill(running.pid, signal.SIGINT)
+    _, stderr = running.communicate(timeout=10)
+    assert running.returncode == 130
+    assert "Traceback" not in stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--env", "CartPol-v1"], "CartPole"),
+        (["--env", "CartPole-v1", "--gamma", "2"], "gamma must lie between 0 and 1"),
+        (["--env", "CartPole-v1", "--n-envs", "1.5"], "must be a whole number, got 1.5"),
+        (["--env", "CartPole-v1", "--activation", "sine"], "activation must be one of"),
+        (["--resume", "nowhere"], "holds no run"),
+        ([], "one of the arguments --env --resume is required"),
+    ],
+)
+def test_wrong_words_get_one_sentence(words, said, tmp_path):
+    done = run("train", *words, folder=tmp_path, code=1 if words == ["--resume", "nowhere"] else 2)
+    assert said in " ".join(done.stderr.split())
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "runs").exists()

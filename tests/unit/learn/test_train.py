@@ -1,0 +1,153 @@
+"""A run: what it keeps, how it goes on, what it says of its time."""
+
+import json
+
+import gymnasium
+import pytest
+import torch
+
+from envfleet import errors
+from envfleet.learn.accounting import REMEDIES, shares, verdict
+from envfleet.learn.checkpoint import load
+from envfleet.learn.evaluate import evaluate
+from envfleet.learn.ppo import PPOOptions
+from envfleet.learn.recipes import RECIPES
+from envfleet.learn.train import TrainOptions, Watcher, load_agent, resumed_options, train
+
+PPO = PPOOptions(n_steps=16, batch_size=32, n_epochs=2, hidden=(16,), normalise_obs=True)
+RUN = TrainOptions(
+    "CartPole-v1",
+    n_envs=4,
+    total_steps=64 * 12,
+    backend="serial",
+    save_every=64 * 4,
+    eval_every=64 * 5,
+    eval_episodes=2,
+)
+
+
+class StopAt(Watcher):
+    def __init__(self, number):
+        self.number, self.seen = number, 0
+
+    def iterated(self, iteration):
+        self.seen = iteration.number
+
+    def should_stop(self):
+        return self.seen == self.number
+
+
+def metrics(folder):
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def weights(folder):
+    policy = load(folder / "latest.pt")["trainer"]["policy"]
+    return {name: value.numpy().tobytes() for name, value in policy.items()}
+
+
+def test_a_run_leaves_what_it_promises(tmp_path):
+    outcome = train(RUN, PPO, tmp_path / "run")
+    assert (outcome.env_steps, outcome.new_steps, outcome.is_stopped) == (768, 768, False)
+    assert outcome.best_return is not None
+    names = {path.name for path in (tmp_path / "run").iterdir()}
+    assert {"run.json", "metrics.jsonl", "latest.pt", "best.pt"} <= names
+    assert sum(name.startswith("step_") for name in names) <= RUN.keep_checkpoints
+    iterations = [line for line in metrics(tmp_path / "run") if "approx_kl" in line]
+    assert [line["iteration"] for line in iterations] == list(range(1, 13))
+    evaluations = [line for line in metrics(tmp_path / "run") if "evaluation_mean" in line]
+    assert [line["env_steps"] for line in evaluations] == [320, 640, 768]
+    assert resumed_options(tmp_path / "run") == (RUN, PPO)
+
+
+@pytest.mark.parametrize("stop_at", [1, 5, 11])
+def test_a_run_in_two_parts_equals_one_in_one(stop_at, tmp_path):
+    train(RUN, PPO, tmp_path / "whole")
+    first = train(RUN, PPO, tmp_path / "parts", StopAt(stop_at))
+    assert first.is_stopped
+    assert first.env_steps == 64 * stop_at
+    second = train(*resumed_options(tmp_path / "parts"), tmp_path / "parts", is_resumed=True)
+    assert second.new_steps == 768 - 64 * stop_at
+    assert weights(tmp_path / "parts") == weights(tmp_path / "whole")
+    plain = [line for line in metrics(tmp_path / "whole") if "approx_kl" in line]
+    assert [line for line in metrics(tmp_path / "parts") if "approx_kl" in line] == plain
+
+
+def test_what_was_noted_after_the_last_checkpoint_is_noted_once(tmp_path):
+    train(RUN, PPO, tmp_path, StopAt(5))
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"iteration": 6, "env_steps": 384, "approx_kl": 1}\n{"iteration": 7, "env')
+    train(RUN, PPO, tmp_path, is_resumed=True)
+    numbers = [line["iteration"] for line in metrics(tmp_path) if "approx_kl" in line]
+    assert numbers == list(range(1, 13))
+
+
+def test_a_finished_run_has_nothing_left_to_do(tmp_path):
+    train(RUN, PPO, tmp_path)
+    again = train(RUN, PPO, tmp_path, is_resumed=True)
+    assert (again.env_steps, again.new_steps) == (768, 0)
+
+
+def test_a_folder_with_a_run_is_not_overwritten(tmp_path):
+    train(RUN, PPO, tmp_path, StopAt(1))
+    with pytest.raises(errors.ConfigError, match="holds a run already; resume it"):
+        train(RUN, PPO, tmp_path)
+
+
+@pytest.mark.parametrize("content", [None, "{", '{"options": {}}', '{"options": {}, "ppo": {}}'])
+def test_a_folder_without_a_run_says_so(content, tmp_path):
+    if content is not None:
+        (tmp_path / "run.json").write_text(content)
+    with pytest.raises(errors.CheckpointError, match=r"run\.json"):
+        resumed_options(tmp_path)
+
+
+def test_an_agent_plays_as_it_was_evaluated(tmp_path):
+    outcome = train(RUN, PPO, tmp_path)
+    for path in (tmp_path, tmp_path / "latest.pt"):
+        options, agent = load_agent(path)
+        assert options == RUN
+        found = evaluate(agent.decide, lambda: gymnasium.make("CartPole-v1"), episodes=2)
+        assert found == outcome.last_evaluation
+
+
+def test_torch_s_threads_are_given_back(tmp_path):
+    before = torch.get_num_threads()
+    train(RUN, PPO, tmp_path, StopAt(1))
+    assert torch.get_num_threads() == before
+
+
+def test_num_episodes_counts_iterations(tmp_path):
+    options = TrainOptions("CartPole-v1", n_envs=2, num_episodes=3, backend="serial")
+    assert train(options, PPO, tmp_path).env_steps == 3 * 16 * 2
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"n_envs": 0}, {"total_steps": 0}, {"num_episodes": 0}, {"eval_every": -1}]
+)
+def test_options_that_cannot_work(wrong):
+    (name,) = wrong
+    with pytest.raises(errors.ConfigError, match=f"{name} must be"):
+        TrainOptions("CartPole-v1", **wrong)
+
+
+@pytest.mark.parametrize("env", RECIPES)
+def test_recipes_make_whole_minibatches(env):
+    recipe = RECIPES[env]
+    assert recipe.n_envs * recipe.options.n_steps % recipe.options.batch_size == 0
+
+
+class TestVerdict:
+    def test_shares_add_up(self):
+        found = shares({"learning": 6.0, "inference": 1.0}, 10.0)
+        assert found == pytest.approx({"learning": 0.6, "inference": 0.1, "the rest": 0.3})
+
+    @pytest.mark.parametrize("name", REMEDIES)
+    def test_the_largest_share_has_its_remedy(self, name):
+        parts = dict.fromkeys(REMEDIES, 0.125) | {name: 0.5}
+        said = verdict(parts)
+        assert said.startswith(f"50% {name}: {REMEDIES[name]}")
+        assert said.endswith("at most 2.0 times as fast")
+
+    def test_nothing_measured(self):
+        assert verdict(shares({}, 0.0)) == "nothing was measured"
