@@ -993,6 +993,22 @@ def test_what_is_asked_of_a_successor_waits_until_it_is_there(half_lost):
     assert batch.truncated.all()
 
 
+def test_a_reset_meanwhile_drops_what_the_lost_worker_owed(half_lost):
+    obs, _ = half_lost.reset(seed=5)
+    assert obs[:, 0].tolist() == [0, 0]
+    obs, _, _, truncated, _ = half_lost.step(zeros(2))
+    assert obs[:, 0].tolist() == [1, 1]
+    assert not truncated.any()
+
+
+def test_what_is_dropped_meanwhile_is_never_received(half_lost):
+    half_lost.fleet.drop([0])
+    assert half_lost.recv().slots.tolist() == [1]
+    half_lost.send(zeros(2))
+    batch = half_lost.recv()
+    assert batch.slots.tolist() == [0, 1]
+
+
 def test_a_fleet_can_be_closed_while_a_successor_comes_up(half_lost):
     half_lost.recv(min_slots=1)
     with at_most(1.0):

@@ -40,8 +40,6 @@ class _Loss:
     worker: int
     event: Event
     error: EnvfleetError
-    owed: list[Pending]
-    """What it had been asked and did not answer."""
     incident: Incident | None = None
     falls_back: bool = False
 
@@ -203,11 +201,16 @@ class Recovery:
         self, handle: WorkerHandle, event: Event, error: EnvfleetError, owed: list[Pending]
     ) -> None:
         """A worker cannot go on: give its slots up, or put another in its place."""
-        self._traffic.outstanding[handle.worker].clear()
+        outstanding = self._traffic.outstanding[handle.worker]
+        outstanding.clear()
         self._silences.pop(handle.worker, None)
-        for pending in owed:  # an answer that tells of a failure is none
-            pending.is_done = False
-        self._replace(_Loss(handle.worker, event, error, owed))
+        for pending in owed:
+            if pending.command.op in MOVES:  # it will be asked again
+                pending.is_done = False
+                outstanding.append(pending)
+            else:
+                pending.is_done, pending.error = True, error
+        self._replace(_Loss(handle.worker, event, error))
 
     def _replace(self, loss: _Loss) -> None:
         while True:
@@ -259,12 +262,12 @@ class Recovery:
                 stacklevel=5,
             )
         held = self._traffic.let_go(loss.worker)
-        self._bring_back(event, loss.error, loss.owed)
+        self._bring_back(event)
         for pending in held:
             self._traffic.again(pending)
 
-    def _bring_back(self, event: Event, error: EnvfleetError, owed: list[Pending]) -> None:
-        """Tell a new worker where its slots stand, and ask again what its predecessor owed."""
+    def _bring_back(self, event: Event) -> None:
+        """Tell a new worker where its slots stand."""
         part, control = self._router.part_of(event.slots), self._crew.control
         later = [(slot, plan) for slot in event.slots for plan in self._logbook.queued(slot)]
         # an end that was written but never answered is not known to anybody
@@ -289,11 +292,6 @@ class Recovery:
         if later:
             slots, plans = [slot for slot, _ in later], [plan for _, plan in later]
             self._traffic.post_part(Op.QUEUE, part, plans, slots)
-        for pending in owed:
-            if pending.command.op in MOVES:
-                self._traffic.again(pending)
-            else:
-                pending.is_done, pending.error = True, error
 
     def _give_up(self, worker: int, error: EnvfleetError) -> None:
         handle = self._crew.handles[worker]

@@ -219,7 +219,7 @@ class _Run:
         self._trainer.load(state["trainer"])
         self._number, self.best = state["iteration"], state["best"]
         self._recent.extend(state["recent"])
-        self._saved = self._evaluated = self._trainer.env_steps
+        self._evaluated, self._saved = state["evaluated"], self._trainer.env_steps
         _cut_metrics(self._folder.folder / METRICS_FILE, self._trainer.env_steps)
 
     def iterate(self) -> bool:
@@ -271,6 +271,7 @@ class _Run:
             "trainer": self._trainer.state(),
             "iteration": self._number,
             "best": self.best,
+            "evaluated": self._evaluated,
             "recent": list(self._recent),
         }
         self._folder.write(self._trainer.env_steps, state, is_best=is_best)

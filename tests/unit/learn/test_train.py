@@ -60,7 +60,7 @@ def test_a_run_leaves_what_it_promises(tmp_path):
     assert resumed_options(tmp_path / "run") == (RUN, PPO)
 
 
-@pytest.mark.parametrize("stop_at", [1, 5, 11])
+@pytest.mark.parametrize("stop_at", [1, 5, 7, 11])
 def test_a_run_in_two_parts_equals_one_in_one(stop_at, tmp_path):
     train(RUN, PPO, tmp_path / "whole")
     first = train(RUN, PPO, tmp_path / "parts", StopAt(stop_at))
@@ -69,8 +69,7 @@ def test_a_run_in_two_parts_equals_one_in_one(stop_at, tmp_path):
     second = train(*resumed_options(tmp_path / "parts"), tmp_path / "parts", is_resumed=True)
     assert second.new_steps == 768 - 64 * stop_at
     assert weights(tmp_path / "parts") == weights(tmp_path / "whole")
-    plain = [line for line in metrics(tmp_path / "whole") if "approx_kl" in line]
-    assert [line for line in metrics(tmp_path / "parts") if "approx_kl" in line] == plain
+    assert metrics(tmp_path / "parts") == metrics(tmp_path / "whole")
 
 
 def test_what_was_noted_after_the_last_checkpoint_is_noted_once(tmp_path):
