@@ -296,10 +296,10 @@ class Fleet:
                 self._complete(handle, reply)
             if handle.is_dead:
                 recovery.on_death(handle)
-        if recovery.coming:
-            recovery.welcome()
         if is_check_due:
             recovery.check_silences(now_s)
+        if recovery.coming:
+            recovery.welcome()
         if recovery.errors:
             self._raise_first(recovery.errors)
 

@@ -231,7 +231,6 @@ class Recovery:
         self._gatherer.mend_rows(loss.event.slots)
         self._traffic.hold(loss.worker)
         self.coming[loss.worker] = loss
-        self.welcome()
 
     def welcome(self) -> None:
         """Let successors that have come up go on; one that could not is one more failure."""
