@@ -5,6 +5,7 @@ import os
 import pickle
 import signal
 import time
+from contextlib import suppress
 from typing import Any
 
 import gymnasium
@@ -942,6 +943,55 @@ def test_a_native_environment_comes_back_as_a_whole(how, mode, tmp_path):
         assert set(following[lost].tolist()) <= {0, 1}
 
 
+class Failing(VectorCounter):
+    """Raises in the step after so many."""
+
+    def __init__(self, num_envs, steps):
+        super().__init__((5,) * num_envs)
+        self.left = steps
+
+    def step(self, actions):
+        if not self.left:
+            raise RuntimeError("no more")
+        self.left -= 1
+        return super().step(actions)
+
+
+def test_a_native_environment_that_raises_leaves_the_others_alone():
+    fails = envfleet.native(functools.partial(Failing, steps=1))
+    lasts = envfleet.native(functools.partial(Failing, steps=99))
+    fleet = Fleet([fails, fails, lasts, lasts], num_workers=2, on_failure="raise")
+    fleet.reset([ResetPlan(0)] * 4)
+    fleet.send(zeros(4))
+    fleet.recv()
+    fleet.send(zeros(4))
+    with pytest.raises(errors.EnvFailed, match="no more"):
+        fleet.recv()
+    with suppress(errors.NothingSent):
+        assert fleet.recv().slots.tolist() == [2, 3]
+    with pytest.raises(errors.NothingSent):
+        fleet.recv()
+    fleet.send(zeros(2), [2, 3])
+    assert fleet.recv().slots.tolist() == [2, 3]
+    fleet.close()
+
+
+@pytest.mark.parametrize("on_failure", ["raise", "restart"])
+def test_what_was_asked_behind_a_native_failure_is_not_taken_for_its_answer(on_failure):
+    native = envfleet.native(functools.partial(Failing, steps=1))
+    with opened(native, 2, num_workers=1, on_failure=on_failure) as envs:
+        envs.reset(seed=0)
+        envs.step(zeros(2))
+        envs.send(zeros(2))
+        time.sleep(0.2)  # the failure is told of, and not yet heard
+        with pytest.raises(errors.EnvfleetError):
+            envs.call("num_envs")
+        if on_failure == "restart":
+            batch = envs.recv()
+            assert batch.truncated.all()
+            assert not batch.valid.any()
+
+
 # ---- while a successor comes up -----------------------------------------------------------------
 
 BUILD_S = 1.5
@@ -1007,6 +1057,30 @@ def test_what_is_dropped_meanwhile_is_never_received(half_lost):
     half_lost.send(zeros(2))
     batch = half_lost.recv()
     assert batch.slots.tolist() == [0, 1]
+
+
+class DiesAsASuccessor(Counter):
+    """Ends its process when it is built for the second time."""
+
+    def __init__(self, folder):
+        if not is_first(folder / "first") and is_first(folder / "second"):
+            os._exit(3)
+        super().__init__()
+
+
+def test_one_successor_dies_while_another_comes_up(tmp_path):
+    fns = [functools.partial(DiesAsASuccessor, tmp_path), Counter]
+    with opened(fns, num_workers=2, on_failure="restart") as envs:
+        envs.reset(seed=0)
+        for pid in envs.fleet.worker_pids():
+            kill_and_wait(pid)
+        envs.send(zeros(2))
+        envs.recv(min_slots=2, timeout_s=0.02)
+        time.sleep(0.5)  # both are told of at the same time
+        batch = envs.recv()
+        assert batch.slots.tolist() == [0, 1]
+        assert batch.truncated.all()
+        assert len(envs.incidents) == 3
 
 
 def test_a_fleet_can_be_closed_while_a_successor_comes_up(half_lost):

@@ -7,12 +7,13 @@ typed, and is read by the field's type.
 from __future__ import annotations
 
 import argparse
+import math
 import types
 from collections.abc import Callable
 from dataclasses import fields, replace
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
-__all__ = ["add_flags", "overridden"]
+__all__ = ["add_flags", "overridden", "typed"]
 
 Options = TypeVar("Options")
 
@@ -32,12 +33,20 @@ def add_flags(parser: argparse._ArgumentGroup, kind: type[Any], without: frozens
             parser.add_argument(flag, type=_reader(hint), metavar=_name(hint), help=default)
 
 
+def typed(args: argparse.Namespace, *kinds: type[Any]) -> list[str]:
+    """The flags of these option classes that were typed."""
+    names = [field.name for kind in kinds for field in fields(kind)]
+    return [
+        f"--{name.replace('_', '-')}" for name in names if getattr(args, name, None) is not None
+    ]
+
+
 def overridden(options: Options, args: argparse.Namespace) -> Options:
     """These options, with what was typed in the place of their own."""
     names = [field.name for field in fields(options)]  # type: ignore[arg-type]
     given = {name: getattr(args, name, None) for name in names}
-    typed = {name: value for name, value in given.items() if value is not None}
-    return replace(options, **typed)  # type: ignore[type-var]
+    chosen = {name: value for name, value in given.items() if value is not None}
+    return replace(options, **chosen)  # type: ignore[type-var]
 
 
 def _inner(hint: Any) -> Any:
@@ -62,7 +71,7 @@ def _whole(text: str) -> int:
         number = float(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
-    if number != int(number):
+    if not math.isfinite(number) or number != int(number):
         raise argparse.ArgumentTypeError(f"must be a whole number, got {text}")
     return int(text) if text.lstrip("+-").isdigit() else int(number)
 

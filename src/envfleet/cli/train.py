@@ -21,7 +21,7 @@ import gymnasium
 from envfleet.adapters.gymnasium import FleetVectorEnv
 from envfleet.cli.command import Context, Usage
 from envfleet.cli.environments import find
-from envfleet.cli.flags import add_flags, overridden
+from envfleet.cli.flags import add_flags, overridden, typed
 from envfleet.cli.report import Report, Text
 from envfleet.learn.evaluate import Evaluation
 from envfleet.learn.ppo import PPOOptions
@@ -67,6 +67,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, context: Context) -> Report:
     """Train, or go on training."""
     if args.resume is not None:
+        others = typed(args, TrainOptions, PPOOptions)
+        if others:
+            raise Usage(f"--resume goes on with the run as it was; leave out {', '.join(others)}")
         options, ppo = resumed_options(args.resume)
         run_dir = args.resume
     else:

@@ -281,7 +281,8 @@ class Fleet:
     def _advance(self, timeout_s: float | None, *, want_all: bool) -> None:
         """Wait for news of the workers that owe something, take it in, and see to trouble."""
         recovery, handles = self._recovery, self._crew.handles
-        busy = [handles[worker] for worker, owed in enumerate(self._traffic.outstanding) if owed]
+        outstanding = self._traffic.outstanding
+        busy = [handles[worker] for worker, owed in enumerate(outstanding) if owed]
         if recovery.coming:
             busy = [handle for handle in busy if handle.worker not in recovery.coming]
             want_all = False  # the bells of some and the first words of others
@@ -293,8 +294,10 @@ class Fleet:
             self._crew.wait(busy, 0.0, want_all=False)
         for handle in busy:
             for reply in handle.take():
+                if handles[handle.worker] is not handle or not outstanding[handle.worker]:
+                    break  # it was given up for an earlier answer
                 self._complete(handle, reply)
-            if handle.is_dead:
+            if handle.is_dead and handles[handle.worker] is handle:
                 recovery.on_death(handle)
         if is_check_due:
             recovery.check_silences(now_s)
@@ -329,7 +332,7 @@ class Fleet:
         asked = pending.slots if op is Op.RESET else ()
         if reply is not None and reply.failures:
             self._recovery.on_failures(pending, reply.failures)
-            if not pending.slots or not pending.is_done:
+            if not pending.slots or not pending.is_done or pending.error is not None:
                 return
         traffic.land(pending.part)
         if op is Op.RESET:

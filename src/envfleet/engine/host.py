@@ -269,6 +269,7 @@ class EnvHost:
             if spill is not None:
                 self._spill(row, spill)
             self._state[row] = wanted.state
+            self._restart_plans.pop(row, None)
             self._queues[row] = deque(wanted.queued)
         return self._take_reply()
 

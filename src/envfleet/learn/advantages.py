@@ -40,14 +40,18 @@ def advantages(
     values: Floats,
     successors: Floats,
     ended: Flags,
+    valid: Flags,
     *,
     gamma: float,
     gae_lambda: float,
 ) -> Floats:
-    """Generalised advantage estimates; returns are these plus `values`."""
+    """Generalised advantage estimates; returns are these plus `values`.
+
+    Rows that are not `valid` have none and give none to those before them.
+    """
     estimates = np.zeros_like(rewards)
     later = np.zeros_like(rewards[0])
-    surprise = rewards + np.float32(gamma) * successors - values
+    surprise = np.where(valid, rewards + np.float32(gamma) * successors - values, np.float32(0))
     decay = np.where(ended, np.float32(0), np.float32(gamma * gae_lambda))
     for time in range(len(rewards) - 1, -1, -1):
         estimates[time] = later = surprise[time] + decay[time] * later

@@ -31,9 +31,9 @@ def save(path: Path, state: dict[str, Any]) -> None:
             file.flush()
             os.fsync(file.fileno())
         unfinished.replace(path)
-    except OSError as exc:
+    except (OSError, RuntimeError) as exc:  # torch says by the latter that the disk is full
         unfinished.unlink(missing_ok=True)
-        raise CheckpointError(str(path), f"cannot be written: {exc.strerror}") from exc
+        raise CheckpointError(str(path), f"cannot be written: {exc}") from exc
 
 
 def load(path: Path, device: str = "cpu") -> dict[str, Any]:
@@ -76,6 +76,11 @@ class CheckpointFolder:
         for old in self._numbered()[: -self._keep]:
             old.unlink(missing_ok=True)
         return path
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing has been kept yet."""
+        return not (self.folder / LATEST).exists() and not self._numbered()
 
     def newest(self, device: str = "cpu") -> dict[str, Any]:
         """The newest checkpoint that is whole; a warning names those that are not."""

@@ -13,6 +13,7 @@ gets them cut off at its bounds.
 from __future__ import annotations
 
 import time
+from copy import deepcopy
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -69,6 +70,11 @@ class PPOOptions:
         for name in ("gamma", "gae_lambda"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ConfigError(f"{name} must lie between 0 and 1, got {getattr(self, name)}")
+        for name in ("learning_rate", "clip_range", "max_grad_norm"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"{name} must be above 0, got {getattr(self, name)}")
+        if any(units < 1 for units in self.hidden):
+            raise ConfigError(f"hidden must be layer sizes of at least 1, got {self.hidden}")
         if self.activation not in _ACTIVATIONS:
             raise ConfigError(f"activation must be one of {list(_ACTIVATIONS)}")
 
@@ -144,6 +150,8 @@ class Agent:
         """Actions as environments get them."""
         if isinstance(self._space, spaces.Box):
             return np.clip(actions, self._space.low, self._space.high)
+        if isinstance(self._space, spaces.Discrete | spaces.MultiDiscrete):
+            return actions + self._space.start
         return actions
 
     def decide(self, obs: Any) -> Any:
@@ -155,7 +163,7 @@ class Agent:
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps."""
         return {
-            "policy": self.policy.state_dict(),
+            "policy": deepcopy(self.policy.state_dict()),
             "obs_norm": self.obs_norm and self.obs_norm.state(),
         }
 
@@ -227,7 +235,7 @@ class PPOTrainer:
             "num_envs": self.envs.num_envs,
             "env_steps": self.env_steps,
             **self.agent.state(),
-            "optimiser": self.optimiser.state_dict(),
+            "optimiser": deepcopy(self.optimiser.state_dict()),
             "actions": self._generator.get_state(),
             "shuffling": self._shuffler.bit_generator.state,
             "scaler": self._scaler and self._scaler.state(),
@@ -246,13 +254,14 @@ class PPOTrainer:
                     "go on with the same"
                 )
         self.agent.load(state)
-        self.optimiser.load_state_dict(state["optimiser"])
-        self._generator.set_state(state["actions"])
+        self.optimiser.load_state_dict(deepcopy(state["optimiser"]))
+        self._generator.set_state(state["actions"].cpu())
         self._shuffler.bit_generator.state = state["shuffling"]
         if self._scaler is not None:
             self._scaler.load(state["scaler"])
         self._obs = state["obs"].copy()
-        self._running_returns, self._running_lengths = state["returns"], state["lengths"]
+        self._running_returns = state["returns"].copy()
+        self._running_lengths = state["lengths"].copy()
         self.env_steps = state["env_steps"]
         self.envs.restore(state["slots"])
 
@@ -348,6 +357,7 @@ class PPOTrainer:
             rollout.values,
             rollout.successors,
             rollout.ended,
+            rollout.valid,
             gamma=options.gamma,
             gae_lambda=options.gae_lambda,
         )

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 from envfleet.adapters.gymnasium import FleetVectorEnv, make_vec
-from envfleet.errors import CheckpointError, ConfigError
+from envfleet.errors import CheckpointError, ConfigError, WorkerDied
 from envfleet.learn.accounting import shares, verdict
 from envfleet.learn.checkpoint import CheckpointFolder, load
 from envfleet.learn.evaluate import Evaluation, evaluate
@@ -64,6 +64,8 @@ class TrainOptions:
         for name in ("n_envs", "total_steps", "save_every", "keep_checkpoints", "eval_episodes"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.seed < 0:
+            raise ConfigError(f"seed must be 0 or more, got {self.seed}")
         if self.num_episodes is not None and self.num_episodes < 1:
             raise ConfigError(f"num_episodes must be at least 1, got {self.num_episodes}")
         if self.eval_every < 0:
@@ -144,10 +146,8 @@ def train(
     """Train in `run_dir`, from the beginning or from its newest checkpoint."""
     watcher = watcher or Watcher()
     folder = CheckpointFolder(run_dir, keep=options.keep_checkpoints)
-    if not is_resumed:
-        if (run_dir / RUN_FILE).exists():
-            raise ConfigError(f"{run_dir} holds a run already; resume it, or choose another folder")
-        _write_json(run_dir / RUN_FILE, {"options": asdict(options), "ppo": asdict(ppo)})
+    if not is_resumed and (run_dir / RUN_FILE).exists():
+        raise ConfigError(f"{run_dir} holds a run already; resume it, or choose another folder")
     started_s = time.perf_counter()
     envs = make_vec(
         options.env,
@@ -161,8 +161,11 @@ def train(
     with closing(envs), _one_thread():
         trainer = PPOTrainer(envs, ppo, seed=options.seed, device=_device(options.device))
         run = _Run(options, ppo, trainer, folder, watcher)
-        if is_resumed:
+        if is_resumed and not folder.is_empty:
             run.go_on(folder.newest(str(trainer.device)))
+        else:  # also a run that was ended before its first checkpoint
+            _write_json(run_dir / RUN_FILE, {"options": asdict(options), "ppo": asdict(ppo)})
+            (run_dir / METRICS_FILE).unlink(missing_ok=True)
         watcher.begun(envs, trainer.env_steps)
         first_steps = trainer.env_steps
         is_stopped = run.iterate()
@@ -240,7 +243,7 @@ class _Run:
             is_stopped = not is_last and self._watcher.should_stop()
             is_best = self._is_evaluation_due(is_last) and self._evaluate()
             if is_last or is_stopped or is_best or self._is_save_due():
-                self._save(is_best=is_best)
+                self._save(is_best=is_best, may_wait=not is_last and not is_stopped)
             if is_stopped:
                 return True
         return False
@@ -266,9 +269,15 @@ class _Run:
             self.best = found.mean
         return is_best
 
-    def _save(self, *, is_best: bool) -> None:
+    def _save(self, *, is_best: bool, may_wait: bool) -> None:
+        try:
+            trainer = self._trainer.state()
+        except WorkerDied:
+            if may_wait:  # its slots come back in the next rollout, after which it is tried again
+                return
+            trainer = self._trainer.state()
         state = {
-            "trainer": self._trainer.state(),
+            "trainer": trainer,
             "iteration": self._number,
             "best": self.best,
             "evaluated": self._evaluated,
@@ -296,9 +305,13 @@ def load_agent(path: Path) -> tuple[TrainOptions, Agent]:
 
 
 def _device(name: str) -> str:
-    if name != "auto":
-        return name
-    return "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        torch.zeros(1, device=name)
+    except (RuntimeError, AssertionError) as exc:
+        raise ConfigError(f"device {name!r} cannot be used here; try --device cpu ({exc})") from exc
+    return name
 
 
 def _finite(figures: dict[str, Any]) -> dict[str, Any]:

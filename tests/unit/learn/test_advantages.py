@@ -7,14 +7,15 @@ from hypothesis import strategies as st
 from envfleet.learn.advantages import advantages, explained_variance, successor_values
 
 
-def by_definition(rewards, values, successors, ended, gamma, gae_lambda):
+def by_definition(rewards, values, successors, ended, valid, *, gamma, gae_lambda):
     """Sum over all later rows of the episode, row by row."""
     estimates = np.zeros(len(rewards))
     for start in range(len(rewards)):
         weight = 1.0
         for time in range(start, len(rewards)):
-            surprise = rewards[time] + gamma * successors[time] - values[time]
-            estimates[start] += weight * surprise
+            if valid[time]:
+                surprise = rewards[time] + gamma * successors[time] - values[time]
+                estimates[start] += weight * surprise
             if ended[time]:
                 break
             weight *= gamma * gae_lambda
@@ -31,12 +32,14 @@ def by_definition(rewards, values, successors, ended, gamma, gae_lambda):
 def test_every_slot_is_the_sum_of_its_definition(times, slots, gamma, gae_lambda, seed):
     draw = np.random.default_rng(seed)
     rewards, values, successors = draw.normal(size=(3, times, slots)).astype(np.float32)
-    ended = draw.random((times, slots)) < 0.3
-    found = advantages(rewards, values, successors, ended, gamma=gamma, gae_lambda=gae_lambda)
+    valid = draw.random((times, slots)) < 0.8
+    ended = ~valid | (draw.random((times, slots)) < 0.3)
+    rows = (rewards, values, successors, ended, valid)
+    found = advantages(*rows, gamma=gamma, gae_lambda=gae_lambda)
     assert found.dtype == np.float32
     for slot in range(slots):
-        columns = (rewards[:, slot], values[:, slot], successors[:, slot], ended[:, slot])
-        expected = by_definition(*columns, gamma, gae_lambda)
+        columns = [row[:, slot] for row in rows]
+        expected = by_definition(*columns, gamma=gamma, gae_lambda=gae_lambda)
         np.testing.assert_allclose(found[:, slot], expected, rtol=1e-4, atol=1e-4)
 
 

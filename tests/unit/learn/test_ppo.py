@@ -182,3 +182,44 @@ def test_a_state_of_another_run_is_refused():
         state = PPOTrainer(envs, SMALL).state()
         with pytest.raises(errors.ConfigError, match="of a run with options"):
             PPOTrainer(envs, PPOOptions()).load(state)
+
+
+class Shifted(gymnasium.Env):
+    """Its actions begin at five."""
+
+    observation_space = spaces.Box(-1, 1, (1,), np.float32)
+    action_space = spaces.Discrete(3, start=5)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        assert self.action_space.contains(action)
+        return np.zeros(1, np.float32), 1.0, False, False, {}
+
+
+def test_actions_begin_where_their_space_does():
+    with opened(Shifted, 2) as envs:
+        trainer = PPOTrainer(envs, SMALL)
+        rollout = trainer.collect()
+        assert set(rollout.actions.reshape(-1).tolist()) == {0, 1, 2}
+        assert Shifted.action_space.contains(trainer.agent.decide(np.zeros(1, np.float32)))
+
+
+def test_a_state_does_not_change_with_its_trainer():
+    with opened("CartPole-v1") as envs:
+        trainer = PPOTrainer(envs, SMALL, seed=3)
+        state = trainer.state()
+        trainer.train(4 * 16 * 4)
+        trainer.load(state)
+        trainer.train(4 * 16 * 4)
+        assert digest(trainer) == digest_of_serial(SMALL)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"learning_rate": -1.0}, {"learning_rate": float("nan")}, {"clip_range": 0.0}]
+)
+def test_rates_must_be_above_zero(wrong):
+    with pytest.raises(errors.ConfigError, match="must be above 0"):
+        PPOOptions(**wrong)

@@ -1,6 +1,10 @@
 """A run: what it keeps, how it goes on, what it says of its time."""
 
 import json
+import os
+import signal
+import time
+from dataclasses import replace
 
 import gymnasium
 import pytest
@@ -85,6 +89,43 @@ def test_a_finished_run_has_nothing_left_to_do(tmp_path):
     train(RUN, PPO, tmp_path)
     again = train(RUN, PPO, tmp_path, is_resumed=True)
     assert (again.env_steps, again.new_steps) == (768, 0)
+
+
+def test_a_run_that_was_ended_before_its_first_checkpoint_begins_again(tmp_path):
+    train(RUN, PPO, tmp_path / "whole")
+    (tmp_path / "early").mkdir()
+    for name in ("run.json", "metrics.jsonl"):
+        (tmp_path / "early" / name).write_text((tmp_path / "whole" / name).read_text())
+    train(*resumed_options(tmp_path / "early"), tmp_path / "early", is_resumed=True)
+    assert weights(tmp_path / "early") == weights(tmp_path / "whole")
+    assert metrics(tmp_path / "early") == metrics(tmp_path / "whole")
+
+
+def test_options_that_fail_leave_no_run_behind(tmp_path):
+    with pytest.raises(errors.ConfigError, match="device 'nonsense' cannot be used"):
+        train(TrainOptions("CartPole-v1", device="nonsense", backend="serial"), PPO, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+class KillsAWorker(Watcher):
+    """Between a rollout and its checkpoint."""
+
+    def begun(self, envs, start_steps):
+        self.fleet = envs.fleet
+
+    def iterated(self, iteration):
+        if iteration.number == 4:
+            pid = self.fleet.worker_pids()[0]
+            os.kill(pid, signal.SIGKILL)
+            time.sleep(0.1)
+
+
+def test_a_worker_that_dies_before_a_checkpoint_delays_it(tmp_path):
+    options = replace(RUN, backend="process", num_workers=2)
+    outcome = train(options, PPO, tmp_path, KillsAWorker())
+    assert outcome.env_steps == 768
+    assert outcome.incidents == 1
+    assert load(tmp_path / "latest.pt")["iteration"] == 12
 
 
 def test_a_folder_with_a_run_is_not_overwritten(tmp_path):
