@@ -144,7 +144,7 @@ def train(
     is_resumed: bool = False,
 ) -> Outcome:
     """Train in `run_dir`, from the beginning or from its newest checkpoint."""
-    watcher = watcher or Watcher()
+    watcher, device = watcher or Watcher(), _device(options.device)
     folder = CheckpointFolder(run_dir, keep=options.keep_checkpoints)
     if not is_resumed and (run_dir / RUN_FILE).exists():
         raise ConfigError(f"{run_dir} holds a run already; resume it, or choose another folder")
@@ -159,7 +159,7 @@ def train(
         on_failure="raise" if options.backend == "serial" else "restart",
     )
     with closing(envs), _one_thread():
-        trainer = PPOTrainer(envs, ppo, seed=options.seed, device=_device(options.device))
+        trainer = PPOTrainer(envs, ppo, seed=options.seed, device=device)
         run = _Run(options, ppo, trainer, folder, watcher)
         if is_resumed and not folder.is_empty:
             run.go_on(folder.newest(str(trainer.device)))
