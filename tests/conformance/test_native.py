@@ -82,35 +82,23 @@ def test_cartpole_native_in_one_worker_equals_gymnasium():
 
 
 @pytest.mark.parametrize("where", QUICK)
-def test_a_callable_that_returns_a_vector_fills_its_slots(where):
-    with opened(functools.partial(counter_of, 2), 4, **where) as envs:
+@pytest.mark.parametrize(
+    ("env", "ended"),
+    [
+        (functools.partial(counter_of, 2), [True, False, True, False]),
+        (functools.partial(counter_of, 1), [True] * 4),
+        (envfleet.native(lambda _: counter_of(2)), [True, False, True, False]),
+    ],
+    ids=["a function", "a function for one", "native of a fixed size"],
+)
+def test_a_vector_is_built_as_often_as_it_takes_to_fill_the_slots(env, ended, where):
+    with opened(env, 4, **where) as envs:
         assert envs.num_envs == 4
         envs.reset(seed=0)
         for _ in range(3):
             obs, _, terminated, _, _ = envs.step(np.zeros(4, np.int64))
     assert obs[:, 0].tolist() == [3, 3, 3, 3]
-    assert terminated.tolist() == [True, False, True, False]
-
-
-@pytest.mark.parametrize("where", QUICK)
-def test_a_callable_may_return_a_vector_of_one(where):
-    with opened(functools.partial(counter_of, 1), 4, **where) as envs:
-        assert envs.num_envs == 4
-        envs.reset(seed=0)
-        for _ in range(3):
-            obs, _, terminated, _, _ = envs.step(np.zeros(4, np.int64))
-    assert obs[:, 0].tolist() == [3, 3, 3, 3]
-    assert terminated.all()
-
-
-@pytest.mark.parametrize("where", QUICK)
-def test_a_native_env_of_a_fixed_size_is_built_as_often_as_it_fits(where):
-    with opened(envfleet.native(lambda _: counter_of(2)), 4, **where) as envs:
-        envs.reset(seed=0)
-        for _ in range(3):
-            obs, _, terminated, _, _ = envs.step(np.zeros(4, np.int64))
-    assert obs[:, 0].tolist() == [3, 3, 3, 3]
-    assert terminated.tolist() == [True, False, True, False]
+    assert terminated.tolist() == ended
 
 
 def test_a_plain_env_is_no_native_one():

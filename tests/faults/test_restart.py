@@ -16,12 +16,14 @@ from gymnasium import spaces
 import envfleet
 from envfleet import errors
 from envfleet.engine import Deadlines, Fleet, ResetPlan, RestartPolicy
+from envfleet.engine.backends.process import ProcessBackend
 from envfleet.testing import (
     AnySpace,
     Counter,
     Crashing,
     FailingConstructor,
     Hanging,
+    NoisyStream,
     Slow,
     TaskEnv,
     VectorCounter,
@@ -1081,6 +1083,42 @@ def test_one_successor_dies_while_another_comes_up(tmp_path):
         assert batch.slots.tolist() == [0, 1]
         assert batch.truncated.all()
         assert len(envs.incidents) == 3
+        assert "exit code 3" in envs.incidents[-1].reason
+
+
+@pytest.mark.parametrize("trouble", [OSError, KeyboardInterrupt])
+def test_a_successor_that_cannot_be_launched_leaves_clear_words(trouble, monkeypatch):
+    def refuse(*_):
+        raise trouble("no process to be had")
+
+    with opened([Counter] * 2, num_workers=2, on_failure="restart") as envs:
+        envs.reset(seed=0)
+        kill_and_wait(envs.fleet.worker_pids()[0])
+        envs.send(zeros(2))
+        with monkeypatch.context() as patched:
+            patched.setattr(ProcessBackend, "launch", refuse)
+            with pytest.raises(trouble):
+                envs.recv(min_slots=2)
+        with pytest.raises(errors.WorkerDied, match=r"slots \[0\]"):
+            envs.send(zeros(1), [0])
+        assert envs.recv().slots.tolist() == [1]
+        envs.send(zeros(1), [1])
+        assert envs.recv().slots.tolist() == [1]
+
+
+def test_a_restored_slot_goes_on_as_its_snapshot_did_after_a_restart_too():
+    def stream(envs):
+        return [envs.step(np.zeros((1, 2), np.float32))[0].tolist() for _ in range(12)]
+
+    with opened(functools.partial(NoisyStream, max_length=3), 1, on_failure="restart") as envs:
+        envs.reset(seed=0)
+        taken = envs.snapshot()
+        expected = stream(envs)
+        kill_and_wait(envs.fleet.worker_pids()[0])
+        with pytest.raises(errors.WorkerDied):
+            envs.restore(taken)
+        envs.restore(taken)
+        assert stream(envs) == expected
 
 
 def test_a_fleet_can_be_closed_while_a_successor_comes_up(half_lost):

@@ -117,6 +117,8 @@ class Crew:
 
     def dismiss(self, worker: int) -> None:
         """End one worker and everything held for it."""
+        if worker in self._dismissed:
+            return  # its descriptors may be another's by now
         handle = self.handles[worker]
         self._dismissed.add(worker)
         self._launched_s.pop(worker, None)

@@ -32,6 +32,9 @@ from envfleet.errors import (
     describe_exit,
 )
 
+_CALLER = 6
+"""From a warning here through the fleet and its Gymnasium door to who called that."""
+
 
 @dataclass(slots=True)
 class _Loss:
@@ -42,6 +45,14 @@ class _Loss:
     error: EnvfleetError
     incident: Incident | None = None
     falls_back: bool = False
+
+    def fails_again(self, error: EnvfleetError) -> None:
+        """The successor did not come up: that is one more failure, with its own reason."""
+        self.error = error
+        reason = str(error).partition("\n")[0]
+        self.event = replace(
+            self.event, doing="a restart", reason=reason, text="", exit_code=None, plan=None
+        )
 
 
 class Recovery:
@@ -194,7 +205,7 @@ class Recovery:
                 f"everybody has waited {quiet_s:.0f} s for slot {slot} (worker {handle.worker}) in "
                 f"{op.phrase}; set {option} to end such waits. It stands at:\n{handle.stack()}",
                 RuntimeWarning,
-                stacklevel=5,
+                stacklevel=_CALLER,
             )
 
     def _lose(
@@ -219,15 +230,18 @@ class Recovery:
             if verdict is Verdict.QUARANTINE:
                 loss.error = self._quarantine(loss.event.slot, loss.incident, loss.error)
             if verdict in (Verdict.RAISE, Verdict.QUARANTINE):
-                return self._give_up(loss.worker, loss.error)
+                return self._fail(loss.worker, loss.error)
             loss.falls_back = verdict is Verdict.FALL_BACK
             try:
                 self._crew.replace(loss.worker, in_process=loss.falls_back)
                 break
             except EnvfleetError as exc:
                 if loss.falls_back:
-                    return self._give_up(loss.worker, exc)
-                loss.error = exc
+                    return self._fail(loss.worker, exc)
+                loss.fails_again(exc)
+            except BaseException:  # no process to be had, or Ctrl-C: nobody comes
+                self._give_up(loss.worker, loss.error)
+                raise
         self._gatherer.mend_rows(loss.event.slots)
         self._traffic.hold(loss.worker)
         self.coming[loss.worker] = loss
@@ -241,9 +255,9 @@ class Recovery:
             except EnvfleetError as exc:
                 del self.coming[worker]
                 if loss.falls_back:
-                    self._give_up(worker, exc)
+                    self._fail(worker, exc)
                 else:
-                    loss.error = exc
+                    loss.fails_again(exc)
                     self._replace(loss)
                 continue
             del self.coming[worker]
@@ -258,7 +272,7 @@ class Recovery:
             warnings.warn(
                 f"{_who_goes(event.slots)} on in this process: {loss.error}",
                 RuntimeWarning,
-                stacklevel=5,
+                stacklevel=_CALLER,
             )
         held = self._traffic.let_go(loss.worker)
         self._bring_back(event)
@@ -292,6 +306,11 @@ class Recovery:
             slots, plans = [slot for slot, _ in later], [plan for _, plan in later]
             self._traffic.post_part(Op.QUEUE, part, plans, slots)
 
+    def _fail(self, worker: int, error: EnvfleetError) -> None:
+        """Give the worker up; the caller hears of it next."""
+        self._give_up(worker, error)
+        self.errors.append(error)
+
     def _give_up(self, worker: int, error: EnvfleetError) -> None:
         handle = self._crew.handles[worker]
         self._crew.dismiss(worker)
@@ -300,7 +319,6 @@ class Recovery:
         for slot in self._slots_of(handle):
             self._traffic.lose(slot)
             self.blocked[slot] = error
-        self.errors.append(error)
 
     def _plan_of(self, pending: Pending, slot: int) -> ResetPlan:
         """How `slot` is reset by this command: as its caller said, or by itself."""

@@ -10,6 +10,7 @@ REMEDIES = {
     "inference": "more environments would share each forward pass",
     "learning": "more environments will not help; try fewer epochs, larger minibatches or a GPU",
     "evaluation": "evaluate less often (eval_every) or in fewer episodes",
+    "start-up": "a longer run would not feel it",
     "the rest": "checkpoints and notes take long; save less often (save_every)",
 }
 """What helps, by where the time goes."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import shutil
 import warnings
 import zipfile
 from pathlib import Path
@@ -58,16 +59,21 @@ class CheckpointFolder:
 
     def __init__(self, folder: Path, *, keep: int = 3) -> None:
         self.folder, self._keep = folder, keep
+
+    def prepare(self) -> None:
+        """Make the folder, and find out now whether it can be written to."""
+        probe = self.folder / f".probe.{os.getpid()}"
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            probe = folder / f".probe.{os.getpid()}"
+            self.folder.mkdir(parents=True, exist_ok=True)
             probe.write_bytes(b"")
             probe.unlink()
         except OSError as exc:
-            raise CheckpointError(str(folder), f"cannot be written to: {exc.strerror}") from exc
+            where = str(self.folder)
+            raise CheckpointError(where, f"cannot be written to: {exc.strerror}") from exc
 
     def write(self, env_steps: int, state: dict[str, Any], *, is_best: bool = False) -> Path:
         """Keep a checkpoint, and forget those that are older than the last few."""
+        self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / f"step_{env_steps:012d}.pt"
         save(path, state)
         self._point(LATEST, path)
@@ -104,5 +110,8 @@ class CheckpointFolder:
         """Let another name mean the same bytes."""
         unfinished = self.folder / f".{name}.{os.getpid()}"
         unfinished.unlink(missing_ok=True)
-        os.link(path, unfinished)
+        try:
+            os.link(path, unfinished)
+        except OSError:  # some file systems have no second names
+            shutil.copyfile(path, unfinished)
         unfinished.replace(self.folder / name)

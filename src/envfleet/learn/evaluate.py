@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,9 @@ import numpy.typing as npt
 
 EVALUATION_SEED = 1_000_000
 """Far from the seeds of training's first resets."""
+
+MAX_STEPS = 100_000
+"""Longest an episode may take: an environment without a time limit would never end."""
 
 Act = Callable[[npt.NDArray[Any]], Any]
 """From one observation to one action."""
@@ -40,6 +44,7 @@ def evaluate(
     *,
     episodes: int,
     seed: int = EVALUATION_SEED,
+    max_steps: int = MAX_STEPS,
 ) -> Evaluation:
     """Play episodes one after another; episode i is reset with `seed + i`."""
     env = env_fn()
@@ -47,11 +52,19 @@ def evaluate(
     try:
         for episode in range(episodes):
             obs, _ = env.reset(seed=seed + episode)
-            total, is_over = 0.0, False
-            while not is_over:
+            total = 0.0
+            for _ in range(max_steps):
                 obs, reward, terminated, truncated, _ = env.step(act(obs))
                 total += float(reward)
-                is_over = bool(terminated or truncated)
+                if terminated or truncated:
+                    break
+            else:
+                warnings.warn(
+                    f"an evaluation episode was cut off after {max_steps} steps; give the "
+                    "environment a time limit",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
             returns.append(total)
     finally:
         env.close()

@@ -6,6 +6,7 @@ Sampling takes a generator of its own, so that a run repeats whatever else draws
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,27 +20,27 @@ from envfleet.errors import ConfigError
 _LOG_2PI = math.log(2 * math.pi)
 
 
-class Head(nn.Module):
+class Head(nn.Module, ABC):
     """Turns what the actor's body says, one row per observation, into actions."""
 
     size: int
     """How many numbers the body must say."""
 
+    @abstractmethod
     def sample(self, said: Tensor, generator: torch.Generator) -> Tensor:
         """Draw actions."""
-        raise NotImplementedError
 
+    @abstractmethod
     def mode(self, said: Tensor) -> Tensor:
         """The likeliest actions."""
-        raise NotImplementedError
 
+    @abstractmethod
     def log_prob(self, said: Tensor, actions: Tensor) -> Tensor:
         """How likely actions are, one number per row."""
-        raise NotImplementedError
 
+    @abstractmethod
     def entropy(self, said: Tensor) -> Tensor:
         """How undecided the actor is, one number per row."""
-        raise NotImplementedError
 
 
 class Choices(Head):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from envfleet.learn.ppo import PPOOptions
 
@@ -15,6 +15,17 @@ class Recipe:
     total_steps: int
     options: PPOOptions
 
+
+_NORMALISED = PPOOptions(
+    batch_size=64,
+    learning_rate=3e-4,
+    anneal_learning_rate=False,
+    normalise_obs=True,
+    normalise_rewards=True,
+)
+_MUJOCO = replace(
+    _NORMALISED, n_steps=512, hidden=(256, 256), activation="relu", log_std=-2.0, orthogonal=False
+)
 
 RECIPES: dict[str, Recipe] = {
     "CartPole-v1": Recipe(
@@ -30,34 +41,8 @@ RECIPES: dict[str, Recipe] = {
             gae_lambda=0.8,
         ),
     ),
-    "Acrobot-v1": Recipe(
-        16,
-        1_000_000,
-        PPOOptions(
-            n_steps=256,
-            batch_size=64,
-            n_epochs=4,
-            learning_rate=3e-4,
-            anneal_learning_rate=False,
-            gae_lambda=0.94,
-            normalise_obs=True,
-            normalise_rewards=True,
-        ),
-    ),
-    "MountainCar-v0": Recipe(
-        16,
-        1_000_000,
-        PPOOptions(
-            n_steps=16,
-            batch_size=64,
-            n_epochs=4,
-            learning_rate=3e-4,
-            anneal_learning_rate=False,
-            gae_lambda=0.98,
-            normalise_obs=True,
-            normalise_rewards=True,
-        ),
-    ),
+    "Acrobot-v1": Recipe(16, 1_000_000, replace(_NORMALISED, n_steps=256, gae_lambda=0.94)),
+    "MountainCar-v0": Recipe(16, 1_000_000, replace(_NORMALISED, n_steps=16, gae_lambda=0.98)),
     "Pendulum-v1": Recipe(
         4,
         100_000,
@@ -73,46 +58,32 @@ RECIPES: dict[str, Recipe] = {
     "HalfCheetah-v5": Recipe(
         1,
         1_000_000,
-        PPOOptions(
-            n_steps=512,
+        replace(
+            _MUJOCO,
             batch_size=64,
             n_epochs=20,
             learning_rate=2.0633e-5,
-            anneal_learning_rate=False,
             clip_range=0.1,
             gamma=0.98,
             gae_lambda=0.92,
             ent_coef=0.000401762,
             vf_coef=0.58096,
             max_grad_norm=0.8,
-            normalise_obs=True,
-            normalise_rewards=True,
-            hidden=(256, 256),
-            activation="relu",
-            log_std=-2.0,
-            orthogonal=False,
         ),
     ),
     "Hopper-v5": Recipe(
         1,
         1_000_000,
-        PPOOptions(
-            n_steps=512,
+        replace(
+            _MUJOCO,
             batch_size=32,
             n_epochs=5,
             learning_rate=9.80828e-5,
-            anneal_learning_rate=False,
             gamma=0.999,
             gae_lambda=0.99,
             ent_coef=0.00229519,
             vf_coef=0.835671,
             max_grad_norm=0.7,
-            normalise_obs=True,
-            normalise_rewards=True,
-            hidden=(256, 256),
-            activation="relu",
-            log_std=-2.0,
-            orthogonal=False,
         ),
     ),
 }

@@ -110,7 +110,7 @@ class Outcome:
     verdict: str
     """What took most, and what to do about it."""
     is_stopped: bool
-    """True if `stop` ended it before its time."""
+    """True if the watcher ended it before its time."""
 
     @property
     def env_steps_per_second(self) -> float:
@@ -146,6 +146,7 @@ def train(
     """Train in `run_dir`, from the beginning or from its newest checkpoint."""
     watcher, device = watcher or Watcher(), _device(options.device)
     folder = CheckpointFolder(run_dir, keep=options.keep_checkpoints)
+    folder.prepare()
     if not is_resumed and (run_dir / RUN_FILE).exists():
         raise ConfigError(f"{run_dir} holds a run already; resume it, or choose another folder")
     started_s = time.perf_counter()
@@ -156,7 +157,7 @@ def train(
         num_workers=options.num_workers,
         start_method=options.parallel_start_method,
         autoreset="same_step",
-        on_failure="raise" if options.backend == "serial" else "restart",
+        on_failure="restart",
     )
     with closing(envs), _one_thread():
         trainer = PPOTrainer(envs, ppo, seed=options.seed, device=device)
@@ -164,13 +165,15 @@ def train(
         if is_resumed and not folder.is_empty:
             run.go_on(folder.newest(str(trainer.device)))
         else:  # also a run that was ended before its first checkpoint
-            _write_json(run_dir / RUN_FILE, {"options": asdict(options), "ppo": asdict(ppo)})
+            asked = {"options": asdict(options), "ppo": asdict(ppo)}
+            _rewrite(run_dir / RUN_FILE, json.dumps(asked, indent=2) + "\n")
             (run_dir / METRICS_FILE).unlink(missing_ok=True)
         watcher.begun(envs, trainer.env_steps)
-        first_steps = trainer.env_steps
+        first_steps, started_in_s = trainer.env_steps, time.perf_counter() - started_s
         is_stopped = run.iterate()
         seconds = time.perf_counter() - started_s
-        parts = shares(trainer.seconds | {"evaluation": run.evaluation_s}, seconds)
+        others = {"evaluation": run.evaluation_s, "start-up": started_in_s}
+        parts = shares(trainer.seconds | others, seconds)
         return Outcome(
             run_dir=run_dir,
             env_steps=trainer.env_steps,
@@ -333,8 +336,11 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _write_json(path: Path, content: dict[str, Any]) -> None:
-    path.write_text(json.dumps(content, indent=2) + "\n")
+def _rewrite(path: Path, text: str) -> None:
+    """Put a file in its place as a whole."""
+    unfinished = path.with_name(f".{path.name}")
+    unfinished.write_text(text)
+    unfinished.replace(path)
 
 
 def _cut_metrics(path: Path, env_steps: int) -> None:
@@ -344,6 +350,4 @@ def _cut_metrics(path: Path, env_steps: int) -> None:
     lines = path.read_text().splitlines()
     whole = [line for line in lines if line.endswith("}")]  # a kill may leave half a line
     kept = [line for line in whole if json.loads(line)["env_steps"] <= env_steps]
-    unfinished = path.with_name(f".{path.name}")
-    unfinished.write_text("".join(f"{line}\n" for line in kept))
-    unfinished.replace(path)
+    _rewrite(path, "".join(f"{line}\n" for line in kept))

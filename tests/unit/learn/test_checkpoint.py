@@ -1,5 +1,6 @@
 """Checkpoints: whole or not there; a run that was killed goes on bit for bit."""
 
+import errno
 import os
 import signal
 import subprocess
@@ -81,7 +82,22 @@ class TestFolder:
     def test_a_folder_that_cannot_be_written_to_is_found_at_once(self, tmp_path):
         (tmp_path / "file").write_text("")
         with pytest.raises(errors.CheckpointError, match="cannot be written to"):
-            CheckpointFolder(tmp_path / "file")
+            CheckpointFolder(tmp_path / "file").prepare()
+
+    def test_looking_for_one_makes_nothing(self, tmp_path):
+        with pytest.raises(errors.CheckpointError, match="does not exist"):
+            CheckpointFolder(tmp_path / "nowhere").newest()
+        assert list(tmp_path.iterdir()) == []
+
+    def test_a_file_system_without_second_names(self, tmp_path, monkeypatch):
+        def refused(*names):
+            raise OSError(errno.EPERM, "no links here")
+
+        monkeypatch.setattr(os, "link", refused)
+        folder = CheckpointFolder(tmp_path)
+        folder.write(1, {"steps": 1}, is_best=True)
+        assert folder.newest()["steps"] == 1
+        assert checkpoint.load(tmp_path / "best.pt")["steps"] == 1
 
 
 SCRIPT = """

@@ -177,6 +177,41 @@ def test_recipes_make_whole_minibatches(env):
     assert recipe.n_envs * recipe.options.n_steps % recipe.options.batch_size == 0
 
 
+class RaisesOnce(gymnasium.Env):
+    """Raises in its tenth step, in one of all its instances."""
+
+    observation_space = gymnasium.spaces.Box(-1, 1, (1,), float)
+    action_space = gymnasium.spaces.Discrete(2)
+    left = 10
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self.np_random.uniform(size=1), {}
+
+    def step(self, action):
+        RaisesOnce.left -= 1
+        if not RaisesOnce.left:
+            raise RuntimeError("once")
+        return self.np_random.uniform(size=1), 1.0, False, False, {}
+
+
+def test_an_environment_that_raises_costs_its_episode_also_in_this_process(tmp_path):
+    gymnasium.register("RaisesOnce-v0", lambda **_: RaisesOnce(), max_episode_steps=20)
+    try:
+        options = TrainOptions("RaisesOnce-v0", n_envs=2, num_episodes=2, backend="serial")
+        outcome = train(options, PPO, tmp_path)
+    finally:
+        del gymnasium.registry["RaisesOnce-v0"]
+    assert outcome.incidents == 1
+    assert outcome.env_steps == 64
+
+
+def test_an_episode_without_an_end_is_cut_off():
+    with pytest.warns(RuntimeWarning, match="cut off after 7 steps; give the environment"):
+        found = evaluate(lambda obs: 0, RaisesOnce, episodes=1, max_steps=7)
+    assert found.returns == (7.0,)
+
+
 class TestVerdict:
     def test_shares_add_up(self):
         found = shares({"learning": 6.0, "inference": 1.0}, 10.0)
