@@ -152,3 +152,31 @@ def test_misuse_is_one_sentence_and_leaves_the_protocol_in_step(where):
         envs.send(np.zeros(2, np.int64), slots=[2, 3])
         batch = envs.recv()
     assert batch.obs[:, 0].tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("where", QUICK)
+def test_named_slots_are_waited_for_and_others_left_where_they_are(where):
+    with opened(TaskEnv, 4, **where) as envs:
+        envs.reset(seed=100)
+        for slots in ([0, 1], [2, 3]):
+            envs.send(np.zeros(2, np.int64), slots)
+        for slots in ([2, 3], [1], [0]):  # also a part of what was sent together
+            batch = envs.recv(slots=slots)
+            assert batch.slots.tolist() == slots
+        with pytest.raises(errors.NothingSent, match=r"slots \[0\]: send them first"):
+            envs.recv(slots=[0])
+        envs.send(ZERO)
+        assert envs.recv(slots=[3, 1]).slots.tolist() == [3, 1]
+        assert envs.recv().slots.tolist() == [0, 2]
+
+
+def test_waiting_for_named_slots_does_not_wait_for_a_slow_one():
+    with opened(ONE_SLOW, None, **FORK | {"num_workers": 4}) as envs:
+        envs.reset(seed=0)
+        envs.send(ZERO)
+        begun_s = time.monotonic()
+        assert envs.recv(slots=[0, 2]).slots.tolist() == [0, 2]
+        assert time.monotonic() - begun_s < 0.4
+        with pytest.raises(errors.ConfigError, match="not both"):
+            envs.recv(min_slots=1, slots=[3])
+        assert envs.recv(slots=[3, 1]).slots.tolist() == [3, 1]

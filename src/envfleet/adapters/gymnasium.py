@@ -165,13 +165,19 @@ class FleetVectorEnv(VectorEnv[Any, Any, Any]):
         """Start a step of these slots (None: all) and return at once."""
         self.fleet.send(actions, slots)
 
-    def recv(self, min_slots: int | None = None, timeout_s: float | None = None) -> Batch:
+    def recv(
+        self,
+        min_slots: int | None = None,
+        timeout_s: float | None = None,
+        slots: Sequence[int] | Slots | None = None,
+    ) -> Batch:
         """Wait for at least `min_slots` (None: all in flight) and return every slot that is ready.
 
-        After `timeout_s` whatever is ready is returned, perhaps nothing. With `copy=False` the
-        arrays are views of shared memory, valid until the next send to the same slot.
+        After `timeout_s` whatever is ready is returned, perhaps nothing. With `slots` it waits for
+        these instead and returns exactly them. With `copy=False` the arrays are views of shared
+        memory, valid until the next send to the same slot.
         """
-        return self.fleet.recv(min_slots, timeout_s)
+        return self.fleet.recv(min_slots, timeout_s, slots)
 
     def queue_reset(
         self,

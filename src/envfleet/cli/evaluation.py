@@ -43,7 +43,7 @@ def run(args: argparse.Namespace, context: Context) -> Report:
     """Evaluate."""
     options, agent = load_agent(args.run)
     found = evaluate(
-        agent.decide, lambda: gymnasium.make(options.env), episodes=args.episodes, seed=args.seed
+        agent.play, lambda: gymnasium.make(options.env), episodes=args.episodes, seed=args.seed
     )
     document = {
         "env": options.env,

@@ -201,15 +201,26 @@ class Fleet:
         self._traffic.post(route, Op.STEP, spills)
         self._copy_s += time.perf_counter() - started_s
 
-    def recv(self, min_slots: int | None = None, timeout_s: float | None = None) -> Batch:
+    def recv(
+        self,
+        min_slots: int | None = None,
+        timeout_s: float | None = None,
+        slots: Sequence[int] | Slots | None = None,
+    ) -> Batch:
         """Wait for results and return all that are there.
 
         Args:
             min_slots: Wait for at least this many slots; None waits for all that are in flight.
             timeout_s: After this long return what is there, perhaps nothing; 0 does not wait.
+            slots: Wait for exactly these and return them, in order; leave the others where they
+                are.
         """
         self._check_open()
         traffic = self._traffic
+        if slots is not None:
+            if min_slots is not None or timeout_s is not None:
+                raise ConfigError("recv waits for slots, or for min_slots and timeout_s, not both")
+            return self._recv_of(self._router.find(slots))
         if not traffic.ready and not traffic.num_in_flight:
             raise NothingSent("recv has nothing to wait for: no slot is in flight. Call send first")
         if min_slots is not None:
@@ -225,11 +236,33 @@ class Fleet:
             self._advance(left_s, want_all=min_slots is None)
             now_s = time.perf_counter()
         self._wait_s += now_s - started_s
-        slots, rows = self._router.merge(traffic.take_ready())
+        found, rows = self._router.merge(traffic.take_ready())
+        batch = self._hand_out(found, rows)
+        self._copy_s += time.perf_counter() - now_s
+        return batch
+
+    def _recv_of(self, route: Route) -> Batch:
+        """Wait for these slots, whoever else is ready meanwhile."""
+        traffic, started_s, slots = self._traffic, time.perf_counter(), route.slots.tolist()
+        while traffic.is_any_in_flight(slots):
+            self._advance(None, want_all=False)
+        now_s = time.perf_counter()
+        self._wait_s += now_s - started_s
+        missing = set(slots) - {slot for pending in traffic.ready for slot in pending.slots}
+        if missing:
+            raise NothingSent(f"recv cannot wait for slots {sorted(missing)}: send them first")
+        for pending in traffic.take_ready_of(set(slots)):
+            rest = [slot for slot in pending.slots if slot not in slots]
+            pending.part = self._router.part_of(rest)
+            traffic.make_ready(pending)
+        batch = self._hand_out(route.slots, route.rows)
+        self._copy_s += time.perf_counter() - now_s
+        return batch
+
+    def _hand_out(self, slots: Slots, rows: slice | Slots) -> Batch:
         batch = self._gatherer.batch(slots, rows)
         if batch.has_events or self._logbook.has_ended:
             self._note_episodes(slots, rows, batch.terminated | batch.truncated, ~batch.valid)
-        self._copy_s += time.perf_counter() - now_s
         return batch
 
     def _write_actions(self, route: Route, actions: Any) -> list[Any] | None:

@@ -156,6 +156,13 @@ class Traffic:
         self.ready, self.num_ready = [], 0
         return parts
 
+    def take_ready_of(self, slots: Set[int]) -> list[Pending]:
+        """Hand out what these slots have ready; returns commands that answered for others too."""
+        touched = [pending for pending in self.ready if not slots.isdisjoint(pending.slots)]
+        self.ready = [pending for pending in self.ready if pending not in touched]
+        self.num_ready -= sum(len(pending.slots) for pending in touched)
+        return [pending for pending in touched if not slots >= set(pending.slots)]
+
     def renounce(self, slots: set[int]) -> list[Pending]:
         """Nobody waits for what these slots have in flight or ready; returns what was ready."""
         for queue in self.outstanding:

@@ -9,16 +9,14 @@ from typing import Any
 
 import gymnasium
 import numpy as np
-import numpy.typing as npt
+
+from envfleet.learn.agent import Act
 
 EVALUATION_SEED = 1_000_000
 """Far from the seeds of training's first resets."""
 
 MAX_STEPS = 100_000
 """Longest an episode may take: an environment without a time limit would never end."""
-
-Act = Callable[[npt.NDArray[Any]], Any]
-"""From one observation to one action."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,22 +37,30 @@ class Evaluation:
 
 
 def evaluate(
-    act: Act,
+    play: Callable[[], Act],
     env_fn: Callable[[], gymnasium.Env[Any, Any]],
     *,
     episodes: int,
     seed: int = EVALUATION_SEED,
     max_steps: int = MAX_STEPS,
 ) -> Evaluation:
-    """Play episodes one after another; episode i is reset with `seed + i`."""
+    """Play episodes one after another; episode i is reset with `seed + i`.
+
+    Args:
+        play: Called once per episode, for how to act in it.
+        env_fn: Makes the environment.
+        episodes: How many.
+        seed: Of the first one.
+        max_steps: Longest an episode may take.
+    """
     env = env_fn()
     returns = []
     try:
         for episode in range(episodes):
-            obs, _ = env.reset(seed=seed + episode)
-            total = 0.0
+            obs, info = env.reset(seed=seed + episode)
+            act, total = play(), 0.0
             for _ in range(max_steps):
-                obs, reward, terminated, truncated, _ = env.step(act(obs))
+                obs, reward, terminated, truncated, info = env.step(act(obs, info))
                 total += float(reward)
                 if terminated or truncated:
                     break

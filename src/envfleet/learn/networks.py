@@ -1,225 +1,215 @@
-"""Actors and critics for any space: an encoder of observations, two bodies, a head of actions.
+"""Actors and critics: an encoder of observations, perhaps a memory, two bodies, a head of actions.
 
-Sampling takes a generator of its own, so that a run repeats whatever else draws random numbers.
+A body can be run in two ways that give the same: as a module, for autograd, and traced, with its
+gradient in closed form, which for small networks takes a third of the time.
 """
 
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Literal
 
-import numpy as np
 import torch
 from gymnasium import spaces
 from torch import Tensor, nn
+from torch.nn.functional import linear
 
-from envfleet.errors import ConfigError
+from envfleet.learn.heads import make_head
+from envfleet.learn.inputs import Encoder, Inputs
+from envfleet.learn.sequences import Stretches
 
-_LOG_2PI = math.log(2 * math.pi)
-
-
-class Head(nn.Module, ABC):
-    """Turns what the actor's body says, one row per observation, into actions."""
-
-    size: int
-    """How many numbers the body must say."""
-
-    @abstractmethod
-    def sample(self, said: Tensor, generator: torch.Generator) -> Tensor:
-        """Draw actions."""
-
-    @abstractmethod
-    def mode(self, said: Tensor) -> Tensor:
-        """The likeliest actions."""
-
-    @abstractmethod
-    def log_prob(self, said: Tensor, actions: Tensor) -> Tensor:
-        """How likely actions are, one number per row."""
-
-    @abstractmethod
-    def entropy(self, said: Tensor) -> Tensor:
-        """How undecided the actor is, one number per row."""
+Activation = Literal["tanh", "relu"]
+Memory = Literal["lstm", "gru"]
 
 
-class Choices(Head):
-    """One or several independent choices among a few; masked ones are never taken."""
+@dataclass(frozen=True, slots=True)
+class _Bend:
+    """An activation in the three forms that are needed."""
 
-    def __init__(self, counts: Sequence[int], *, is_scalar: bool) -> None:
-        super().__init__()
-        self._counts, self._is_scalar = list(counts), is_scalar
-        self.size = sum(counts)
-
-    def sample(self, said: Tensor, generator: torch.Generator) -> Tensor:
-        """Draw actions."""
-        noise = torch.rand(said.shape, generator=generator, device=said.device)
-        # argmax of logits plus Gumbel noise is a draw by their softmax
-        return self.mode(said - torch.log(-torch.log(noise.clamp_min(1e-20))))
-
-    def mode(self, said: Tensor) -> Tensor:
-        """The likeliest actions."""
-        chosen = [part.argmax(-1) for part in torch.split(said, self._counts, -1)]
-        return chosen[0] if self._is_scalar else torch.stack(chosen, -1)
-
-    def log_prob(self, said: Tensor, actions: Tensor) -> Tensor:
-        """How likely actions are."""
-        wanted = actions.long().reshape(len(said), len(self._counts))
-        logs = [
-            part.log_softmax(-1).gather(-1, wanted[:, index : index + 1])
-            for index, part in enumerate(torch.split(said, self._counts, -1))
-        ]
-        return torch.cat(logs, -1).sum(-1)
-
-    def entropy(self, said: Tensor) -> Tensor:
-        """How undecided the actor is."""
-        total = said.new_zeros(len(said))
-        for part in torch.split(said, self._counts, -1):
-            logs = part.log_softmax(-1)
-            total = total - (logs.exp() * logs.nan_to_num(neginf=0.0)).sum(-1)
-        return total
+    apply: Callable[[Tensor], Tensor]
+    apply_in_place: Callable[[Tensor], Tensor]
+    pull: Callable[[Tensor, Tensor], Tensor]
+    """From the gradient of its result, and its result, to the gradient of what it was given."""
 
 
-class Switches(Head):
-    """Independent yes-or-no decisions."""
-
-    def __init__(self, count: int) -> None:
-        super().__init__()
-        self.size = count
-
-    def sample(self, said: Tensor, generator: torch.Generator) -> Tensor:
-        """Draw actions."""
-        noise = torch.rand(said.shape, generator=generator, device=said.device)
-        return (noise < said.sigmoid()).to(torch.int8)
-
-    def mode(self, said: Tensor) -> Tensor:
-        """The likeliest actions."""
-        return (said > 0).to(torch.int8)
-
-    def log_prob(self, said: Tensor, actions: Tensor) -> Tensor:
-        """How likely actions are."""
-        loss = nn.functional.binary_cross_entropy_with_logits(
-            said, actions.to(said.dtype), reduction="none"
-        )
-        return -loss.sum(-1)
-
-    def entropy(self, said: Tensor) -> Tensor:
-        """How undecided the actor is."""
-        yes = said.sigmoid()
-        loss = nn.functional.binary_cross_entropy_with_logits(said, yes, reduction="none")
-        return loss.sum(-1)
+def _tanh_in_place(values: Tensor) -> Tensor:
+    # a third of the time of tanh_ on thousands of numbers, and the same to seven digits
+    return values.mul_(2).sigmoid_().mul_(2).sub_(1)
 
 
-class Gaussian(Head):
-    """Independent normal components whose deviation does not depend on the observation."""
-
-    def __init__(self, shape: tuple[int, ...], log_std: float) -> None:
-        super().__init__()
-        self._shape, self.size = shape, int(np.prod(shape))
-        self.log_std = nn.Parameter(torch.full((self.size,), log_std))
-
-    def sample(self, said: Tensor, generator: torch.Generator) -> Tensor:
-        """Draw actions."""
-        noise = torch.randn(said.shape, generator=generator, device=said.device)
-        return self.mode(said + self.log_std.exp() * noise)
-
-    def mode(self, said: Tensor) -> Tensor:
-        """The likeliest actions."""
-        return said.reshape(len(said), *self._shape)
-
-    def log_prob(self, said: Tensor, actions: Tensor) -> Tensor:
-        """How likely actions are."""
-        scaled = (actions.reshape(len(said), -1) - said) * (-self.log_std).exp()
-        return -0.5 * (scaled**2 + _LOG_2PI).sum(-1) - self.log_std.sum()
-
-    def entropy(self, said: Tensor) -> Tensor:
-        """How undecided the actor is."""
-        return (self.log_std + 0.5 * (1 + _LOG_2PI)).sum().expand(len(said))
+_BENDS: dict[str, _Bend] = {
+    "tanh": _Bend(torch.tanh, _tanh_in_place, torch.ops.aten.tanh_backward),
+    "relu": _Bend(
+        torch.relu, torch.relu_, lambda pull, out: torch.ops.aten.threshold_backward(pull, out, 0)
+    ),
+}
 
 
-def make_head(space: spaces.Space[Any], log_std: float) -> Head:
-    """The head for an action space."""
-    if isinstance(space, spaces.Discrete):
-        return Choices([int(space.n)], is_scalar=True)
-    if isinstance(space, spaces.MultiDiscrete) and space.nvec.ndim == 1:
-        return Choices(space.nvec.tolist(), is_scalar=False)
-    if isinstance(space, spaces.MultiBinary) and len(space.shape) == 1:
-        return Switches(space.shape[0])
-    if isinstance(space, spaces.Box) and np.dtype(space.dtype).kind == "f":
-        return Gaussian(space.shape, log_std)
-    raise ConfigError(
-        f"PPO acts in Discrete, MultiDiscrete, MultiBinary and float Box spaces, not in {space}"
-    )
-
-
-def orthogonal(layer: nn.Linear | nn.Conv2d, gain: float) -> nn.Linear | nn.Conv2d:
-    """Initialise as PPO likes it."""
-    nn.init.orthogonal_(layer.weight, gain)
-    if layer.bias is not None:
-        nn.init.zeros_(layer.bias)
-    return layer
-
-
-class ActorCritic(nn.Module):
-    """Separate bodies for acting and for judging, on observations flattened to one row each."""
+class Body(nn.Module):
+    """Linear layers with an activation between them."""
 
     def __init__(
         self,
-        observation_space: spaces.Box,
+        width: int,
+        hidden: Sequence[int],
+        size: int,
+        activation: Activation,
+        *,
+        last_gain: float | None,
+    ) -> None:
+        """Build it; with a `last_gain` it is initialised orthogonally, as PPO likes it."""
+        super().__init__()
+        self._bend = _BENDS[activation]
+        widths = [width, *hidden, size]
+        self.layers = nn.ModuleList(nn.Linear(*pair) for pair in pairwise(widths))
+        if last_gain is not None:
+            gains = [math.sqrt(2)] * len(hidden) + [last_gain]
+            for layer, gain in zip(self.layers, gains, strict=True):
+                orthogonal(layer, gain)
+
+    def _weights(self) -> list[tuple[Tensor, Tensor]]:
+        return [(layer.weight, layer.bias) for layer in self.layers]  # type: ignore[misc]
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """What it says to each row."""
+        *inner, (last, last_bias) = self._weights()
+        for weight, bias in inner:
+            rows = self._bend.apply(linear(rows, weight, bias))
+        return linear(rows, last, last_bias)
+
+    def trace(self, rows: Tensor) -> list[Tensor]:
+        """What goes into every layer, and at the end what it says; no autograd graph is made."""
+        trace = [rows]
+        *inner, (last, last_bias) = self._weights()
+        for weight, bias in inner:
+            trace.append(self._bend.apply_in_place(linear(trace[-1], weight, bias)))
+        trace.append(linear(trace[-1], last, last_bias))
+        return trace
+
+    def pull(self, trace: list[Tensor], pull: Tensor) -> list[Tensor]:
+        """The gradient for every parameter, from that of what was said."""
+        gradients: list[Tensor] = []
+        weights = self._weights()
+        for index in range(len(weights) - 1, -1, -1):
+            taken_in = trace[index]
+            gradients += [pull.sum(0), pull.t() @ taken_in]
+            if index:
+                pull = self._bend.pull(pull @ weights[index][0], taken_in)
+        return gradients[::-1]
+
+
+class Recurrence(nn.Module):
+    """A memory per slot: features and a state in, features and the next state out."""
+
+    def __init__(self, kind: Memory, width: int, size: int) -> None:
+        super().__init__()
+        self._is_lstm, self._size = kind == "lstm", size
+        self.cells = (nn.LSTM if self._is_lstm else nn.GRU)(width, size)
+        for name, parameter in self.cells.named_parameters():
+            if "bias" in name:
+                nn.init.zeros_(parameter)
+            else:
+                nn.init.orthogonal_(parameter)
+        self.state_size = 2 * size if self._is_lstm else size
+
+    def forward(self, features: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
+        """Go through [time, row, feature] from `states` [row, number]."""
+        if self._is_lstm:
+            parts = torch.split(states[None], self._size, -1)
+            out, (short, long) = self.cells(features, tuple(part.contiguous() for part in parts))
+            return out, torch.cat((short[0], long[0]), -1)
+        out, last = self.cells(features, states[None].contiguous())
+        return out, last[0]
+
+
+class ActorCritic(nn.Module):
+    """Acts and judges. The bodies are separate; what learns before them is shared."""
+
+    def __init__(
+        self,
+        observation_space: spaces.Space[Any],
         action_space: spaces.Space[Any],
         *,
         hidden: Sequence[int] = (64, 64),
-        activation: type[nn.Module] = nn.Tanh,
+        activation: Activation = "tanh",
         log_std: float = 0.0,
         is_orthogonal: bool = True,
+        memory: Memory | None = None,
+        memory_size: int = 64,
     ) -> None:
         super().__init__()
-        self.head = make_head(action_space, log_std)
-        width = int(np.prod(observation_space.shape))
-        gain = math.sqrt(2) if is_orthogonal else None
-        self.actor = _body(width, hidden, self.head.size, activation, gain, last_gain=0.01)
-        self.critic = _body(width, hidden, 1, activation, gain, last_gain=1.0)
+        self.inputs = Inputs(observation_space)
+        self.encoder = Encoder(self.inputs)
+        if is_orthogonal:
+            for layer in self.encoder.modules():
+                if isinstance(layer, nn.Linear | nn.Conv2d):
+                    orthogonal(layer, math.sqrt(2))
+        width = self.encoder.width
+        self.memory = None if memory is None else Recurrence(memory, width, memory_size)
+        self.state_size = 0 if self.memory is None else self.memory.state_size
+        width = width if self.memory is None else memory_size
+        head = make_head(action_space, log_std)
+        gains = (0.01, 1.0) if is_orthogonal else (None, None)
+        self.actor = Body(width, hidden, head.size, activation, last_gain=gains[0])
+        self.critic = Body(width, hidden, 1, activation, last_gain=gains[1])
+        self.head = head
 
-    def act(self, obs: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
-        """Actions, how likely they were, and what the observations are worth."""
-        rows = obs.flatten(1)
-        said = self.actor(rows)
-        actions = self.head.sample(said, generator)
-        return actions, self.head.log_prob(said, actions), self.critic(rows)[:, 0]
+    @property
+    def is_plain(self) -> bool:
+        """Whether the two bodies and the head are all that learns."""
+        return self.memory is None and not self.encoder.learns
 
-    def decide(self, obs: Tensor) -> Tensor:
-        """The likeliest actions."""
-        return self.head.mode(self.actor(obs.flatten(1)))
+    def features(self, leaves: tuple[Tensor, ...], states: Tensor) -> tuple[Tensor, Tensor]:
+        """What the bodies get for one row per slot, and the states after it."""
+        seen = self.encoder(leaves)
+        if self.memory is None:
+            return seen, states
+        out, states = self.memory(seen[None], states)
+        return out[0], states
 
-    def value(self, obs: Tensor) -> Tensor:
-        """What observations are worth."""
-        worth: Tensor = self.critic(obs.flatten(1))[:, 0]
+    def unroll(self, leaves: tuple[Tensor, ...], cut: Stretches, states: Tensor) -> Tensor:
+        """What the bodies get for the rows of `cut`, in its order.
+
+        Args:
+            leaves: Of those rows, in that order.
+            cut: Where they stand in their episodes.
+            states: What was remembered before the rollout, by slot.
+        """
+        assert self.memory is not None
+        is_there = torch.from_numpy(cut.is_there).to(states.device)
+        seen = self.encoder(leaves)
+        padded = seen.new_zeros((*is_there.shape, seen.shape[-1]))
+        padded[is_there] = seen
+        goes_on = torch.from_numpy(cut.goes_on).to(states.device)
+        start = states[torch.from_numpy(cut.slots).to(states.device)] * goes_on[:, None]
+        out: Tensor = self.memory(padded, start)[0]
+        return out[is_there]
+
+    def respond(
+        self, leaves: tuple[Tensor, ...], states: Tensor, allowed: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """What the actor says to one row per slot, and the states after it."""
+        features, states = self.features(leaves, states)
+        return self._masked(self.actor(features), allowed), states
+
+    def value(self, leaves: tuple[Tensor, ...], states: Tensor) -> Tensor:
+        """What one row per slot is worth."""
+        worth: Tensor = self.critic(self.features(leaves, states)[0])[:, 0]
         return worth
 
-    def judge(self, obs: Tensor, actions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Log-probabilities of actions taken, entropies, values."""
-        rows = obs.flatten(1)
-        said = self.actor(rows)
-        return self.head.log_prob(said, actions), self.head.entropy(said), self.critic(rows)[:, 0]
+    def judge(self, features: Tensor, allowed: Tensor | None) -> tuple[Tensor, Tensor]:
+        """What the actor says to rows of features, and what they are worth."""
+        return self._masked(self.actor(features), allowed), self.critic(features)[:, 0]
+
+    def _masked(self, said: Tensor, allowed: Tensor | None) -> Tensor:
+        return said if allowed is None else self.head.masked(said, allowed)
 
 
-def _body(
-    width: int,
-    hidden: Sequence[int],
-    size: int,
-    activation: type[nn.Module],
-    gain: float | None,
-    *,
-    last_gain: float,
-) -> nn.Sequential:
-    layers: list[nn.Module] = []
-    for units in hidden:
-        layers += [nn.Linear(width, units), activation()]
-        width = units
-    layers.append(nn.Linear(width, size))
-    if gain is not None:
-        for layer in layers[:-1]:
-            if isinstance(layer, nn.Linear):
-                orthogonal(layer, gain)
-        orthogonal(layers[-1], last_gain)  # type: ignore[arg-type]
-    return nn.Sequential(*layers)
+def orthogonal(layer: nn.Module, gain: float) -> None:
+    """Initialise as PPO likes it."""
+    nn.init.orthogonal_(layer.weight, gain)  # type: ignore[arg-type]
+    if layer.bias is not None:
+        nn.init.zeros_(layer.bias)  # type: ignore[arg-type]

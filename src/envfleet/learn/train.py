@@ -261,8 +261,8 @@ class _Run:
     def _evaluate(self) -> bool:
         """True if the policy has never been better."""
         env, episodes = self._options.env, self._options.eval_episodes
-        decide, begun_s = self._trainer.agent.decide, time.perf_counter()
-        found = evaluate(decide, lambda: gymnasium.make(env), episodes=episodes)
+        begun_s = time.perf_counter()
+        found = evaluate(self._trainer.agent.play, lambda: gymnasium.make(env), episodes=episodes)
         self.evaluation_s += time.perf_counter() - begun_s
         self._evaluated, self.last_evaluation = self._trainer.env_steps, found
         self._note(evaluation_mean=found.mean, evaluation_std=found.std)

@@ -1,7 +1,11 @@
 """PPO: the same run everywhere, rows that mean what they say, trouble that costs an episode."""
 
+import dataclasses
 import functools
 import hashlib
+import time
+from typing import Any
+from unittest import mock
 
 import gymnasium
 import numpy as np
@@ -11,6 +15,9 @@ from gymnasium import spaces
 
 import envfleet
 from envfleet import errors
+from envfleet.learn import ppo
+from envfleet.learn.evaluate import evaluate
+from envfleet.learn.inputs import Inputs
 from envfleet.learn.ppo import PPOOptions, PPOTrainer
 from envfleet.testing import Counter, Crashing
 
@@ -43,29 +50,40 @@ def digest(trainer):
 
 
 @functools.cache
-def digest_of_serial(options):
-    with opened("CartPole-v1") as envs:
+def digest_of_serial(options, num_envs=4):
+    with opened("CartPole-v1", num_envs) as envs:
         trainer = PPOTrainer(envs, options, seed=3)
-        trainer.train(4 * 16 * 4)
+        trainer.train(4 * 16 * num_envs)
         return digest(trainer)
 
 
+KINDS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "normalised": {"normalise_obs": True, "normalise_rewards": True},
+    "overlapping": {"overlap": True},
+    "remembering": {"memory": "lstm", "memory_size": 8},
+}
+
+
 @pytest.mark.parametrize("where", WHERE, ids=lambda where: "-".join(map(str, where.values())))
-@pytest.mark.parametrize("is_normalised", [False, True])
-def test_parameters_are_bit_equal_wherever_the_environments_live(where, is_normalised):
-    options = PPOOptions(
-        n_steps=16,
-        batch_size=32,
-        n_epochs=2,
-        hidden=(16,),
-        normalise_obs=is_normalised,
-        normalise_rewards=is_normalised,
-    )
+@pytest.mark.parametrize("kind", KINDS)
+def test_parameters_are_bit_equal_wherever_the_environments_live(where, kind):
+    options = dataclasses.replace(SMALL, **KINDS[kind])
     with opened("CartPole-v1", **where) as envs:
         trainer = PPOTrainer(envs, options, seed=3)
         trainer.train(4 * 16 * 4)
         assert trainer.env_steps == 256
         assert digest(trainer) == digest_of_serial(options)
+
+
+def test_from_sixteen_slots_on_one_half_steps_while_the_other_is_thought_about():
+    alike = [dataclasses.replace(SMALL, overlap=overlap) for overlap in (None, True)]
+    assert len({digest_of_serial(options, 16) for options in alike}) == 1
+    with opened("CartPole-v1", 16) as envs:
+        trainer = PPOTrainer(envs, SMALL)
+        with mock.patch.object(envs, "send", wraps=envs.send) as send:
+            trainer.collect()
+    assert [len(call.args[1]) for call in send.call_args_list] == [8] * 32
 
 
 def test_another_seed_is_another_run():
@@ -107,7 +125,8 @@ class Walk(gymnasium.Env):
 
 def value_of(trainer, number):
     with torch.inference_mode():
-        return trainer.policy.value(torch.tensor([[float(number)]])).item()
+        rows = (torch.tensor([[float(number)]]),)
+        return trainer.policy.value(rows, trainer.agent.fresh_states(1)).item()
 
 
 def test_what_follows_a_row_is_the_next_one_nothing_or_the_true_last_observation():
@@ -115,12 +134,12 @@ def test_what_follows_a_row_is_the_next_one_nothing_or_the_true_last_observation
     with opened(fns, None) as envs:
         trainer = PPOTrainer(envs, PPOOptions(n_steps=7))
         rollout = trainer.collect()
-    assert rollout.obs[:, 0, 0].tolist() == [0, 1, 2, 3, 4, 0, 1]
+    assert rollout.obs[0][:, 0, 0].tolist() == [0, 1, 2, 3, 4, 0, 1]
     assert rollout.successors[4, 0] == 0.0
     assert rollout.successors[4, 1] == pytest.approx(value_of(trainer, 5), rel=1e-5)
-    for time in (0, 3, 5):
-        expected = value_of(trainer, rollout.obs[time + 1, 0, 0])
-        assert rollout.successors[time, 0] == pytest.approx(expected, rel=1e-5)
+    for row in (0, 3, 5):
+        expected = value_of(trainer, rollout.obs[0][row + 1, 0, 0])
+        assert rollout.successors[row, 0] == pytest.approx(expected, rel=1e-5)
     assert rollout.successors[6, 1] == pytest.approx(value_of(trainer, 2), rel=1e-5)
     assert rollout.ended[:, 0].tolist() == [False] * 4 + [True, False, False]
     assert rollout.episodes == [(5.0, 5), (5.0, 5)]
@@ -204,7 +223,7 @@ def test_actions_begin_where_their_space_does():
         trainer = PPOTrainer(envs, SMALL)
         rollout = trainer.collect()
         assert set(rollout.actions.reshape(-1).tolist()) == {0, 1, 2}
-        assert Shifted.action_space.contains(trainer.agent.decide(np.zeros(1, np.float32)))
+        assert Shifted.action_space.contains(trainer.agent.play()(np.zeros(1, np.float32), {}))
 
 
 def test_a_state_does_not_change_with_its_trainer():
@@ -223,3 +242,182 @@ def test_a_state_does_not_change_with_its_trainer():
 def test_rates_must_be_above_zero(wrong):
     with pytest.raises(errors.ConfigError, match="must be above 0"):
         PPOOptions(**wrong)
+
+
+class Remember(gymnasium.Env):
+    """Shows a sign at the beginning only, and pays for naming it at the end."""
+
+    observation_space = spaces.Box(-1, 1, (2,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.sign, self.t = int(self.np_random.integers(2)), 0
+        return np.array([2 * self.sign - 1, 1], np.float32), {}
+
+    def step(self, action):
+        self.t += 1
+        is_over = self.t == 4
+        reward = float(action == self.sign) if is_over else 0.0
+        return np.zeros(2, np.float32), reward, is_over, False, {}
+
+
+@pytest.mark.parametrize(
+    ("memory", "least", "most"), [("gru", 0.95, 1), ("lstm", 0.95, 1), (None, 0, 0.8)]
+)
+def test_a_policy_with_a_memory_learns_what_others_cannot(memory, least, most):
+    options = PPOOptions(
+        n_steps=16,
+        batch_size=128,
+        n_epochs=8,
+        learning_rate=5e-3,
+        anneal_learning_rate=False,
+        memory=memory,
+        memory_size=16,
+        hidden=(16,),
+    )
+    with opened(Remember, 16) as envs:
+        trainer = PPOTrainer(envs, options)
+        trainer.train(256 * 40)
+        found = evaluate(trainer.agent.play, Remember, episodes=40)
+    assert least <= found.mean <= most
+
+
+class Rule(gymnasium.Env):
+    """Only one action is allowed at a time, and every other one is an error."""
+
+    action_space = spaces.Discrete(3, start=1)
+
+    def __init__(self, is_in_obs):
+        self.is_in_obs = is_in_obs
+        box = spaces.Box(0, 1, (1,), np.float32)
+        mask = spaces.MultiBinary(3)
+        self.observation_space = (
+            spaces.Dict({"seen": box, "action_mask": mask}) if is_in_obs else box
+        )
+
+    def _told(self):
+        self.allowed = int(self.np_random.integers(3))
+        mask = np.eye(3, dtype=np.int8)[self.allowed]
+        seen = np.zeros(1, np.float32)
+        if self.is_in_obs:
+            return {"seen": seen, "action_mask": mask}, {}
+        return seen, {"action_mask": mask}
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        return self._told()
+
+    def step(self, action):
+        assert action == self.allowed + 1
+        self.t += 1
+        obs, info = self._told()
+        return obs, 1.0, False, self.t == 7, info
+
+
+@pytest.mark.parametrize("is_in_obs", [True, False])
+@pytest.mark.parametrize("memory", [None, "gru"])
+def test_only_allowed_actions_are_taken(is_in_obs, memory):
+    env = functools.partial(Rule, is_in_obs)
+    with opened(env, 3) as envs:
+        trainer = PPOTrainer(envs, dataclasses.replace(SMALL, memory=memory))
+        (learned,) = trainer.train(1)
+        assert learned.entropy == pytest.approx(0.0, abs=1e-6)
+        assert evaluate(trainer.agent.play, env, episodes=2).returns == (7.0, 7.0)
+
+
+SHOWN: dict[str, tuple[spaces.Space, Any]] = {
+    "number": (spaces.Box(-1, 1, (2, 2), np.float64), lambda n: np.full((2, 2), n - 1.0)),
+    "choice": (spaces.Discrete(3, start=2), lambda n: np.int64(2 + n)),
+    "choices": (spaces.MultiDiscrete([2, 3]), lambda n: np.array([1, n])),
+    "bits": (spaces.MultiBinary(3), lambda n: np.eye(3, dtype=np.int8)[n]),
+    "image": (
+        spaces.Box(0, 255, (36, 36, 1), np.uint8),
+        lambda n: np.repeat(np.eye(3, dtype=np.uint8)[n] * 255, 12 * 36).reshape(36, 36, 1),
+    ),
+}
+
+
+class Show(gymnasium.Env):
+    """Shows a choice in one of the ways there are, and pays for making it."""
+
+    action_space = spaces.Discrete(3)
+
+    def __init__(self, ways):
+        self.ways = ways
+        spaces_by_way = {way: SHOWN[way][0] for way in ways}
+        self.observation_space = SHOWN[ways[0]][0] if len(ways) == 1 else spaces.Dict(spaces_by_way)
+
+    def _told(self):
+        self.choice = int(self.np_random.integers(3))
+        told = {way: SHOWN[way][1](self.choice) for way in self.ways}
+        return told if len(told) > 1 else told[self.ways[0]]
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        return self._told(), {}
+
+    def step(self, action):
+        reward = float(action == self.choice)
+        self.t += 1
+        return self._told(), reward, False, self.t == 10, {}
+
+
+@pytest.mark.parametrize("ways", [*((way,) for way in SHOWN), tuple(SHOWN)], ids="-".join)
+def test_observations_of_every_kind_are_learned_from(ways, monkeypatch):
+    monkeypatch.setattr(ppo, "usable_cores", lambda: 1)  # other tests may have the other core
+    env = functools.partial(Show, ways)
+    options = PPOOptions(
+        n_steps=16,
+        batch_size=64,
+        n_epochs=8,
+        learning_rate=1e-3 if "image" in ways else 1e-2,
+        anneal_learning_rate=False,
+        ent_coef=0.05,
+        hidden=(32,),
+    )
+    with opened(env, 4) as envs:
+        trainer = PPOTrainer(envs, options)
+        first = np.mean([value for value, _ in trainer.collect().episodes])
+        trainer.train(64 * (12 if "image" in ways else 60))
+        last = evaluate(trainer.agent.play, env, episodes=3).mean
+    assert first < 6
+    assert last > 9
+
+
+@pytest.mark.parametrize(
+    "space", [spaces.Text(4), spaces.Dict({"a": spaces.Sequence(spaces.Discrete(2))})], ids=str
+)
+def test_observations_that_cannot_be_taken_in_are_named(space):
+    with pytest.raises(errors.ConfigError, match="wrap the environment to encode it"):
+        Inputs(space)
+
+
+class TestTheDocumentsNames:
+    def test_an_iteration_of_one_environment(self):
+        with opened("CartPole-v1", 1) as envs:
+            episode = PPOTrainer(envs, PPOOptions(n_steps=64, batch_size=32)).train_episode()
+        assert episode.n_envs == 1
+        assert episode.n_completed_episodes >= 1
+        assert episode.reward == episode.length
+
+    def test_an_iteration_of_many(self):
+        with opened("CartPole-v1", 4) as envs:
+            trainer = PPOTrainer(envs, PPOOptions(n_steps=64, batch_size=32))
+            assert trainer.train_episode_vectorized().n_envs == 4
+            with pytest.raises(errors.ConfigError, match="call train_episode_vectorized"):
+                trainer.train_episode()
+
+
+def test_where_the_time_goes_adds_up():
+    with opened("CartPole-v1", 4) as envs:
+        trainer = PPOTrainer(envs, SMALL)
+        begun_s = time.perf_counter()
+        trainer.train(256)
+        elapsed_s = time.perf_counter() - begun_s
+        parts = trainer.seconds
+    assert set(parts) == {"environments", "waiting", "transport", "inference", "learning"}
+    assert all(seconds >= 0 for seconds in parts.values())
+    assert 0.5 * elapsed_s < sum(parts.values()) <= elapsed_s

@@ -147,7 +147,7 @@ def test_an_agent_plays_as_it_was_evaluated(tmp_path):
     for path in (tmp_path, tmp_path / "latest.pt"):
         options, agent = load_agent(path)
         assert options == RUN
-        found = evaluate(agent.decide, lambda: gymnasium.make("CartPole-v1"), episodes=2)
+        found = evaluate(agent.play, lambda: gymnasium.make("CartPole-v1"), episodes=2)
         assert found == outcome.last_evaluation
 
 
@@ -208,7 +208,7 @@ def test_an_environment_that_raises_costs_its_episode_also_in_this_process(tmp_p
 
 def test_an_episode_without_an_end_is_cut_off():
     with pytest.warns(RuntimeWarning, match="cut off after 7 steps; give the environment"):
-        found = evaluate(lambda obs: 0, RaisesOnce, episodes=1, max_steps=7)
+        found = evaluate(lambda: lambda obs, info: 0, RaisesOnce, episodes=1, max_steps=7)
     assert found.returns == (7.0,)
 
 

@@ -7,7 +7,7 @@ from gymnasium import spaces
 from torch.distributions import Bernoulli, Categorical, Independent, Normal
 
 from envfleet import errors
-from envfleet.learn.networks import ActorCritic, Choices, Gaussian, Switches, make_head
+from envfleet.learn.heads import Choices, Gaussian, Switches, make_head
 
 ROWS = 4096
 
@@ -16,9 +16,13 @@ def generator(seed=0):
     return torch.Generator().manual_seed(seed)
 
 
+def draw(head, said, seed=0):
+    return head.sample(said, head.noise((len(said),), generator(seed)))
+
+
 def test_choices_equal_torch_s_categorical():
     head, said = Choices([3, 2], is_scalar=False), torch.randn(ROWS, 5, generator=generator())
-    actions = head.sample(said, generator(1))
+    actions = draw(head, said, 1)
     parts = [Categorical(logits=part) for part in said.split([3, 2], -1)]
     expected = sum(part.log_prob(actions[:, i]) for i, part in enumerate(parts))
     torch.testing.assert_close(head.log_prob(said, actions), expected)
@@ -28,22 +32,22 @@ def test_choices_equal_torch_s_categorical():
 
 def test_draws_follow_their_probabilities():
     said = torch.tensor([[0.1, 0.6, 0.3]]).log().expand(200_000, 3)
-    drawn = Choices([3], is_scalar=True).sample(said, generator())
+    drawn = draw(Choices([3], is_scalar=True), said)
     shares = torch.bincount(drawn, minlength=3) / len(drawn)
     torch.testing.assert_close(shares, torch.tensor([0.1, 0.6, 0.3]), atol=0.01, rtol=0)
 
 
 def test_what_is_masked_is_never_drawn_and_leaves_entropy_finite():
-    said = torch.tensor([[0.0, -torch.inf, 0.0]]).expand(ROWS, 3)
     head = Choices([3], is_scalar=True)
-    drawn = head.sample(said, generator())
+    said = head.masked(torch.zeros(ROWS, 3), torch.tensor([[True, False, True]]))
+    drawn = draw(head, said)
     assert set(drawn.tolist()) == {0, 2}
     torch.testing.assert_close(head.entropy(said), torch.full((ROWS,), np.log(2.0).item()))
 
 
 def test_switches_equal_torch_s_bernoulli():
     head, said = Switches(3), torch.randn(ROWS, 3, generator=generator())
-    actions = head.sample(said, generator(1))
+    actions = draw(head, said, 1)
     expected = Independent(Bernoulli(logits=said), 1)
     torch.testing.assert_close(head.log_prob(said, actions), expected.log_prob(actions.float()))
     torch.testing.assert_close(head.entropy(said), expected.entropy())
@@ -51,36 +55,50 @@ def test_switches_equal_torch_s_bernoulli():
 
 def test_a_gaussian_equals_torch_s_normal():
     head, said = Gaussian((2,), -0.5), torch.randn(ROWS, 2, generator=generator())
-    actions = head.sample(said, generator(1))
+    actions = draw(head, said, 1)
     expected = Independent(Normal(said, torch.full((2,), -0.5).exp()), 1)
     torch.testing.assert_close(head.log_prob(said, actions), expected.log_prob(actions))
     torch.testing.assert_close(head.entropy(said), expected.entropy())
     assert (actions - said).std().item() == pytest.approx(np.exp(-0.5), rel=0.03)
 
 
-@pytest.mark.parametrize(
-    "space",
-    [
-        spaces.Discrete(3),
-        spaces.MultiDiscrete([2, 4]),
-        spaces.MultiBinary(3),
-        spaces.Box(-1, 1, (2, 2), np.float32),
-    ],
-    ids=str,
-)
+SPACES = [
+    spaces.Discrete(3),
+    spaces.MultiDiscrete([2, 4]),
+    spaces.MultiBinary(3),
+    spaces.Box(-1, 1, (2, 2), np.float32),
+]
+
+
+@pytest.mark.parametrize("space", SPACES, ids=str)
 def test_actions_lie_in_their_space(space):
-    policy = ActorCritic(spaces.Box(-1, 1, (4,), np.float32), space)
-    obs = torch.randn(16, 4, generator=generator())
+    head = make_head(space, 0.0)
+    said = torch.randn(16, head.size, generator=generator())
+    for actions in (draw(head, said), head.mode(said)):
+        assert actions.shape == (16, *head.shape)
+        assert actions.dtype == head.dtype
+        for action in actions.detach().numpy():
+            fitting = np.clip(action, -1, 1) if isinstance(space, spaces.Box) else action
+            assert space.contains(np.asarray(fitting, space.dtype))
+
+
+@pytest.mark.parametrize("of_entropy", [0.0, 0.3])
+@pytest.mark.parametrize("space", SPACES, ids=str)
+def test_the_closed_form_of_the_gradient_is_what_autograd_finds(space, of_entropy):
+    head = make_head(space, -0.4)
+    said = torch.randn(32, head.size, generator=generator()).requires_grad_()
+    actions, weights = draw(head, said).detach(), torch.randn(32, generator=generator(1))
+    loss = (weights * head.log_prob(said, actions)).sum() + of_entropy * head.entropy(said).sum()
+    expected = torch.autograd.grad(loss, [said, *head.parameters()])
     with torch.no_grad():
-        actions, log_probs, values = policy.act(obs, generator())
-        judged, entropies, again = policy.judge(obs, actions)
-        decided = policy.decide(obs)
-    assert len(actions) == len(log_probs) == len(values) == len(entropies) == 16
-    torch.testing.assert_close(log_probs, judged)
-    torch.testing.assert_close(values, again)
-    for action in (*actions.numpy(), *decided.numpy()):
-        fitting = np.clip(action, -1, 1) if isinstance(space, spaces.Box) else action
-        assert space.contains(np.asarray(fitting, space.dtype))
+        pull, own = head.pull(said, actions, weights, of_entropy)
+    for found, right in zip((pull, *own), expected, strict=True):
+        torch.testing.assert_close(found, right, rtol=1e-4, atol=1e-6)
+
+
+def test_masks_are_for_choices():
+    with pytest.raises(errors.ConfigError, match="Discrete and MultiDiscrete actions only"):
+        Switches(2).masked(torch.zeros(1, 2), torch.ones(1, 2, dtype=torch.bool))
 
 
 def test_other_action_spaces_are_refused_by_name():

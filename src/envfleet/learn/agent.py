@@ -1,0 +1,124 @@
+"""An agent: a policy, and how observations and actions of any space reach it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from copy import deepcopy
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from gymnasium import spaces
+from torch import Tensor
+
+from envfleet.learn.inputs import MASK, Leaves, batch_of_one
+from envfleet.learn.networks import ActorCritic
+from envfleet.learn.normalise import ObservationNormaliser
+from envfleet.learn.options import PPOOptions
+
+Array = npt.NDArray[Any]
+Act = Callable[[Any, Mapping[str, Any]], Any]
+"""From one observation and its info to one action."""
+
+
+class Agent:
+    """What a run makes: a policy, and how observations and actions reach it."""
+
+    def __init__(
+        self,
+        observation_space: spaces.Space[Any],
+        action_space: spaces.Space[Any],
+        options: PPOOptions,
+        device: torch.device,
+        seed: int,
+    ) -> None:
+        """Build the networks; their weights follow from `seed` alone."""
+        self.device = device
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self.policy = ActorCritic(
+                observation_space,
+                action_space,
+                hidden=options.hidden,
+                activation=options.activation,
+                log_std=options.log_std,
+                is_orthogonal=options.orthogonal,
+                memory=options.memory,
+                memory_size=options.memory_size,
+            ).to(device)
+        self.inputs = self.policy.inputs
+        self._normalisers = [
+            ObservationNormaliser(leaf.shape)
+            if options.normalise_obs and leaf.kind == "numbers"
+            else None
+            for leaf in self.inputs.leaves
+        ]
+        self._space = action_space
+
+    def tensor(self, array: Array) -> Tensor:
+        """An array where the networks are."""
+        return torch.from_numpy(array).to(self.device)
+
+    def tensors(self, leaves: Leaves) -> tuple[Tensor, ...]:
+        """The same for all leaves."""
+        return tuple(self.tensor(leaf) for leaf in leaves)
+
+    def look(self, obs: Any, *, learns: bool = False) -> Leaves:
+        """A batch of observations as the networks get it; the statistics may learn from it."""
+        seen = []
+        for leaf, normaliser in zip(self.inputs.split(obs), self._normalisers, strict=True):
+            if normaliser is not None and learns:
+                normaliser.update(leaf)
+            seen.append(leaf if normaliser is None else normaliser(leaf))
+        return tuple(seen)
+
+    def masks(self, obs: Any, infos: Mapping[str, Any]) -> npt.NDArray[np.bool_] | None:
+        """Which actions are allowed, one row per observation; None if nothing is said of it."""
+        masks = self.inputs.masks(obs, infos)
+        if masks is not None:
+            self.policy.head.check(masks)
+        return masks
+
+    def fit(self, actions: Array) -> Array:
+        """Actions as environments get them."""
+        if isinstance(self._space, spaces.Box):
+            return np.clip(actions, self._space.low, self._space.high)
+        if isinstance(self._space, spaces.Discrete | spaces.MultiDiscrete):
+            return actions + self._space.start
+        return actions
+
+    def fresh_states(self, count: int) -> Tensor:
+        """What is remembered at the beginning of an episode: nothing."""
+        return torch.zeros((count, self.policy.state_size), device=self.device)
+
+    def play(self) -> Act:
+        """How to act in one episode: the likeliest actions, with a memory of its own."""
+        states = self.fresh_states(1)
+
+        @torch.inference_mode()
+        def act(obs: Any, info: Mapping[str, Any]) -> Any:
+            nonlocal states
+            batch = batch_of_one(obs)
+            infos = {MASK: np.asarray(info[MASK])[None]} if MASK in info else {}
+            masks = self.masks(batch, infos)
+            allowed = None if masks is None else self.tensor(masks)
+            leaves = self.tensors(self.look(batch))
+            said, states = self.policy.respond(leaves, states, allowed)
+            return self.fit(self.policy.head.mode(said).cpu().numpy())[0]
+
+        return act
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps."""
+        return {
+            "policy": deepcopy(self.policy.state_dict()),
+            "normalisers": [one and one.state() for one in self._normalisers],
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Become the agent that gave this state."""
+        self.policy.load_state_dict(state["policy"])
+        for normaliser, kept in zip(self._normalisers, state["normalisers"], strict=True):
+            if normaliser is not None:
+                normaliser.load(kept)

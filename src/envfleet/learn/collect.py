@@ -1,0 +1,286 @@
+"""Experience: the fleet steps, the actor acts, and [time, slot] arrays fill up.
+
+    act ─► send ─► recv ─► note ─┐      one half of the slots steps while the actor thinks about
+     ▲                           │      the other, where there are slots enough; which slots form
+     └───────────────────────────┘      a half depends on their number only, so results do too
+
+Only acting is done in the loop. Values and log-probabilities are worked out afterwards for all rows
+at once, rewards are scaled and episodes counted then too.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from envfleet.adapters.gymnasium import FleetVectorEnv
+from envfleet.engine import Batch
+from envfleet.learn.advantages import successor_values
+from envfleet.learn.agent import Agent
+from envfleet.learn.inputs import Leaves
+from envfleet.learn.normalise import RewardScaler
+from envfleet.learn.options import PPOOptions
+from envfleet.learn.sequences import stretches
+
+Array = npt.NDArray[Any]
+Floats = npt.NDArray[np.float32]
+Flags = npt.NDArray[np.bool_]
+OVERLAP_FROM = 16
+"""Slots: with fewer, a second forward pass costs more than it hides."""
+_ROWS_AT_ONCE = 4096
+"""In forward passes over whole rollouts: pictures need memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """One iteration's experience, [time, slot]."""
+
+    obs: Leaves
+    """As the networks get them, one array for each part of an observation."""
+    actions: Array
+    masks: Flags | None
+    """Which actions were allowed."""
+    states: Floats
+    """What the policy remembered before the first row, [slot, number]."""
+    log_probs: Floats
+    values: Floats
+    rewards: Floats
+    successors: Floats
+    """What each row's successor is worth."""
+    ended: Flags
+    valid: Flags
+    """False where a row is no transition: its environment was lost."""
+    episodes: list[tuple[float, int]]
+    """Return and length of every episode that ended."""
+
+
+@dataclass(slots=True)
+class _Finals:
+    """Last observations of truncated episodes, and what was remembered there."""
+
+    places: list[tuple[int, int]] = field(default_factory=list)
+    leaves: list[Leaves] = field(default_factory=list)
+    states: list[Tensor] = field(default_factory=list)
+
+
+def flattened(arrays: Leaves) -> Leaves:
+    """[time, slot] arrays as rows."""
+    return tuple(array.reshape(-1, *array.shape[2:]) for array in arrays)
+
+
+class _Store:
+    """The arrays of one rollout while they fill up; observations have one row more."""
+
+    def __init__(self, times: int, first: Leaves, actions: Tensor, masks: Flags | None) -> None:
+        slots = len(first[0])
+        self.obs = tuple(np.empty((times + 1, *leaf.shape), leaf.dtype) for leaf in first)
+        for mine, leaf in zip(self.obs, first, strict=True):
+            mine[0] = leaf
+        self.masks = None if masks is None else np.ones((times + 1, *masks.shape), np.bool_)
+        if self.masks is not None:
+            self.masks[0] = masks
+        self.actions = actions
+        self.rewards = np.zeros((times, slots))
+        self.terminated, self.truncated, self.valid = np.zeros((3, times, slots), np.bool_)
+        self.finals = _Finals()
+
+
+class Collector:
+    """Steps a fleet by a policy, and remembers between rollouts what goes on."""
+
+    def __init__(
+        self, envs: FleetVectorEnv, agent: Agent, options: PPOOptions, *, seed: int
+    ) -> None:
+        """Reset the fleet; from then on its slots only reset by themselves."""
+        self._envs, self._agent, self._times = envs, agent, options.n_steps
+        self._generator = torch.Generator(agent.device).manual_seed(seed)
+        count = envs.num_envs
+        overlaps = count >= OVERLAP_FROM if options.overlap is None else options.overlap
+        bounds = [0, count // 2, count] if overlaps and count > 1 else [0, count]
+        self._halves = [slice(*pair) for pair in pairwise(bounds)]
+        self._slots = [
+            None if len(self._halves) == 1 else np.arange(half.start, half.stop)
+            for half in self._halves
+        ]
+        self._scaler = RewardScaler(count, options.gamma) if options.normalise_rewards else None
+        self._returns, self._lengths = np.zeros(count), np.zeros(count, np.int64)
+        obs, infos = envs.reset(seed=seed)
+        self._obs = agent.look(obs, learns=True)
+        self._masks = agent.masks(obs, infos)
+        self._states = agent.fresh_states(count)
+        self.inference_s = self.fleet_s = 0.0
+        """Seconds spent in acting and judging, and in the fleet's send and recv."""
+
+    # ---- to go on exactly where it was ---------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """All that the coming rollouts depend on, environments included."""
+        return {
+            "generator": self._generator.get_state(),
+            "scaler": self._scaler and self._scaler.state(),
+            "returns": self._returns.copy(),
+            "lengths": self._lengths.copy(),
+            "obs": tuple(leaf.copy() for leaf in self._obs),
+            "masks": None if self._masks is None else self._masks.copy(),
+            "states": self._states.clone(),
+            "slots": self._envs.snapshot(),
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Become the collector that gave this state; the fleet is brought to its states too."""
+        self._generator.set_state(state["generator"].cpu())
+        if self._scaler is not None:
+            self._scaler.load(state["scaler"])
+        self._returns, self._lengths = state["returns"].copy(), state["lengths"].copy()
+        self._obs = tuple(leaf.copy() for leaf in state["obs"])
+        self._masks = None if state["masks"] is None else state["masks"].copy()
+        self._states = state["states"].to(self._agent.device).clone()
+        self._envs.restore(state["slots"])
+
+    # ---- the loop -------------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def collect(self) -> Rollout:
+        """Step every slot `n_steps` times."""
+        times, slots, head = self._times, self._envs.num_envs, self._agent.policy.head
+        noise = head.noise((times, slots), self._generator)
+        actions = torch.zeros((times, slots, *head.shape), dtype=head.dtype)
+        store = _Store(times, self._obs, actions, self._masks)
+        states = self._states.clone()
+        for index in range(len(self._halves)):
+            self._act(store, 0, index, noise)
+        for step in range(times):
+            for index in range(len(self._halves)):
+                begun_s = time.perf_counter()
+                batch = self._envs.recv(slots=self._slots[index])
+                self.fleet_s += time.perf_counter() - begun_s
+                self._note(store, step, self._halves[index], batch)
+                if step + 1 < times:
+                    self._act(store, step + 1, index, noise)
+        self._obs = tuple(leaf[times].copy() for leaf in store.obs)
+        self._masks = None if store.masks is None else store.masks[times].copy()
+        return self._finished(store, states)
+
+    def _act(self, store: _Store, step: int, index: int, noise: Tensor) -> None:
+        begun_s = time.perf_counter()
+        agent, half = self._agent, self._halves[index]
+        leaves = tuple(agent.tensor(leaf[step, half]) for leaf in store.obs)
+        allowed = None if store.masks is None else agent.tensor(store.masks[step, half])
+        said, states = agent.policy.respond(leaves, self._states[half], allowed)
+        if agent.policy.state_size:
+            self._states[half] = states
+        actions = store.actions[step, half]
+        actions.copy_(agent.policy.head.sample(said, noise[step, half]))
+        wanted = agent.fit(actions.numpy())
+        acted_s = time.perf_counter()
+        self._envs.send(wanted, self._slots[index])
+        self.inference_s += acted_s - begun_s
+        self.fleet_s += time.perf_counter() - acted_s
+
+    def _note(self, store: _Store, step: int, half: slice, batch: Batch) -> None:
+        """Keep what a step of one half brought."""
+        store.rewards[step, half] = batch.rewards
+        store.valid[step, half] = batch.valid
+        if batch.has_events:
+            store.terminated[step, half] = batch.terminated
+            store.truncated[step, half] = batch.truncated
+            self._note_ends(store.finals, step, half, batch)
+        for mine, leaf in zip(store.obs, self._agent.look(batch.obs, learns=True), strict=True):
+            mine[step + 1, half] = leaf
+        if store.masks is not None:
+            masks = self._agent.masks(batch.obs, batch.infos)
+            if masks is not None:
+                store.masks[step + 1, half] = masks
+
+    def _note_ends(self, finals: _Finals, step: int, half: slice, batch: Batch) -> None:
+        truncated = np.flatnonzero(batch.truncated)
+        if len(truncated):
+            leaves = self._agent.look(batch.final_obs)
+            finals.leaves.append(tuple(leaf[truncated] for leaf in leaves))
+            finals.states.append(self._states[half][truncated])
+            finals.places += [(step, half.start + int(row)) for row in truncated]
+        if self._agent.policy.state_size:
+            ended = torch.from_numpy(batch.terminated | batch.truncated)
+            self._states[half][ended] = 0.0
+
+    # ---- afterwards -----------------------------------------------------------------------------
+
+    def _finished(self, store: _Store, states: Tensor) -> Rollout:
+        begun_s = time.perf_counter()
+        policy, agent = self._agent.policy, self._agent
+        ended = store.terminated | store.truncated
+        obs = tuple(leaf[:-1] for leaf in store.obs)
+        masks = None if store.masks is None else store.masks[:-1]
+        actions = store.actions.numpy()
+        log_probs, values = self._judged(obs, actions, masks, ended, states)
+        last = policy.value(agent.tensors(self._obs), self._states).cpu().numpy()
+        finals = np.zeros_like(values)
+        kept = store.finals
+        if kept.places:
+            leaves = (np.concatenate(parts) for parts in zip(*kept.leaves, strict=True))
+            worth = policy.value(agent.tensors(tuple(leaves)), torch.cat(kept.states))
+            finals[tuple(zip(*kept.places, strict=True))] = worth.cpu().numpy()
+        self.inference_s += time.perf_counter() - begun_s
+        return Rollout(
+            obs=obs,
+            actions=actions,
+            masks=masks,
+            states=states.cpu().numpy(),
+            log_probs=log_probs,
+            values=values,
+            rewards=self._scaled(store.rewards, ended, store.valid),
+            successors=successor_values(values, last, store.terminated, store.truncated, finals),
+            ended=ended,
+            valid=store.valid,
+            episodes=self._episodes(store.rewards, ended, store.valid),
+        )
+
+    def _judged(
+        self, obs: Leaves, actions: Array, masks: Flags | None, ended: Flags, states: Tensor
+    ) -> tuple[Floats, Floats]:
+        """Log-probabilities of the actions taken and values of the observations."""
+        agent, policy = self._agent, self._agent.policy
+        leaves, taken = agent.tensors(flattened(obs)), agent.tensor(flattened((actions,))[0])
+        allowed = None if masks is None else agent.tensor(flattened((masks,))[0])
+        log_probs, values = np.zeros((2, ended.size), np.float32)
+        for rows in self._some_at_a_time(ended):
+            mine = tuple(leaf[rows] for leaf in leaves)
+            if policy.memory is None:
+                features = policy.encoder(mine)
+            else:
+                features = policy.unroll(mine, stretches(ended), states)
+            said, worth = policy.judge(features, None if allowed is None else allowed[rows])
+            log_probs[rows] = policy.head.log_prob(said, taken[rows]).cpu().numpy()
+            values[rows] = worth.cpu().numpy()
+        return log_probs.reshape(ended.shape), values.reshape(ended.shape)
+
+    def _some_at_a_time(self, ended: Flags) -> list[Any]:
+        """All rows, in parts for which there is memory; episodes must not be taken apart."""
+        if self._agent.policy.memory is not None:
+            return [stretches(ended).order]
+        starts = range(0, ended.size, _ROWS_AT_ONCE)
+        return [slice(start, start + _ROWS_AT_ONCE) for start in starts]
+
+    def _scaled(self, rewards: Array, ended: Flags, valid: Flags) -> Floats:
+        if self._scaler is None:
+            return rewards.astype(np.float32)
+        return np.stack([self._scaler(*rows) for rows in zip(rewards, ended, valid, strict=True)])
+
+    def _episodes(self, rewards: Array, ended: Flags, valid: Flags) -> list[tuple[float, int]]:
+        """Returns and lengths of those that ended, in the order in which they did."""
+        finished = []
+        for step in range(len(rewards)):
+            self._returns += rewards[step]
+            self._lengths += valid[step]
+            for slot in np.flatnonzero(ended[step]).tolist():
+                if valid[step, slot]:  # an episode whose environment was lost has no honest return
+                    finished.append((float(self._returns[slot]), int(self._lengths[slot])))
+                self._returns[slot], self._lengths[slot] = 0.0, 0
+        return finished
