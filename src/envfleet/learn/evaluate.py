@@ -1,15 +1,23 @@
-"""Evaluation on an environment of its own, by fixed seeds, that leaves training as it was."""
+"""Evaluation on environments of its own, by fixed seeds, that leaves training as it was.
+
+Episode i is reset with `seed + i` and acted in by itself, so that it goes the same way whether
+episodes are played one after another or side by side.
+"""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import gymnasium
 import numpy as np
+from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
 
+from envfleet.adapters.gymnasium import FleetVectorEnv, make_vec
+from envfleet.engine import ResetPlan
+from envfleet.errors import ConfigError
 from envfleet.learn.agent import Act
 
 EVALUATION_SEED = 1_000_000
@@ -36,6 +44,59 @@ class Evaluation:
         return float(np.std(self.returns))
 
 
+@dataclass(slots=True)
+class _Game:
+    """One episode while it is played."""
+
+    number: int
+    act: Act
+    obs: Any
+    info: dict[str, Any]
+    total: float = 0.0
+    steps: int = 0
+
+
+@dataclass(slots=True)
+class _Table:
+    """Who plays next, and how the others came out."""
+
+    play: Callable[[], Act]
+    episodes: int
+    max_steps: int
+    begun: int = 0
+    returns: dict[int, float] = field(default_factory=dict)
+
+    @property
+    def has_more(self) -> bool:
+        return self.begun < self.episodes
+
+    def begin(self, reset: Callable[[int], tuple[Any, dict[str, Any]]]) -> _Game:
+        """The next episode; `reset` is given its number."""
+        number = self.begun
+        self.begun += 1
+        return _Game(number, self.play(), *reset(number))
+
+    def note(self, game: _Game, reward: float, *, is_over: bool) -> bool:
+        """Count a step; True if the episode is over by it."""
+        game.total += reward
+        game.steps += 1
+        if not is_over and game.steps == self.max_steps:
+            warnings.warn(
+                f"an evaluation episode was cut off after {self.max_steps} steps; give the "
+                "environment a time limit",
+                RuntimeWarning,
+                stacklevel=4,
+            )
+            is_over = True
+        if is_over:
+            self.returns[game.number] = game.total
+        return is_over
+
+    def result(self) -> Evaluation:
+        """The returns by number."""
+        return Evaluation(tuple(self.returns[number] for number in range(self.episodes)))
+
+
 def evaluate(
     play: Callable[[], Act],
     env_fn: Callable[[], gymnasium.Env[Any, Any]],
@@ -43,35 +104,67 @@ def evaluate(
     episodes: int,
     seed: int = EVALUATION_SEED,
     max_steps: int = MAX_STEPS,
+    n_envs: int = 1,
 ) -> Evaluation:
-    """Play episodes one after another; episode i is reset with `seed + i`.
+    """Play episodes in an environment of their own, or in several side by side.
 
     Args:
         play: Called once per episode, for how to act in it.
-        env_fn: Makes the environment.
+        env_fn: Makes an environment.
         episodes: How many.
         seed: Of the first one.
         max_steps: Longest an episode may take.
+        n_envs: How many are played at once; the returns are the same.
     """
-    env = env_fn()
-    returns = []
-    try:
-        for episode in range(episodes):
-            obs, info = env.reset(seed=seed + episode)
-            act, total = play(), 0.0
-            for _ in range(max_steps):
-                obs, reward, terminated, truncated, info = env.step(act(obs, info))
-                total += float(reward)
-                if terminated or truncated:
-                    break
-            else:
-                warnings.warn(
-                    f"an evaluation episode was cut off after {max_steps} steps; give the "
-                    "environment a time limit",
-                    RuntimeWarning,
-                    stacklevel=2,
-                )
-            returns.append(total)
-    finally:
-        env.close()
-    return Evaluation(tuple(returns))
+    if episodes < 1 or n_envs < 1:
+        raise ConfigError(f"evaluation needs an episode and an environment, got {episodes, n_envs}")
+    table = _Table(play, episodes, max_steps)
+    if n_envs == 1:
+        env = env_fn()
+        try:
+            _one_by_one(table, env, seed)
+        finally:
+            env.close()
+    else:
+        envs = make_vec([env_fn] * min(n_envs, episodes), autoreset="disabled")
+        with envs:
+            _side_by_side(table, envs, seed)
+    return table.result()
+
+
+def _one_by_one(table: _Table, env: gymnasium.Env[Any, Any], seed: int) -> None:
+    while table.has_more:
+        game = table.begin(lambda number: env.reset(seed=seed + number))
+        is_over = False
+        while not is_over:
+            action = game.act(game.obs, game.info)
+            game.obs, reward, terminated, truncated, game.info = env.step(action)
+            is_over = table.note(game, float(reward), is_over=terminated or truncated)
+
+
+def _side_by_side(table: _Table, envs: FleetVectorEnv, seed: int) -> None:
+    space, seen = envs.single_action_space, envs.single_observation_space
+
+    def begin(slot: int) -> _Game:
+        def reset(number: int) -> tuple[Any, dict[str, Any]]:
+            batch = envs.fleet.reset([ResetPlan(seed=seed + number)], [slot])
+            return next(iter(iterate(batch_space(seen, 1), batch.obs))), batch.each_info[0]
+
+        return table.begin(reset)
+
+    games = {slot: begin(slot) for slot in range(envs.num_envs)}
+    while games:
+        slots = list(games)
+        actions = [game.act(game.obs, game.info) for game in games.values()]
+        empty: Any = create_empty_array(space, len(slots))
+        envs.send(concatenate(space, actions, empty), slots)
+        batch = envs.recv(slots=slots)
+        rows = iterate(batch_space(seen, len(slots)), batch.obs)
+        ended = (batch.terminated | batch.truncated).tolist()
+        for row, (slot, obs) in enumerate(zip(slots, rows, strict=True)):
+            game = games[slot]
+            game.obs, game.info = obs, batch.each_info[row]
+            if table.note(game, float(batch.rewards[row]), is_over=ended[row]):
+                del games[slot]
+                if table.has_more:
+                    games[slot] = begin(slot)

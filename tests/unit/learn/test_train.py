@@ -206,12 +206,6 @@ def test_an_environment_that_raises_costs_its_episode_also_in_this_process(tmp_p
     assert outcome.env_steps == 64
 
 
-def test_an_episode_without_an_end_is_cut_off():
-    with pytest.warns(RuntimeWarning, match="cut off after 7 steps; give the environment"):
-        found = evaluate(lambda: lambda obs, info: 0, RaisesOnce, episodes=1, max_steps=7)
-    assert found.returns == (7.0,)
-
-
 class TestVerdict:
     def test_shares_add_up(self):
         found = shares({"learning": 6.0, "inference": 1.0}, 10.0)

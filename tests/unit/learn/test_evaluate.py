@@ -1,0 +1,94 @@
+"""Evaluation: a hand-driven loop, and the same numbers side by side."""
+
+import functools
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from envfleet import errors
+from envfleet.learn.evaluate import EVALUATION_SEED, evaluate
+
+cartpole = functools.partial(gymnasium.make, "CartPole-v1")
+
+
+def leaning():
+    """Pushes to where the pole leans, and every seventh time to the other side."""
+    steps = 0
+
+    def act(obs, info):
+        nonlocal steps
+        steps += 1
+        return int((obs[2] > 0) ^ (steps % 7 == 0))
+
+    return act
+
+
+@functools.cache
+def by_hand(episodes):
+    env, returns = cartpole(), []
+    for episode in range(episodes):
+        obs, info = env.reset(seed=EVALUATION_SEED + episode)
+        act, total, is_over = leaning(), 0.0, False
+        while not is_over:
+            obs, reward, terminated, truncated, info = env.step(act(obs, info))
+            total, is_over = total + float(reward), terminated or truncated
+        returns.append(total)
+    return tuple(returns)
+
+
+@pytest.mark.parametrize("n_envs", [1, 2, 3, 20])
+def test_the_returns_are_those_of_a_loop_by_hand(n_envs):
+    found = evaluate(leaning, cartpole, episodes=7, n_envs=n_envs)
+    assert found.returns == by_hand(7)
+    assert len(set(found.returns)) > 1
+    assert (found.mean, found.std) == (np.mean(by_hand(7)), np.std(by_hand(7)))
+
+
+class Guess(gymnasium.Env):
+    """Tells the right answer in its info only, and acts in a Dict."""
+
+    observation_space = spaces.Dict({"time": spaces.Discrete(9)})
+    action_space = spaces.Dict({"guess": spaces.Discrete(50), "by": spaces.Box(0, 1, (1,))})
+
+    def _told(self):
+        self.right = int(self.np_random.integers(50))
+        return {"time": np.int64(self.t)}, {"right": self.right}
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        return self._told()
+
+    def step(self, action):
+        reward = float(action["guess"] == self.right) * float(action["by"][0])
+        self.t += 1
+        obs, info = self._told()
+        return obs, reward, False, self.t == 5, info
+
+
+@pytest.mark.parametrize("n_envs", [1, 3])
+def test_infos_and_other_spaces_reach_the_player(n_envs):
+    def play():
+        return lambda obs, info: {"guess": info["right"], "by": np.array([0.5], np.float32)}
+
+    found = evaluate(play, Guess, episodes=4, n_envs=n_envs)
+    assert found.returns == (2.5,) * 4
+
+
+@pytest.mark.parametrize("n_envs", [1, 2])
+def test_an_episode_without_an_end_is_cut_off(n_envs):
+    endless = functools.partial(gymnasium.make, "Pendulum-v1", max_episode_steps=-1)
+    still = np.zeros(1, np.float32)
+    with pytest.warns(RuntimeWarning, match="cut off after 7 steps; give the environment"):
+        found = evaluate(
+            lambda: lambda obs, info: still, endless, episodes=2, max_steps=7, n_envs=n_envs
+        )
+    assert len(found.returns) == 2
+
+
+@pytest.mark.parametrize("wrong", [{"episodes": 0}, {"episodes": 1, "n_envs": 0}])
+def test_nothing_to_play(wrong):
+    with pytest.raises(errors.ConfigError, match="needs an episode and an environment"):
+        evaluate(leaning, cartpole, **wrong)
