@@ -252,8 +252,8 @@ class Collector:
         log_probs, values = np.zeros((2, ended.size), np.float32)
         for rows in self._some_at_a_time(ended):
             mine = tuple(leaf[rows] for leaf in leaves)
-            if policy.memory is None:
-                features = policy.encoder(mine)
+            if policy.memories is None:
+                features, _ = policy.features(mine, states)
             else:
                 features = policy.unroll(mine, stretches(ended), states)
             said, worth = policy.judge(features, None if allowed is None else allowed[rows])
@@ -263,7 +263,7 @@ class Collector:
 
     def _some_at_a_time(self, ended: Flags) -> list[Any]:
         """All rows, in parts for which there is memory; episodes must not be taken apart."""
-        if self._agent.policy.memory is not None:
+        if self._agent.policy.memories is not None:
             return [stretches(ended).order]
         starts = range(0, ended.size, _ROWS_AT_ONCE)
         return [slice(start, start + _ROWS_AT_ONCE) for start in starts]

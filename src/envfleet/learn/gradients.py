@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from envfleet.learn.networks import ActorCritic
+from envfleet.learn.networks import ActorCritic, Features
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class Found:
         return (self.log_ratio.exp() - 1 - self.log_ratio).mean()
 
 
-@torch.no_grad()
+@torch.inference_mode()
 def closed_form(policy: ActorCritic, rows: Rows, weights: Weights) -> Found:
     """For policies that are plain."""
     count, clip = len(rows), weights.clip
@@ -121,7 +121,7 @@ def closed_form(policy: ActorCritic, rows: Rows, weights: Weights) -> Found:
 def by_autograd(
     policy: ActorCritic,
     parameters: Sequence[Tensor],
-    features: Tensor,
+    features: Features,
     rows: Rows,
     weights: Weights,
 ) -> Found:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from gymnasium import spaces
@@ -64,18 +64,18 @@ class Body(nn.Module):
         super().__init__()
         self._bend = _BENDS[activation]
         widths = [width, *hidden, size]
-        self.layers = nn.ModuleList(nn.Linear(*pair) for pair in pairwise(widths))
+        layers = [nn.Linear(*pair) for pair in pairwise(widths)]
+        self.layers = nn.ModuleList(layers)
+        # looked up once: a module's attributes take as long as a small layer
+        self._weights = [(layer.weight, layer.bias) for layer in layers]
         if last_gain is not None:
             gains = [math.sqrt(2)] * len(hidden) + [last_gain]
             for layer, gain in zip(self.layers, gains, strict=True):
                 orthogonal(layer, gain)
 
-    def _weights(self) -> list[tuple[Tensor, Tensor]]:
-        return [(layer.weight, layer.bias) for layer in self.layers]  # type: ignore[misc]
-
     def forward(self, rows: Tensor) -> Tensor:
         """What it says to each row."""
-        *inner, (last, last_bias) = self._weights()
+        *inner, (last, last_bias) = self._weights
         for weight, bias in inner:
             rows = self._bend.apply(linear(rows, weight, bias))
         return linear(rows, last, last_bias)
@@ -83,7 +83,7 @@ class Body(nn.Module):
     def trace(self, rows: Tensor) -> list[Tensor]:
         """What goes into every layer, and at the end what it says; no autograd graph is made."""
         trace = [rows]
-        *inner, (last, last_bias) = self._weights()
+        *inner, (last, last_bias) = self._weights
         for weight, bias in inner:
             trace.append(self._bend.apply_in_place(linear(trace[-1], weight, bias)))
         trace.append(linear(trace[-1], last, last_bias))
@@ -92,7 +92,7 @@ class Body(nn.Module):
     def pull(self, trace: list[Tensor], pull: Tensor) -> list[Tensor]:
         """The gradient for every parameter, from that of what was said."""
         gradients: list[Tensor] = []
-        weights = self._weights()
+        weights = self._weights
         for index in range(len(weights) - 1, -1, -1):
             taken_in = trace[index]
             gradients += [pull.sum(0), pull.t() @ taken_in]
@@ -125,8 +125,19 @@ class Recurrence(nn.Module):
         return out, last[0]
 
 
+class Features(NamedTuple):
+    """What the two bodies get, one row per observation."""
+
+    actor: Tensor
+    critic: Tensor
+
+    def at(self, rows: Tensor) -> Features:
+        """Some of them."""
+        return Features(self.actor[rows], self.critic[rows])
+
+
 class ActorCritic(nn.Module):
-    """Acts and judges. The bodies are separate; what learns before them is shared."""
+    """Acts and judges. Bodies and memories are separate; what looks at pictures is shared."""
 
     def __init__(
         self,
@@ -148,9 +159,14 @@ class ActorCritic(nn.Module):
                 if isinstance(layer, nn.Linear | nn.Conv2d):
                     orthogonal(layer, math.sqrt(2))
         width = self.encoder.width
-        self.memory = None if memory is None else Recurrence(memory, width, memory_size)
-        self.state_size = 0 if self.memory is None else self.memory.state_size
-        width = width if self.memory is None else memory_size
+        self.memories: nn.ModuleList | None = None
+        self.state_size = 0
+        """Numbers remembered per slot: the actor's, then the critic's."""
+        if memory is not None:
+            memories = [Recurrence(memory, width, memory_size) for _ in Features._fields]
+            self.memories = nn.ModuleList(memories)
+            self.state_size = sum(one.state_size for one in memories)
+            width = memory_size
         head = make_head(action_space, log_std)
         gains = (0.01, 1.0) if is_orthogonal else (None, None)
         self.actor = Body(width, hidden, head.size, activation, last_gain=gains[0])
@@ -160,17 +176,17 @@ class ActorCritic(nn.Module):
     @property
     def is_plain(self) -> bool:
         """Whether the two bodies and the head are all that learns."""
-        return self.memory is None and not self.encoder.learns
+        return self.memories is None and not self.encoder.learns
 
-    def features(self, leaves: tuple[Tensor, ...], states: Tensor) -> tuple[Tensor, Tensor]:
+    def features(self, leaves: tuple[Tensor, ...], states: Tensor) -> tuple[Features, Tensor]:
         """What the bodies get for one row per slot, and the states after it."""
         seen = self.encoder(leaves)
-        if self.memory is None:
-            return seen, states
-        out, states = self.memory(seen[None], states)
-        return out[0], states
+        if self.memories is None:
+            return Features(seen, seen), states
+        out, states = self._remember(seen[None], states)
+        return Features(out.actor[0], out.critic[0]), states
 
-    def unroll(self, leaves: tuple[Tensor, ...], cut: Stretches, states: Tensor) -> Tensor:
+    def unroll(self, leaves: tuple[Tensor, ...], cut: Stretches, states: Tensor) -> Features:
         """What the bodies get for the rows of `cut`, in its order.
 
         Args:
@@ -178,31 +194,39 @@ class ActorCritic(nn.Module):
             cut: Where they stand in their episodes.
             states: What was remembered before the rollout, by slot.
         """
-        assert self.memory is not None
         is_there = torch.from_numpy(cut.is_there).to(states.device)
         seen = self.encoder(leaves)
         padded = seen.new_zeros((*is_there.shape, seen.shape[-1]))
         padded[is_there] = seen
         goes_on = torch.from_numpy(cut.goes_on).to(states.device)
         start = states[torch.from_numpy(cut.slots).to(states.device)] * goes_on[:, None]
-        out: Tensor = self.memory(padded, start)[0]
-        return out[is_there]
+        return self._remember(padded, start)[0].at(is_there)
+
+    def _remember(self, seen: Tensor, states: Tensor) -> tuple[Features, Tensor]:
+        assert self.memories is not None
+        parts = torch.split(states, self.state_size // len(self.memories), -1)
+        outs, after = zip(
+            *(memory(seen, part) for memory, part in zip(self.memories, parts, strict=True)),
+            strict=True,
+        )
+        return Features(*outs), torch.cat(after, -1)
 
     def respond(
         self, leaves: tuple[Tensor, ...], states: Tensor, allowed: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """What the actor says to one row per slot, and the states after it."""
         features, states = self.features(leaves, states)
-        return self._masked(self.actor(features), allowed), states
+        return self._masked(self.actor(features.actor), allowed), states
 
     def value(self, leaves: tuple[Tensor, ...], states: Tensor) -> Tensor:
         """What one row per slot is worth."""
-        worth: Tensor = self.critic(self.features(leaves, states)[0])[:, 0]
+        worth: Tensor = self.critic(self.features(leaves, states)[0].critic)[:, 0]
         return worth
 
-    def judge(self, features: Tensor, allowed: Tensor | None) -> tuple[Tensor, Tensor]:
+    def judge(self, features: Features, allowed: Tensor | None) -> tuple[Tensor, Tensor]:
         """What the actor says to rows of features, and what they are worth."""
-        return self._masked(self.actor(features), allowed), self.critic(features)[:, 0]
+        said = self._masked(self.actor(features.actor), allowed)
+        return said, self.critic(features.critic)[:, 0]
 
     def _masked(self, said: Tensor, allowed: Tensor | None) -> Tensor:
         return said if allowed is None else self.head.masked(said, allowed)

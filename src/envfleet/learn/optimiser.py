@@ -33,7 +33,7 @@ class FlatAdam:
         self._mean, self._square = torch.zeros((2, start), device=self._vector.device)
         self._steps = 0
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def step(self, gradients: Sequence[Tensor], *, rate: float, max_norm: float) -> None:
         """Go one step down; `gradients` has one for each parameter."""
         gradient = torch.cat([one.reshape(-1) for one in gradients])

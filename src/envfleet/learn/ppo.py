@@ -251,7 +251,7 @@ class PPOTrainer:
 
     def _steps(self, rollout: Rollout, rows: Rows, weights: Weights) -> Iterator[Found]:
         """The gradients of one epoch's minibatches, one after another."""
-        if self.policy.memory is None:
+        if self.policy.memories is None:
             yield from self._steps_by_row(rollout, rows, weights)
         else:
             yield from self._steps_by_slot(rollout, rows, weights)
@@ -266,7 +266,7 @@ class PPOTrainer:
             if self.policy.is_plain:
                 yield closed_form(self.policy, some, weights)
             else:
-                features = self.policy.encoder(some.leaves)
+                features, _ = self.policy.features(some.leaves, self.agent.fresh_states(0))
                 yield by_autograd(self.policy, self._optimiser.parameters, features, some, weights)
 
     def _steps_by_slot(self, rollout: Rollout, rows: Rows, weights: Weights) -> Iterator[Found]:
@@ -281,7 +281,7 @@ class PPOTrainer:
             features = self.policy.unroll(some.leaves, cut, states)
             if not valid.all():
                 whole = self.agent.tensor(valid[cut.order])
-                some, features = some.at(whole), features[whole]
+                some, features = some.at(whole), features.at(whole)
             if len(some):
                 yield by_autograd(self.policy, self._optimiser.parameters, features, some, weights)
 

@@ -9,7 +9,7 @@ import torch
 from gymnasium import spaces
 
 from envfleet.learn.gradients import Rows, Weights, by_autograd, closed_form
-from envfleet.learn.networks import ActorCritic
+from envfleet.learn.networks import ActorCritic, Features
 from envfleet.learn.optimiser import FlatAdam
 
 OBSERVED = spaces.Box(-1, 1, (5,), np.float32)
@@ -30,7 +30,7 @@ def rows_of(policy, count, *, has_masks=False):
         allowed = torch.rand((count, policy.head.size), generator=draw) < 0.7
         allowed[:, 0] = allowed[:, -1] = True  # of each part one
     with torch.no_grad():
-        said, values = policy.judge(leaves[0], allowed)
+        said, values = policy.judge(Features(leaves[0], leaves[0]), allowed)
         actions = policy.head.sample(said, policy.head.noise((count,), draw))
         log_probs = policy.head.log_prob(said, actions)
     blur = torch.randn((4, count), generator=draw)
@@ -59,7 +59,7 @@ def test_masked_choices_too():
 
 def assert_same(policy, rows, weights):
     parameters = list(policy.parameters())
-    expected = by_autograd(policy, parameters, policy.encoder(rows.leaves), rows, weights)
+    expected = by_autograd(policy, parameters, Features(*rows.leaves * 2), rows, weights)
     found = closed_form(policy, rows, weights)
     assert len(found.gradients) == len(expected.gradients) == len(parameters)
     assert len(rows) == 1 or any(one.abs().max() > 1e-3 for one in expected.gradients)
@@ -75,7 +75,7 @@ def test_rows_that_have_moved_far_enough_for_their_good_pull_nowhere(direction, 
     policy = ActorCritic(OBSERVED, spaces.Discrete(2), hidden=())
     rows = rows_of(policy, 8)
     with torch.no_grad():
-        now = policy.head.log_prob(policy.judge(rows.leaves[0], None)[0], rows.actions)
+        now = policy.head.log_prob(policy.judge(Features(*rows.leaves * 2), None)[0], rows.actions)
     gain = rows.advantages - rows.advantages.mean()
     moved = dataclasses.replace(rows, log_probs=now - direction * gain.sign())
     weights = Weights(clip=0.2, value=0.0, entropy=0.0, clips_values=False)

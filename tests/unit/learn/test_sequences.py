@@ -46,9 +46,9 @@ def test_unrolling_a_rollout_gives_what_stepping_gave(times, slots, kind, seed):
     with torch.no_grad():
         for time in range(times):
             features, states = policy.features((obs[time],), states)
-            stepped.append(features)
+            stepped.append(torch.cat(features, -1))
             states = states * torch.from_numpy(~ended[time])[:, None]
         cut = stretches(ended)
-        unrolled = policy.unroll((obs.reshape(-1, 3)[cut.order],), cut, first)
+        unrolled = torch.cat(policy.unroll((obs.reshape(-1, 3)[cut.order],), cut, first), -1)
     expected = torch.cat(stepped)[cut.order]
     torch.testing.assert_close(unrolled, expected, rtol=1e-4, atol=1e-5)
