@@ -3,7 +3,7 @@
 from importlib.metadata import PackageNotFoundError, version
 
 from envfleet import errors
-from envfleet.adapters.gymnasium import FleetVectorEnv, make_vec, native
+from envfleet.adapters.gymnasium import FleetVectorEnv, ParallelEnv, make_vec, native
 from envfleet.engine import Batch, Incident, Snapshot
 
 try:
@@ -15,6 +15,7 @@ __all__ = [
     "Batch",
     "FleetVectorEnv",
     "Incident",
+    "ParallelEnv",
     "Snapshot",
     "__version__",
     "errors",

@@ -642,3 +642,15 @@ class TestClosing:
         del envs
         gc.collect()
         assert gone() is None
+
+
+def test_parallel_env_is_make_vec_as_a_class():
+    envs = envfleet.ParallelEnv([Counter] * 3, backend="process", start_method="fork")
+    gc.collect()  # nobody else may close its fleet
+    with envs:
+        assert isinstance(envs, envfleet.FleetVectorEnv)
+        assert envs.num_envs == 3
+        envs.reset(seed=0)
+        assert envs.step(np.zeros(3, np.int64))[0].shape == (3, 1)
+    with pytest.raises(errors.ConfigError, match="num_envs"):
+        envfleet.ParallelEnv("CartPole-v1", 0)

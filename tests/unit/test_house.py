@@ -19,6 +19,7 @@ PUBLIC_NAMES = (
     "Batch",
     "FleetVectorEnv",
     "Incident",
+    "ParallelEnv",
     "Snapshot",
     "__version__",
     "errors",

@@ -338,6 +338,16 @@ def make_vec(
     return FleetVectorEnv(fleet, plan.describe(len(env_fns)), spec)
 
 
+class ParallelEnv(FleetVectorEnv):
+    """What `make_vec` returns, as a class that is called with the same arguments."""
+
+    def __init__(self, env: EnvLike, num_envs: int | None = None, **options: Any) -> None:
+        """Open a fleet, as `make_vec` does."""
+        made = make_vec(env, num_envs, **options)
+        super().__init__(made.fleet, made.plan, made.spec)
+        made.closed = True  # the fleet is this one's now
+
+
 def _plan(
     env_fns: Sequence[EnvFn],
     backend: str,
