@@ -37,9 +37,6 @@ from envfleet.learn.sequences import stretches
 
 __all__ = ["Agent", "Episode", "Learned", "PPOOptions", "PPOTrainer", "Rollout"]
 
-_SMALL = 128
-"""Layers up to this wide lose by threads."""
-
 
 @dataclass(frozen=True, slots=True)
 class Learned:
@@ -287,11 +284,9 @@ class PPOTrainer:
 
     @contextmanager
     def _threads(self) -> Iterator[None]:
-        """All cores where the networks are large: the fleet rests while we learn."""
-        widest = max(*self.options.hidden, self.policy.state_size, 0)
-        is_small = not self.policy.encoder.learns and widest <= _SMALL
+        """All cores for pictures: the fleet rests while we learn. All else loses by threads."""
         before = torch.get_num_threads()
-        torch.set_num_threads(1 if is_small else usable_cores())
+        torch.set_num_threads(usable_cores() if self.policy.encoder.learns else 1)
         try:
             yield
         finally:
