@@ -25,11 +25,17 @@ class Lesson:
     """What is to be learned, and how."""
 
     env: str
+    """A Gymnasium id."""
     recipe: Recipe
 
     def steps(self, part: float) -> int:
         """Environment steps of one run, of which only a `part` is made."""
         return max(1, round(self.recipe.total_steps * part))
+
+    def title(self, part: float) -> str:
+        """What to call it in tables."""
+        name = self.env.rpartition(":")[2]
+        return f"{name}, {self.steps(part):,} steps"
 
 
 def learn(lesson: Lesson, pace: Pace, progress: Progress, title: str) -> Curves:
@@ -47,7 +53,7 @@ def learn(lesson: Lesson, pace: Pace, progress: Progress, title: str) -> Curves:
             bar.note(f"seed {asked[place][1]}: {points[-1][1]:,.1f}")
             bar.advance()
     runs = {seed: found[seed] for seed in sorted(found)}
-    return Curves(f"{lesson.env}, {steps:,} steps", runs)
+    return Curves(lesson.title(pace.part), runs)
 
 
 def one_run(lesson: Lesson, seed: int, steps: int) -> Points:

@@ -19,13 +19,15 @@ runs one slice, in an order that rotates; ratios are taken within a round, and t
 
 - wall is the time of whole iterations, from asking for a rollout until the policy has learned it;
 - fleet is the time in which the same fleet, put back to where it was, makes the same steps with the
-  same actions, which now lie ready: what the environments and their transport take;
-- acting is the time the policy takes for the same observations, which now lie ready as tensors;
-- learning is the time of the same number of minibatch steps, forwards, backwards and the
-  optimiser's step, on minibatches that lie ready.
+  same actions, which now lie ready: all slots at a time or in two halves, whichever is faster;
+- acting is the time the policy takes to choose actions for the same observations, step by step, and
+  to judge all of them at once; they now lie ready as tensors;
+- learning is the time of the same number of minibatch steps, gradients and the optimiser, on
+  minibatches that lie ready.
 
 What is left is the trainer's own: normalising, storing, conversions, counting episodes, values of
-cut-off episodes, advantages, shuffling, gathering, figures.
+cut-off episodes, advantages, shuffling, gathering, figures. What it hides by acting for one half of
+the slots while the other steps counts for it.
 
 The exit code is 1 if a floor is missed, unless --quick.
 """

@@ -10,6 +10,7 @@ CleanRL publishes for Hopper, 272, is taken. `ROWS` names them all.
 from __future__ import annotations
 
 import statistics
+from dataclasses import replace
 
 from benchmarks.apart import EndedEarly
 from benchmarks.learning import Lesson, learn
@@ -22,6 +23,9 @@ from envfleet.learn.recipes import RECIPES
 from envfleet.observe.progress import Progress
 
 CARTPOLE = Training(Workload("CartPole-v1", 8), RECIPES["CartPole-v1"].options)
+REMEMBERING = replace(
+    RECIPES["CartPole-v1"], options=replace(RECIPES["CartPole-v1"].options, memory="lstm")
+)
 HALF_CHEETAH = Training(
     Workload("HalfCheetah-v5", 16),
     PPOOptions(n_steps=128, batch_size=512, n_epochs=10, learning_rate=3e-4),
@@ -65,6 +69,12 @@ def hopper(pace: Pace, progress: Progress, title: str) -> Outcome:
     return _learned(lesson, against, 2410.0 - 272, pace, progress, title)
 
 
+def memory(pace: Pace, progress: Progress, title: str) -> Outcome:
+    """What an observation lacks has to be remembered: CartPole without its velocities."""
+    lesson = Lesson("benchmarks.partial:CartPoleNoVel-v1", REMEMBERING)
+    return _learned(lesson, "RL zoo, 500 ± 0", 450.0, pace, progress, title)
+
+
 def cartpole_speed(pace: Pace, progress: Progress, title: str) -> Outcome:
     """Cheap environments and small minibatches: everything around the arithmetic shows."""
     return _raced(CARTPOLE, 3.0, pace, progress, title)
@@ -97,6 +107,7 @@ ROWS: dict[str, Row] = {
     "mountaincar": mountaincar,
     "halfcheetah": halfcheetah,
     "hopper": hopper,
+    "memory": memory,
     "cartpole-speed": cartpole_speed,
     "halfcheetah-speed": halfcheetah_speed,
     "overhead": overhead,
@@ -114,7 +125,7 @@ def _learned(
     is_for_each: bool = False,
 ) -> Outcome:
     """A line for the mean over all seeds, or one value per seed, and the curves."""
-    bound, work = Floor(floor, ""), f"{lesson.env}, {lesson.steps(pace.part):,} steps"
+    bound, work = Floor(floor, ""), lesson.title(pace.part)
     named = f"{work}, {pace.seeds} seed{'s' if pace.seeds > 1 else ''}"
     try:
         curves = learn(lesson, pace, progress, title)

@@ -9,15 +9,21 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 import envfleet
 from benchmarks.workload import Workload, timed
 from envfleet.cli.measure import Slice
-from envfleet.learn.ppo import PPOOptions, PPOTrainer, Rollout, _Flat
+from envfleet.learn.collect import Rollout, flattened
+from envfleet.learn.gradients import Rows, Weights, closed_form
+from envfleet.learn.optimiser import FlatAdam
+from envfleet.learn.options import PPOOptions
+from envfleet.learn.ppo import PPOTrainer
 
 DEFAULT_THREADS = torch.get_num_threads()
 
@@ -166,59 +172,76 @@ class TakenApart(FleetTraining):
         trainer, clock = self.trainer, time.perf_counter
         with torch_threads(1):
             self.iterate()
-            before = trainer.state()
-            rollouts: list[Rollout] = []
+            before, rollouts = trainer.state(), list[Rollout]()
             start_s = clock()
             while not rollouts or clock() - start_s < seconds:
                 rollouts.append(trainer.collect())
                 trainer.learn(rollouts[-1])
             wall_s = clock() - start_s
             after = trainer.state()
-            trainer.load(before)
-            parts_s = sum(
-                self._fleet_s(rollout) + self._acting_s(rollout) + self._learning_s(rollout)
-                for rollout in rollouts
-            )
+            fleet_s = []
+            for num_parts in (1, 2):
+                trainer.load(before)
+                fleet_s.append(sum(self._stepping_s(rollout, num_parts) for rollout in rollouts))
             trainer.load(after)
-        self.percents_added.append(100 * (wall_s - parts_s) / wall_s)
+            others_s = sum(self._acting_s(one) + self._learning_s(one) for one in rollouts)
+        self.percents_added.append(100 * (wall_s - min(fleet_s) - others_s) / wall_s)
         return Slice(self.training.steps_per_iteration * len(rollouts), wall_s)
 
-    def _fleet_s(self, rollout: Rollout) -> float:
-        envs = self.trainer.envs
-        ready = [self.trainer.agent.fit(actions) for actions in rollout.actions]
+    def _stepping_s(self, rollout: Rollout, num_parts: int) -> float:
+        """The fleet alone; with two parts, one of them is under way while the other is taken."""
+        envs, fit = self.trainer.envs, self.trainer.agent.fit
+        parts: list[Any] = np.array_split(np.arange(envs.num_envs), num_parts)
+        ready = [[(fit(actions[part]), part) for part in parts] for actions in rollout.actions]
         start_s = time.perf_counter()
-        for actions in ready:
-            envs.send(actions)
-            envs.recv()
+        for actions, part in ready[0]:
+            envs.send(actions, part)
+        for step in ready[1:]:
+            for actions, part in step:
+                envs.recv(slots=part)
+                envs.send(actions, part)
+        for part in parts:
+            envs.recv(slots=part)
         return time.perf_counter() - start_s
 
+    @torch.inference_mode()
     def _acting_s(self, rollout: Rollout) -> float:
-        act, generator = self.trainer.policy.act, torch.Generator().manual_seed(0)
-        ready = [self.trainer.agent.tensor(obs) for obs in rollout.obs]
+        """The policy alone: actions step by step, values and log-probabilities for all rows."""
+        agent, policy = self.trainer.agent, self.trainer.policy
+        times, slots = rollout.rewards.shape
+        steps = [agent.tensors(tuple(leaf[at] for leaf in rollout.obs)) for at in range(times)]
+        rows = agent.tensors(flattened(rollout.obs))
+        (actions,) = agent.tensors(flattened((rollout.actions,)))
+        states, noise = agent.fresh_states(slots), torch.Generator().manual_seed(0)
         start_s = time.perf_counter()
-        with torch.inference_mode():
-            for obs in ready:
-                act(obs, generator)
+        drawn = policy.head.noise((times, slots), noise)
+        for leaves, one in zip(steps, drawn, strict=True):
+            said, _ = policy.respond(leaves, states, None)
+            policy.head.sample(said, one)
+        said, _ = policy.judge(policy.encoder(rows), None)
+        policy.head.log_prob(said, actions)
         return time.perf_counter() - start_s
 
     def _learning_s(self, rollout: Rollout) -> float:
-        trainer, options = self.trainer, self.training.options
-        flat = [
-            trainer.agent.tensor(array.reshape(-1, *array.shape[2:]))
-            for array in (
-                *(rollout.obs, rollout.actions, rollout.log_probs, rollout.values),
-                *(rollout.successors - rollout.values, rollout.successors),
-            )
-        ]
-        rows = _Flat(*flat)
-        ready = [
-            rows.at(chosen)
-            for _ in range(options.n_epochs)
-            for chosen in torch.randperm(len(rows.obs)).split(options.batch_size)
-        ]
+        """The learner alone: gradients and steps on minibatches that lie ready."""
+        agent, options = self.trainer.agent, self.training.options
+        numbers = (rollout.log_probs, rollout.values, rollout.rewards, rollout.successors)
+        (actions,) = agent.tensors(flattened((rollout.actions,)))
+        leaves = agent.tensors(flattened(rollout.obs))
+        rows = Rows(leaves, actions, None, *agent.tensors(flattened(numbers)))
+        order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))
+        ready = [rows.at(chosen) for chosen in order.split(options.batch_size)]
+        policy = deepcopy(self.trainer.policy)
+        optimiser = FlatAdam(policy)
+        weights = Weights(
+            options.clip_range, options.vf_coef, options.ent_coef, options.clip_values
+        )
         start_s = time.perf_counter()
-        for minibatch in ready:
-            trainer._step(minibatch, options.clip_range)
+        for minibatch in ready * options.n_epochs:
+            found = closed_form(policy, minibatch, weights)
+            optimiser.step(
+                found.gradients, rate=options.learning_rate, max_norm=options.max_grad_norm
+            )
         return time.perf_counter() - start_s
 
 

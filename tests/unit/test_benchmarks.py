@@ -4,6 +4,7 @@ import json
 import os
 from contextlib import closing
 
+import gymnasium
 import numpy as np
 import pytest
 
@@ -450,6 +451,16 @@ class TestWorkload:
 
 
 class TestEnvironments:
+    def test_what_is_hidden_of_cartpole_is_how_fast_it_moves(self):
+        whole = gymnasium.make("CartPole-v1")
+        partial = gymnasium.make("benchmarks.partial:CartPoleNoVel-v1")
+        seen = [env.reset(seed=3)[0] for env in (whole, partial)]
+
+        for _ in range(5):
+            assert seen[0][[0, 2]].tolist() == seen[1].tolist()
+            assert seen[1] in partial.observation_space
+            seen = [env.step(1)[0] for env in (whole, partial)]
+
     def test_images_are_handed_out_not_made(self):
         env = StoredImages()
         env.reset(seed=0)
