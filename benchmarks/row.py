@@ -1,4 +1,4 @@
-"""Measures one row in a fresh interpreter: `python -m benchmarks.row NAME ...`, as vector.py does.
+"""Measures one row in a fresh interpreter: `python -m benchmarks.row SUITE ROW ...`.
 
 Nothing of one row (a loaded PyTorch, another library's threads, garbage) weighs on the next. The
 top of this module imports next to nothing, because under spawn every process of every contender
@@ -14,13 +14,14 @@ from pathlib import Path
 
 def main() -> None:
     """Measure the row and write its outcome as JSON."""
-    from benchmarks.rows import ROWS, Pace
+    from benchmarks.command import rows_of
+    from benchmarks.outcome import Pace
     from envfleet.observe.progress import progress_on
 
     parser = argparse.ArgumentParser(prog="benchmarks.row")
-    parser.add_argument("name", choices=list(ROWS))
-    parser.add_argument("--rounds", type=int, required=True)
-    parser.add_argument("--seconds", type=float, required=True)
+    parser.add_argument("suite")
+    parser.add_argument("row")
+    parser.add_argument("--pace", type=json.loads, required=True)
     parser.add_argument("--title", required=True)
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
@@ -28,7 +29,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     # rich would leave threads and modules in a process that is about to fork
     progress = progress_on(sys.stderr, rich=False)
-    outcome = ROWS[given.name](Pace(given.rounds, given.seconds), progress, given.title)
+    outcome = rows_of(given.suite)[given.row](Pace(**given.pace), progress, given.title)
     given.out.write_text(json.dumps(outcome.as_json()))
 
 

@@ -26,7 +26,7 @@ class Floor:
 
     bound: float
     unit: str = "x"
-    """"x" for ratios, "%" for shares of one core."""
+    """"x" for ratios, "%" for shares, nothing for what is counted."""
     is_ceiling: bool = False
 
     def holds(self, value: float) -> bool:
@@ -39,9 +39,10 @@ class Floor:
 
     def show(self, value: float) -> str:
         """A figure with as many digits as mean something, never rounded to the better side."""
-        scale = 10 if self.unit == "%" or value >= 10 else 100
+        scale = 10 if self.unit == "%" or abs(value) >= 10 else 100
         # a hair of tolerance, or 1.15 * 100 = 114.99999999999999 would show as 1.14
-        rounded = math.ceil(value * scale - 1e-9) if self.is_ceiling else int(value * scale + 1e-9)
+        worse, hair = (math.ceil, -1e-9) if self.is_ceiling else (math.floor, 1e-9)
+        rounded = worse(value * scale + hair)
         return f"{rounded / scale:.{1 if scale == 10 else 2}f}{_suffix(self.unit)}"
 
 
@@ -53,9 +54,9 @@ class Line:
     against: str
     floor: Floor
     values: tuple[float, ...]
-    """Medians over the rounds: one, or one per size if it stands for several; none if it failed."""
+    """One, or several that must all keep the floor; none if it failed."""
     rounds: tuple[tuple[float, ...], ...] = ()
-    """What each value is the median of."""
+    """What each value was taken from: the ratios of rounds, the returns of seeds."""
     failure: str | None = None
 
     @property
@@ -112,6 +113,38 @@ def entry_from(data: Mapping[str, Any]) -> Entry:
     """An entry from what `as_json` gave."""
     shares = data["shares"] and Shares(**data["shares"])
     return Entry(data["row"], data["label"], tuple(data["rates"]), shares)
+
+
+@dataclass(frozen=True, slots=True)
+class Curves:
+    """How a policy did while it was trained, once for each seed."""
+
+    work: str
+    runs: dict[int, tuple[tuple[int, float, float], ...]]
+    """By seed: environment steps made, mean and deviation of the returns, at each evaluation."""
+
+    @property
+    def last(self) -> tuple[float, ...]:
+        """What each seed's policy returned in the end."""
+        return tuple(points[-1][1] for points in self.runs.values())
+
+    def mean_at(self, part: float) -> float:
+        """The mean over all seeds when this part of the evaluations was over."""
+        each = [points[max(round(part * len(points)), 1) - 1][1] for points in self.runs.values()]
+        return statistics.mean(each)
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain data; `curves_from` reads it back."""
+        return asdict(self)
+
+
+def curves_from(data: Mapping[str, Any]) -> Curves:
+    """Curves from what `as_json` gave, also after JSON has made the seeds text."""
+    runs = {
+        int(seed): tuple((int(steps), mean, std) for steps, mean, std in points)
+        for seed, points in data["runs"].items()
+    }
+    return Curves(data["work"], runs)
 
 
 def _suffix(unit: str) -> str:
@@ -177,39 +210,56 @@ def entries(
 # ---- how it looks -----------------------------------------------------------------------------
 
 
-def floors_table(lines: Sequence[Line]) -> Table:
-    """The table of floors."""
-    return Table(
-        ("work", "against", "floor", "measured", "ok"),
-        tuple(
-            (
-                line.work,
-                line.against,
-                str(line.floor),
-                line.measured,
-                "yes" if line.is_kept else "NO",
-            )
-            for line in lines
-        ),
-        frozenset({"floor", "measured"}),
-    )
+def floors_table(lines: Sequence[Line], rows: Sequence[str] = ()) -> Table:
+    """The table of floors; with `rows`, what to call the row that each line is of comes first."""
+    cells = [
+        (line.work, line.against, str(line.floor), line.measured, "yes" if line.is_kept else "NO")
+        for line in lines
+    ]
+    right = frozenset({"floor", "measured"})
+    columns = ("work", "against", "floor", "measured", "ok")
+    if not rows:
+        return Table(columns, tuple(cells), right)
+    named = tuple((row, *rest) for row, rest in zip(rows, cells, strict=True))
+    return Table(("row", *columns), named, right)
 
 
 def rates_table(found: Sequence[Entry]) -> Table:
-    """Steps per second of everybody, and the shares of the fleets."""
+    """Steps per second of everybody, and the shares of the fleets if anybody has some."""
+    shares = ("env", "waiting", "copying") if any(entry.shares for entry in found) else ()
     return Table(
-        ("work", "contender", "steps/s", "rounds", "env", "waiting", "copying"),
+        ("work", "contender", "steps/s", "rounds", *shares),
         tuple(
             (
                 entry.row,
                 entry.label,
                 f"{entry.rate:,.0f}",
                 f"{min(entry.rates):,.0f} to {max(entry.rates):,.0f}",
-                *_shares(entry.shares),
+                *(_shares(entry.shares) if shares else ()),
             )
             for entry in found
         ),
-        frozenset({"steps/s", "rounds", "env", "waiting", "copying"}),
+        frozenset({"steps/s", "rounds", *shares}),
+    )
+
+
+CURVE_PARTS = (0.1, 0.2, 0.4, 0.6, 0.8, 1.0)
+
+
+def curves_table(found: Sequence[Curves]) -> Table:
+    """Evaluations along the way, as means over the seeds, and the last one of each seed."""
+    parts = tuple(f"{part:.0%}" for part in CURVE_PARTS)
+    return Table(
+        ("work", *parts, "each seed at the end"),
+        tuple(
+            (
+                curves.work,
+                *(f"{curves.mean_at(part):,.1f}" for part in CURVE_PARTS),
+                " / ".join(f"{value:,.1f}" for value in curves.last),
+            )
+            for curves in found
+        ),
+        frozenset(parts),
     )
 
 

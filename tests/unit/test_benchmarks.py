@@ -1,17 +1,25 @@
-"""The pure parts of benchmarks/: rounds, ratios, floors, tables and where they are filled in."""
+"""Of benchmarks/: rounds, ratios, floors, tables and where they are filled in; runs; all rows."""
 
 import json
+import os
+from contextlib import closing
 
+import gymnasium
 import numpy as np
 import pytest
 
-from benchmarks import tables, vector
+from benchmarks import command, machine, ppo, ppo_rows, tables, vector, vector_rows
+from benchmarks.apart import EndedEarly, each_apart
 from benchmarks.environments import LONG_S, LONG_SHARE, SHORT_S, Sleeper, StoredImages
+from benchmarks.learning import Lesson, one_run
 from benchmarks.limit import Limit
-from benchmarks.rows import ROWS, Pace, Rounds
-from benchmarks.tables import Entry, Floor, Line, NoMarker
+from benchmarks.outcome import Pace, Rounds
+from benchmarks.tables import Curves, Entry, Floor, Line, NoMarker
+from benchmarks.trainers import TakenApart, Training, sb3_ways
 from benchmarks.workload import ActionPool, Workload, timed
 from envfleet.cli.measure import Shares, Slice
+from envfleet.learn.ppo import PPOOptions
+from envfleet.learn.recipes import RECIPES
 from envfleet.observe.progress import Silent
 
 
@@ -109,6 +117,9 @@ class TestFloors:
             (Floor(0.65), 1.15, "1.15x"),
             (Floor(0.2, is_ceiling=True), 0.201, "0.21x"),
             (Floor(5.0, "%", is_ceiling=True), 0.52, "0.6 %"),
+            (Floor(-129.0, ""), -110.01, "-110.1"),
+            (Floor(-5.0, ""), -4.001, "-4.01"),
+            (Floor(10.0, "%", is_ceiling=True), -5.29, "-5.2 %"),
         ],
     )
     def test_a_figure_never_looks_better_than_it_is(self, floor, value, text):
@@ -117,6 +128,7 @@ class TestFloors:
     def test_bounds_as_text(self):
         assert str(Floor(12.0)) == ">= 12x"
         assert str(Floor(5.0, "%", is_ceiling=True)) == "<= 5 %"
+        assert str(Floor(-91.5, "")) == ">= -91.5"
 
     def test_a_line_without_figures_does_not_hold(self):
         assert not Line("work", "other", Floor(1), ()).is_kept
@@ -139,6 +151,7 @@ ENTRIES = [
     Entry("work", "envfleet, step", (1000.0, 3000.0, 2000.0), Shares(0.5, 0.4, 0.1)),
     Entry("work", "Async", (150.0,)),
 ]
+CURVES = Curves("work", {0: ((10, 1.0, 0.5), (20, 3.0, 0.0)), 3: ((10, 2.0, 0.0), (20, 7.0, 1.0))})
 
 
 class TestTables:
@@ -164,6 +177,24 @@ class TestTables:
         assert fleet[2:] == ("2,000", "1,000 to 3,000", "50%", "40%", "10%")
         assert other[2:] == ("150", "150 to 150", "", "", "")
 
+    def test_shares_that_nobody_has_take_no_column(self):
+        table = tables.rates_table(ENTRIES[1:])
+
+        assert table.columns == ("work", "contender", "steps/s", "rounds")
+        assert table.rows == (("work", "Async", "150", "150 to 150"),)
+
+    def test_lines_can_name_their_row(self):
+        table = tables.floors_table(LINES, ["long", "thinking"])
+
+        assert table.columns[:2] == ("row", "work")
+        assert [cells[0] for cells in table.rows] == ["long", "thinking"]
+
+    def test_curves_are_means_over_seeds_and_end_with_each_seed(self):
+        (cells,) = tables.curves_table([CURVES]).rows
+
+        # two evaluations: the first stands for the first half, the second for the rest
+        assert cells == ("work", "1.5", "1.5", "1.5", "1.5", "5.0", "5.0", "3.0 / 7.0")
+
     def test_shares_are_medians_of_those_that_are_known(self):
         own = [Slice(1, 1.0, Shares(part, 0.0, 0.0)) for part in (0.1, 0.2, 0.9)]
 
@@ -178,6 +209,7 @@ class TestTables:
 
         assert [tables.line_from(line) for line in lines] == LINES
         assert [tables.entry_from(entry) for entry in entries] == ENTRIES
+        assert tables.curves_from(json.loads(json.dumps(CURVES.as_json()))) == CURVES
 
 
 class TestFillIn:
@@ -212,27 +244,29 @@ class TestFillIn:
             tables.fill_in("nothing here", {"vector": "new"})
 
 
+MACHINE = {
+    "processor": "Abacus",
+    "cores": 2,
+    "memory_bytes": 2**34,
+    "system": "Linux 1",
+    "python": "3.11.0",
+    "packages": {"envfleet": "1.0"},
+    "load_before": 0.0,
+}
+EMPTY: dict[str, list] = {"lines": [], "entries": [], "notes": [], "curves": []}
 RESULT = {
-    "command": "python benchmarks/vector.py",
-    "machine": {
-        "processor": "Abacus",
-        "cores": 2,
-        "memory_bytes": 2**34,
-        "system": "Linux 1",
-        "python": "3.11.0",
-        "packages": {"envfleet": "1.0"},
-    },
-    "rounds": 15,
-    "seconds": 0.5,
+    "pace": {"rounds": 60, "seconds": 0.125, "seeds": 1, "part": 1.0},
+    "quick": False,
+    "machine": MACHINE,
     "rows": {
         "cartpole": {
+            **EMPTY,
             "lines": [LINES[0].as_json()],
             "entries": [entry.as_json() for entry in ENTRIES],
             "notes": ["auto chose: well"],
         }
     },
 }
-EMPTY: dict[str, list] = {"lines": [], "entries": [], "notes": []}
 
 
 class TestCommand:
@@ -245,7 +279,13 @@ class TestCommand:
 
         shown = capsys.readouterr().out
         assert code == 0
-        for part in ("13.3x", "2 cores of Abacus, 16 GB", "envfleet 1.0", "benchmarks/vector.py"):
+        for part in (
+            "13.3x",
+            "60 interleaved rounds of 0.125 s",
+            "2 cores of Abacus, 16 GB",
+            "envfleet 1.0",
+            "python benchmarks/vector.py --rows cartpole",
+        ):
             assert part in readme.read_text()
             assert part in shown
 
@@ -263,6 +303,7 @@ class TestCommand:
             (["--rows", "cartpole,nonsense"], "no row nonsense"),
             (["--quick", "--write", "x.md"], "needs a full run"),
             (["--rounds", "0"], "must be more than 0"),
+            (["--seeds", "3"], "unrecognized arguments: --seeds 3"),
         ],
     )
     def test_misuse_is_one_sentence(self, arguments, reason, capsys):
@@ -271,8 +312,106 @@ class TestCommand:
 
         assert reason in capsys.readouterr().err
 
-    def test_every_row_says_what_it_is_about(self):
-        assert all(row.__doc__ for row in ROWS.values())
+    @pytest.mark.parametrize("rows", [vector_rows.ROWS, ppo_rows.ROWS])
+    def test_every_row_says_what_it_is_about(self, rows):
+        assert all(row.__doc__ for row in rows.values())
+
+
+class TestRowsMeasuredAgain:
+    @pytest.fixture
+    def measure(self, monkeypatch, tmp_path):
+        """Rows are not really measured: each one notes its name and pace."""
+
+        def measure_apart(suite, name, pace, title):
+            return {**EMPTY, "notes": [f"{suite} {name} at {pace.seeds} x {pace.rounds}"]}
+
+        monkeypatch.setattr(command, "measure_apart", measure_apart)
+        monkeypatch.setattr(machine, "facts", lambda: MACHINE)
+        return lambda *extra: ppo.main([*extra, "--json", str(tmp_path / "run.json")])
+
+    def test_they_take_their_place_among_those_of_the_earlier_run(self, measure, tmp_path):
+        measure("--rows", "hopper", "--seeds", "2")
+        earlier = str(tmp_path / "run.json")
+
+        measure("--rows", "cartpole", "--seeds", "2", "--jobs", "2", "--from", earlier)
+
+        rows = json.loads((tmp_path / "run.json").read_text())["rows"]
+        assert list(rows) == ["cartpole", "hopper"]
+        assert rows["cartpole"]["notes"] == ["ppo cartpole at 2 x 16"]
+
+    def test_not_among_those_of_another_pace_or_machine(self, measure, tmp_path, monkeypatch):
+        measure("--rows", "hopper", "--seeds", "2")
+        earlier = str(tmp_path / "run.json")
+
+        with pytest.raises(SystemExit, match="at another pace: its rows cannot stand beside"):
+            measure("--rows", "cartpole", "--from", earlier)
+        monkeypatch.setattr(machine, "facts", lambda: {**MACHINE, "processor": "Difference Engine"})
+        with pytest.raises(SystemExit, match="another machine or other versions"):
+            measure("--rows", "cartpole", "--seeds", "2", "--from", earlier)
+
+    def test_the_command_that_is_shown_repeats_it(self, measure, capsys):
+        measure("--rows", "hopper,cartpole", "--seeds", "2", "--rounds", "3", "--jobs", "2")
+
+        shown = capsys.readouterr().out.splitlines()[-1]
+        assert shown == "python benchmarks/ppo.py --rows cartpole,hopper --rounds 3 --seeds 2"
+
+
+class TestCallsApart:
+    def test_each_is_made_in_a_process_of_its_own(self):
+        answers = dict(each_apart(os.getpid, [()] * 3, jobs=2))
+
+        assert set(answers) == {0, 1, 2}
+        assert len({os.getpid(), *answers.values()}) == 4
+
+    def test_nobody_waits_for_a_slower_one(self):
+        asked = [("__import__('time').sleep(60)",), ("1",), ("2",)]
+
+        answers = each_apart(eval, asked, jobs=2)
+
+        assert [next(answers), next(answers)] == [(1, 1), (2, 2)]
+        answers.close()  # ends the slow one, or the test would leave a process behind
+
+    def test_one_that_dies_ends_the_others(self):
+        asked = [("__import__('time').sleep(60)",), ("__import__('os')._exit(7)",)]
+
+        with pytest.raises(EndedEarly, match="call 2 of 2 ended with exit code 7"):
+            list(each_apart(eval, asked, jobs=2))
+
+
+class TestPPO:
+    def test_a_run_is_looked_at_on_its_way_and_at_its_end(self):
+        points = one_run(Lesson("CartPole-v1", RECIPES["CartPole-v1"]), seed=1, steps=600)
+
+        assert [steps for steps, _, _ in points] == [256, 512, 768]
+        assert all(mean > 5 for _, mean, _ in points)
+
+    def test_what_a_trainer_adds_is_less_than_it_takes_and_leaves_it_where_it_was(self):
+        options = PPOOptions(n_steps=16, batch_size=64, n_epochs=2)
+        apart = TakenApart(Training(Workload("CartPole-v1", 8), options))
+        with closing(apart):
+            apart.open()
+            measured = apart.run(0.05)
+            trainer = apart.trainer
+            goes_on = trainer.collect()
+
+        assert measured.steps % (8 * 16) == 0
+        assert trainer.env_steps == measured.steps + 2 * 8 * 16  # one to warm up, one just now
+        assert -100 < apart.percents_added[0] < 100
+        assert goes_on.valid.all()
+
+    def test_a_quick_run_measures_all_and_judges_nothing(self, tmp_path):
+        out = tmp_path / "run.json"
+
+        little = ["--rounds", "1", "--seconds", "0.01"]
+        rows = ["--rows", "cartpole,cartpole-speed"]
+
+        code = ppo.main(["--quick", *rows, *little, "--json", str(out)])
+
+        learned, raced = json.loads(out.read_text())["rows"].values()
+        assert code == 0
+        assert [line["floor"]["bound"] for line in learned["lines"] + raced["lines"]] == [500, 3]
+        assert [line["failure"] for line in learned["lines"] + raced["lines"]] == [None, None]
+        assert len(raced["entries"]) == 1 + len(sb3_ways(ppo_rows.CARTPOLE))
 
 
 class TestWorkload:
@@ -312,6 +451,16 @@ class TestWorkload:
 
 
 class TestEnvironments:
+    def test_what_is_hidden_of_cartpole_is_how_fast_it_moves(self):
+        whole = gymnasium.make("CartPole-v1")
+        partial = gymnasium.make("benchmarks.partial:CartPoleNoVel-v1")
+        seen = [env.reset(seed=3)[0] for env in (whole, partial)]
+
+        for _ in range(5):
+            assert seen[0][[0, 2]].tolist() == seen[1].tolist()
+            assert seen[1] in partial.observation_space
+            seen = [env.step(1)[0] for env in (whole, partial)]
+
     def test_images_are_handed_out_not_made(self):
         env = StoredImages()
         env.reset(seed=0)

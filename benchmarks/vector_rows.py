@@ -1,4 +1,4 @@
-"""The rows of the table: who runs, against whom, and what must be reached.
+"""The rows of vector.py's table: who runs, against whom, and what must be reached.
 
 The contenders of a row are open together and take turns. Those that load PyTorch or start threads
 stand last, because the others fork when they are opened. `ROWS` names them all.
@@ -7,77 +7,21 @@ stand last, because the others fork when they are opened. `ROWS` names them all.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Sequence
 
 import envfleet
 from benchmarks import contenders as ways
 from benchmarks.costs import Start, Thinking, async_start, fleet_start
 from benchmarks.environments import Sleeper, StoredImages
 from benchmarks.limit import Limit
-from benchmarks.tables import Entry, Floor, Line, compared, entries, joined
+from benchmarks.outcome import Outcome, Pace, Rounds, Row
+from benchmarks.tables import Floor, Line, joined
 from benchmarks.workload import Workload
-from envfleet.cli.measure import Contender, Slice, compare
+from envfleet.cli.measure import Contender, Slice
 from envfleet.observe.progress import Progress
 
 ASYNC, SYNC, SB3 = "Gymnasium AsyncVectorEnv", "Gymnasium SyncVectorEnv", "SB3 SubprocVecEnv"
 BETTER = "the better of serial and process"
-
-
-@dataclass(frozen=True, slots=True)
-class Pace:
-    """How long to measure."""
-
-    rounds: int
-    seconds: float
-    """Of one slice."""
-
-    def scaled(self, rounds: float = 1.0, seconds: float = 1.0) -> Pace:
-        """The same for work that needs fewer rounds or longer slices."""
-        return Pace(max(1, round(self.rounds * rounds)), self.seconds * seconds)
-
-
-@dataclass(slots=True)
-class Outcome:
-    """What one row has to show."""
-
-    lines: list[Line] = field(default_factory=list)
-    entries: list[Entry] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-
-    def as_json(self) -> dict[str, Any]:
-        """Plain data."""
-        return {
-            "lines": [line.as_json() for line in self.lines],
-            "entries": [entry.as_json() for entry in self.entries],
-            "notes": self.notes,
-        }
-
-
-class Rounds:
-    """The slices of contenders that took turns, and the lines that can be drawn from them."""
-
-    def __init__(
-        self, work: str, contenders: Sequence[Contender], pace: Pace, progress: Progress, title: str
-    ) -> None:
-        self._work = work
-        self.slices: dict[str, list[Slice]]
-        self.slices, self.failures = compare(
-            contenders, rounds=pace.rounds, seconds=pace.seconds, progress=progress, title=title
-        )
-        self._labels = {one.key: one.label for one in contenders}
-
-    def line(
-        self, work: str, against: str, floor: float, own: str, others: str | Sequence[str]
-    ) -> Line:
-        """`own` against the better of `others`."""
-        keys = [others] if isinstance(others, str) else others
-        return compared(work, against, floor, self.slices, self.failures, own, keys)
-
-    def entries(self) -> list[Entry]:
-        """Everybody's steps per second."""
-        return entries(self._work, self._labels, self.slices)
 
 
 def cartpole(pace: Pace, progress: Progress, title: str) -> Outcome:
@@ -251,7 +195,7 @@ def thinking(pace: Pace, progress: Progress, title: str) -> Outcome:
     return Outcome([Line(name, against, ceiling, (statistics.median(shares),), (shares,))])
 
 
-ROWS: dict[str, Callable[[Pace, Progress, str], Outcome]] = {
+ROWS: dict[str, Row] = {
     "cartpole": cartpole,
     "ant": ant,
     "images": images,

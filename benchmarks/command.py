@@ -1,0 +1,269 @@
+"""One table from one command: what vector.py and ppo.py have in common.
+
+    arguments ─► rows, each in an interpreter of its own ─► result ─► tables, --json, --write, code
+
+A suite called NAME is the script benchmarks/NAME.py, the rows in benchmarks/NAME_rows.py and, in
+documents, the place <!-- table:NAME -->. A result is plain data: the pace, whether it was a quick
+one, the machine, and each row's outcome by name. Rows of an earlier result are kept only if it has
+the same pace and machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks import machine, tables
+from benchmarks.outcome import Pace, Row
+
+ROOT = Path(__file__).resolve().parents[1]
+BUSY_LOAD = 0.3
+"""Load per core at the start above which the figures say more about the neighbours."""
+
+
+@dataclass(frozen=True, slots=True)
+class Suite:
+    """A table, how long it takes, and what can be chosen."""
+
+    name: str
+    about: str
+    full: Pace
+    quick: Pace
+    learns: bool = False
+    """Some rows are runs of several seeds, and the table says which row a line is of."""
+
+
+def rows_of(suite: str) -> dict[str, Row]:
+    """A suite's rows by name."""
+    rows: dict[str, Row] = importlib.import_module(f"benchmarks.{suite}_rows").ROWS
+    return rows
+
+
+def main(suite: Suite, arguments: Sequence[str] | None = None) -> int:
+    """Measure, show, and say whether every floor holds."""
+    given = _arguments(suite, arguments)
+    if given.read is None or given.rows:
+        before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+        try:
+            result = _measured(suite, given)  # SIGTERM ends the row under way too
+        finally:
+            signal.signal(signal.SIGTERM, before)
+    else:
+        result = json.loads(given.read.read_text())
+        _keep(result, given)
+    return show(suite, result, given)
+
+
+def _measured(suite: Suite, given: argparse.Namespace) -> dict[str, Any]:
+    """Each row's outcome, in the suite's order; kept on disk from row to row."""
+    found = machine.facts()
+    busy = found["load_before"] / found["cores"]
+    if busy > BUSY_LOAD:
+        _say(f"the machine is busy (load {busy:.2f} per core): expect noise")
+    pace, names = given.pace, given.rows or list(rows_of(suite.name))
+    outcomes = {} if given.read is None else _earlier(given.read, pace, found)
+    result: dict[str, Any] = {
+        "pace": _lasting(pace),
+        "quick": given.quick,
+        "machine": found,
+        "rows": {},
+    }
+    for number, name in enumerate(names, 1):
+        title = f"{name} ({number} of {len(names)})"
+        start_s = time.monotonic()
+        _say(f"{title} ...")
+        outcomes[name] = measure_apart(suite.name, name, pace, title)
+        result["rows"] = {one: outcomes[one] for one in rows_of(suite.name) if one in outcomes}
+        _keep(result, given)
+        _say(f"{title} took {time.monotonic() - start_s:.0f} s")
+    return result
+
+
+def _earlier(path: Path, pace: Pace, found: dict[str, Any]) -> dict[str, Any]:
+    """The rows of an earlier result that may stand beside those of this one."""
+    result = json.loads(path.read_text())
+    differing = [
+        *(["another pace"] if result["pace"] != _lasting(pace) else []),
+        *(
+            ["another machine or other versions"]
+            if machine.describe(result["machine"]) != machine.describe(found)
+            else []
+        ),
+    ]
+    if differing:
+        raise SystemExit(
+            f"{path} was measured at {' and on '.join(differing)}: its rows cannot stand beside "
+            "new ones; measure all of them again, without --from"
+        )
+    rows: dict[str, Any] = result["rows"]
+    return rows
+
+
+def _lasting(pace: Pace) -> dict[str, Any]:
+    """What of a pace decides what was measured: how many runs went on at a time does not."""
+    return {name: value for name, value in asdict(pace).items() if name != "jobs"}
+
+
+def measure_apart(suite: str, name: str, pace: Pace, title: str) -> dict[str, Any]:
+    """One row in an interpreter of its own."""
+    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "outcome.json"
+        command = [
+            *(sys.executable, "-m", "benchmarks.row", suite, name),
+            *("--title", title, "--out", str(out), "--pace", json.dumps(asdict(pace))),
+        ]
+        child = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)})
+        try:
+            code = child.wait()
+        except BaseException:
+            child.terminate()
+            child.wait()
+            raise
+        if code:
+            raise SystemExit(f"row {name} ended with exit code {code}; its error stands above")
+        outcome: dict[str, Any] = json.loads(out.read_text())
+        return outcome
+
+
+def _keep(result: dict[str, Any], given: argparse.Namespace) -> None:
+    if given.json is not None:
+        given.json.write_text(json.dumps(result, indent=1) + "\n")
+
+
+# ---- what is shown ------------------------------------------------------------------------------
+
+
+def show(suite: Suite, result: dict[str, Any], given: argparse.Namespace) -> int:
+    """Print the tables, fill them in where asked, and judge."""
+    rows = result["rows"]
+    named = [(name, tables.line_from(line)) for name in rows for line in rows[name]["lines"]]
+    lines = [line for _, line in named]
+    floors = tables.floors_table(lines, [name for name, _ in named] if suite.learns else ())
+    rates = tables.rates_table(
+        [tables.entry_from(entry) for row in rows.values() for entry in row["entries"]]
+    )
+    curves = tables.curves_table(
+        [tables.curves_from(curves) for row in rows.values() for curves in row["curves"]]
+    )
+    notes = [note for row in rows.values() for note in row["notes"]]
+    pace, command = Pace(**result["pace"]), _command(suite, result)
+    made = [
+        f"{pace.rounds} interleaved rounds of {pace.seconds:g} s per contender, medians.",
+        *(f"{line}." for line in machine.describe(result["machine"])),
+    ]
+    in_markdown = {
+        suite.name: "\n\n".join([tables.markdown_table(floors), " ".join(made), f"`{command}`"]),
+        "rates": "\n\n".join([tables.markdown_table(rates), "\n".join(f"- {n}" for n in notes)]),
+    }
+    if curves.rows:
+        in_markdown["curves"] = tables.markdown_table(curves)
+    if given.markdown:
+        print("\n\n".join(in_markdown.values()))
+    else:
+        shown = [tables.text_table(table) for table in (floors, rates, curves) if table.rows]
+        print("\n\n".join([*shown, *filter(None, ["\n".join(notes)]), "\n".join([*made, command])]))
+    for path in given.write:
+        path.write_text(tables.fill_in(path.read_text(), in_markdown))
+        _say(f"filled in {path}")
+    missed = [line for line in lines if not line.is_kept]
+    if missed:
+        _say(f"{len(missed)} of {len(lines)} floors missed")
+    return 1 if missed and not given.quick else 0
+
+
+def _command(suite: Suite, result: dict[str, Any]) -> str:
+    """The command that makes such a result, for whoever wants to repeat it."""
+    pace, names = Pace(**result["pace"]), list(result["rows"])
+    usual = suite.quick if result["quick"] else suite.full
+    parts = ["python", f"benchmarks/{suite.name}.py"]
+    if names != list(rows_of(suite.name)):
+        parts += ["--rows", ",".join(names)]
+    if result["quick"]:
+        parts.append("--quick")
+    for option in ("rounds", "seconds", "seeds"):
+        if getattr(pace, option) != getattr(usual, option):
+            parts += [f"--{option}", f"{getattr(pace, option):g}"]
+    return shlex.join(parts)
+
+
+# ---- what can be asked for ----------------------------------------------------------------------
+
+
+def _arguments(suite: Suite, arguments: Sequence[str] | None) -> argparse.Namespace:
+    known = list(rows_of(suite.name))
+    full = suite.full
+    parser = argparse.ArgumentParser(description=suite.about)
+    parser.add_argument("--rows", help=f"which rows, by commas: {','.join(known)} (default: all)")
+    parser.add_argument(
+        "--rounds", type=_positive(int), help=f"how many rounds (default: {full.rounds})"
+    )
+    parser.add_argument(
+        "--seconds", type=_positive(float), help=f"length of a slice (default: {full.seconds})"
+    )
+    if suite.learns:
+        parser.add_argument(
+            "--seeds", type=_positive(int), help=f"runs per row that learns (default: {full.seeds})"
+        )
+        parser.add_argument(
+            "--jobs", type=_positive(int), default=1, help="how many runs at a time (default: 1)"
+        )
+    parser.add_argument("--quick", action="store_true", help="little of all; floors not judged")
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="write every figure there, row by row"
+    )
+    parser.add_argument("--markdown", action="store_true", help="print the tables as Markdown")
+    parser.add_argument(
+        "--write",
+        type=Path,
+        nargs="+",
+        default=[],
+        metavar="FILE",
+        help="fill the tables in between their markers, "
+        f"<!-- table:{suite.name} --> and <!-- /table -->",
+    )
+    parser.add_argument(
+        "--from",
+        dest="read",
+        type=Path,
+        metavar="FILE",
+        help="show what an earlier run wrote with --json; with --rows, measure those again",
+    )
+    given = parser.parse_args(arguments)
+    if given.write and given.read is None and (given.rows or given.quick):
+        parser.error("--write needs a full run: leave out --rows and --quick")
+    given.rows = given.rows.split(",") if given.rows else []
+    unknown = [name for name in given.rows if name not in known]
+    if unknown:
+        parser.error(f"no row {', '.join(unknown)}; there are {', '.join(known)}")
+    usual = suite.quick if given.quick else full
+    chosen = {name: getattr(given, name, None) for name in ("rounds", "seconds", "seeds", "jobs")}
+    given.pace = replace(usual, **{name: value for name, value in chosen.items() if value})
+    return given
+
+
+def _positive(kind: type[int] | type[float]) -> Callable[[str], float]:
+    def parse(text: str) -> float:
+        number = kind(text)
+        if number <= 0:
+            raise argparse.ArgumentTypeError(f"must be more than 0, got {text}")
+        return number
+
+    parse.__name__ = kind.__name__  # argparse shows it for what is no number at all
+    return parse
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
