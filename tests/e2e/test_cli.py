@@ -284,7 +284,12 @@ class TestMistakes:
             (("verify", "CartPole-v1", "--start-methods", "teleport"), "not known here"),
             (("doctor", "replay", "no-such-file"), "there is no file no-such-file"),
             (("doctor", "replay", __file__), "is not an incident file"),
-            (("brench", "CartPole-v1"), "invalid choice"),
+            (("brench", "CartPole-v1"), "there is no command 'brench'; did you mean bench?"),
+            (("tune", "CartPole-v1", "--num-env", "4"), "did you mean --num-envs?"),
+            (("doctor", "--jsn"), "there is no --jsn; did you mean --json?"),
+            (("doctor", "repaly", "x"), "there is no command 'repaly'; did you mean replay?"),
+            (("doctor", "replay", "x", "--in-proces"), "did you mean --in-process?"),
+            (("--versoin",), "did you mean --version?"),
         ],
     )
     def test_are_answered_in_one_sentence(self, arguments, said):

@@ -115,10 +115,18 @@ def test_a_second_ctrl_c_ends_at_once(tmp_path):
         (["--env", "CartPole-v1", "--n-envs", "1.5"], "must be a whole number, got 1.5"),
         (["--env", "CartPole-v1", "--activation", "sine"], "activation must be one of"),
         (["--env", "CartPole-v1", "--n-envs", "inf"], "must be a whole number, got inf"),
-        (["--env", "CartPole-v1", "--device", "nonsense"], "device 'nonsense' cannot be used"),
+        (
+            ["--env", "CartPole-v1", "--device", "nonsense"],
+            "device must be one of auto, cpu, cuda, cuda:N or mps; got 'nonsense'",
+        ),
         (["--resume", "x", "--gamma", "0.5"], "leave out --gamma"),
         (["--resume", "nowhere"], "holds no run"),
-        ([], "one of the arguments --env --resume is required"),
+        (["--env", "CartPole-v1", "--device", "mps"], "device 'mps' cannot be used here"),
+        (["--env", "CartPole-v1", "--backend", "mpi"], "one of auto, serial, thread, process"),
+        (["--env", "CartPole-v1", "--learnin-rate", "1"], "did you mean --learning-rate?"),
+        (["--evn", "CartPole-v1"], "there is no --evn; did you mean --env?"),
+        (["--env", "CartPole-v1", "--resume", "x"], "not allowed with argument"),
+        ([], "say what to train on: --env CartPole-v1"),
     ],
 )
 def test_wrong_words_get_one_sentence(words, said, tmp_path):

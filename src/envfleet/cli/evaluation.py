@@ -5,12 +5,10 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-import gymnasium
-
 from envfleet.cli.command import Context, at_least
 from envfleet.cli.report import Report, Text
 from envfleet.learn.evaluate import EVALUATION_SEED, evaluate
-from envfleet.learn.train import load_agent
+from envfleet.learn.train import env_fn, load_agent
 
 __all__ = ["add_arguments", "run"]
 
@@ -42,9 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, context: Context) -> Report:
     """Evaluate."""
     options, agent = load_agent(args.run)
-    found = evaluate(
-        agent.play, lambda: gymnasium.make(options.env), episodes=args.episodes, seed=args.seed
-    )
+    found = evaluate(agent.play, env_fn(options), episodes=args.episodes, seed=args.seed)
     document = {
         "env": options.env,
         "mean_return": found.mean,

@@ -17,7 +17,7 @@ from envfleet.cli.report import Block, Code, Finding, Findings, Heading, Level, 
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["PlainScreen", "RichScreen", "Screen", "has_rich", "screen_on"]
+__all__ = ["PlainScreen", "RichScreen", "Screen", "can_redraw", "has_rich", "screen_on"]
 
 _COLOURS: dict[Level, str] = {"ok": "green", "warn": "yellow", "bad": "bold red", "info": ""}
 
@@ -35,6 +35,16 @@ def has_rich() -> bool:
         return importlib.util.find_spec("rich") is not None
     except ValueError:  # a module set to None in sys.modules has no spec
         return False
+
+
+def can_redraw(stream: TextIO) -> bool:
+    """Whether rich can draw over itself on ``stream``: a terminal that knows how, and its signs."""
+    if not stream.isatty() or not has_rich():
+        return False
+    from rich.console import Console
+
+    console = Console(file=stream)
+    return not console.is_dumb_terminal and not console.options.ascii_only
 
 
 def screen_on(stream: TextIO, *, plain: bool) -> Screen:

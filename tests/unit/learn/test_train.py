@@ -102,8 +102,8 @@ def test_a_run_that_was_ended_before_its_first_checkpoint_begins_again(tmp_path)
 
 
 def test_options_that_fail_leave_no_run_behind(tmp_path):
-    with pytest.raises(errors.ConfigError, match="device 'nonsense' cannot be used"):
-        train(TrainOptions("CartPole-v1", device="nonsense", backend="serial"), PPO, tmp_path)
+    with pytest.raises(errors.ConfigError, match="device 'cuda:99' cannot be used"):
+        train(TrainOptions("CartPole-v1", device="cuda:99", backend="serial"), PPO, tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -163,7 +163,16 @@ def test_num_episodes_counts_iterations(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"n_envs": 0}, {"total_steps": 0}, {"num_episodes": 0}, {"eval_every": -1}]
+    "wrong",
+    [
+        {"n_envs": 0},
+        {"total_steps": 0},
+        {"num_episodes": 0},
+        {"eval_every": -1},
+        {"device": "gpu"},
+        {"backend": "mpi"},
+        {"parallel_start_method": "teleport"},
+    ],
 )
 def test_options_that_cannot_work(wrong):
     (name,) = wrong
