@@ -60,6 +60,57 @@ def test_any_flag_overrides_the_recipe_and_no_recipe_leaves_it_out(tmp_path):
     assert (other["gamma"], other["n_epochs"], other["learning_rate"]) == (0.99, 4, 2.5e-4)
 
 
+def test_a_file_lies_over_the_recipe_and_flags_over_both(tmp_path):
+    (tmp_path / "run.yaml").write_text(
+        "env: CartPole  # the newest\nn-envs: 2\nnum_episodes: 1\nbackend: serial\n"
+        "learning_rate: 3e-4\ngamma: 0.5\nhidden: [16]\nseed: 3\ncheckpoint_dir: here\n"
+    )
+    run("train", "--config", "run.yaml", "--gamma", 0.6, folder=tmp_path)
+    kept = json.loads((tmp_path / "here" / "run.json").read_text())
+    assert {"env": "CartPole-v1", "n_envs": 2, "seed": 3}.items() <= kept["options"].items()
+    assert {"learning_rate": 3e-4, "gamma": 0.6, "n_epochs": 20}.items() <= kept["ppo"].items()
+
+
+def test_a_wrong_file_gets_one_sentence(tmp_path):
+    (tmp_path / "run.yaml").write_text("env: CartPole-v1\nlearning_rat: 1\n")
+    done = run("train", "--config", "run.yaml", "--json", folder=tmp_path, code=2)
+    said = "run.yaml: there is no option 'learning_rat'; did you mean learning_rate?"
+    assert done.stderr == f"envfleet: {said}\n"
+    assert json.loads(done.stdout)["error"] == {"type": "ConfigError", "message": said}
+
+
+MAZE = """
+import gymnasium
+
+class Maze(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(-9, 9, (2,))
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, size=2):
+        self.size = size
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.left = self.size
+        return self.np_random.uniform(size=2).astype("float32"), {}
+
+    def step(self, action):
+        self.left -= 1
+        return self.np_random.uniform(size=2).astype("float32"), 1.0, self.left == 0, False, {}
+"""
+
+
+@pytest.mark.parametrize("env", ["maze:Maze", "maze.py:Maze"])
+def test_an_environment_of_one_s_own_is_found_again(env, tmp_path):
+    (tmp_path / "maze.py").write_text(MAZE)
+    words = ["--env", env, "--env-kwargs", '{"size": 5}', "--n-envs", 4, "--n-steps", 16]
+    more = ["--num-episodes", 2, "--parallel-start-method", "spawn", "--num-workers", 2]
+    run("train", *words, *more, "--checkpoint-dir", "run", folder=tmp_path)
+    run("train", "--resume", "run", folder=tmp_path)
+    played = run("eval", "run", "--episodes", 2, "--json", folder=tmp_path).stdout
+    assert json.loads(played)["mean_return"] == 5.0
+
+
 def wait_for(path, seconds=30.0):
     limit_s = time.monotonic() + seconds
     while not path.exists():

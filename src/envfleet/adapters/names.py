@@ -23,7 +23,7 @@ import gymnasium
 
 from envfleet.errors import ConfigError
 
-__all__ = ["NamedEnv", "find", "nearest"]
+__all__ = ["NamedEnv", "find", "label", "nearest"]
 
 unversioned = re.compile(r"-v(\d+)$")
 
@@ -85,6 +85,12 @@ def find(name: str) -> NamedEnv:
         return NamedEnv(f"{place}:{env_id}", _make(full), full, imports, json.dumps(env_id))
     known = [name for name, value in vars(module).items() if callable(value) and name[0] != "_"]
     raise ConfigError(f"{place} has no {attribute!r}{nearest(attribute, known, f'{place}:')}")
+
+
+def label(name: str) -> str:
+    """A name for people: of a file only its own name, not the way to it."""
+    place, _, attribute = name.rpartition(":")
+    return f"{Path(place).stem}:{attribute}" if place.endswith(".py") else name
 
 
 def nearest(wrong: str, known: Iterable[str], prefix: str = "") -> str:

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self, TextIO
 
 from envfleet.adapters.gymnasium import FleetVectorEnv
+from envfleet.adapters.names import label
 from envfleet.cli.interrupts import Interrupts
 from envfleet.cli.lines import FINISHING, clock
 from envfleet.cli.report import Text
@@ -99,7 +100,7 @@ class LiveView(Watcher):
         many = "1 environment" if options.n_envs == 1 else f"{options.n_envs} environments"
         total = iterations * ppo.n_steps * options.n_envs
         self.facts = Facts(
-            title=f"{options.env} · {many} · seed {options.seed}",
+            title=f"{label(options.env)} · {many} · seed {options.seed}",
             run_dir=run_dir,
             iterations=iterations,
             total_steps=total,
@@ -258,8 +259,7 @@ def _evaluation(facts: Facts) -> list[Part]:
 def _incidents(number: int) -> list[Part]:
     if not number:
         return [("none", "dim")]
-    lost = "an episode was lost" if number == 1 else f"{number} episodes were lost"
-    return [(f"{number}", "bold yellow"), (f"  {lost}; the run goes on", "")]
+    return [(f"{number}", "bold yellow"), ("  these episodes are lost, the run goes on", "")]
 
 
 def sparkline(values: Sequence[float], width: int) -> str:

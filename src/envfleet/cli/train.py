@@ -14,6 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from envfleet.adapters.names import label
 from envfleet.cli.asked import Asked, StartOptions, add_train_flags, ask, typed
 from envfleet.cli.command import Context, Usage
 from envfleet.cli.lines import Lines
@@ -76,7 +77,7 @@ def run(args: argparse.Namespace, context: Context) -> Report:
     else:
         display = Lines(stream, asked.options)
     if asked.has_recipe:
-        display.say(f"Recipe for {asked.options.env}: {_told(asked.ppo)}")
+        display.say(f"Recipe for {label(asked.options.env)}: {_told(asked.ppo)}")
     with display:
         outcome = train(asked.options, asked.ppo, run_dir, display, is_resumed=is_resumed)
     return _report(outcome)
@@ -84,11 +85,8 @@ def run(args: argparse.Namespace, context: Context) -> Report:
 
 def _free_folder(options: TrainOptions) -> Path:
     """A folder that no run has yet."""
-    place, _, name = options.env.rpartition(":")
-    # a file's whole path would not do as the name of a folder
-    label = f"{Path(place).stem}.{name}" if place else name
-    label = re.sub(r"[^\w.-]", "_", label)
-    first = Path("runs") / f"{label}-seed{options.seed}"
+    name = re.sub(r"[^\w.-]", "_", label(options.env))
+    first = Path("runs") / f"{name}-seed{options.seed}"
     number, folder = 2, first
     while folder.exists():
         folder = first.with_name(f"{first.name}-{number}")

@@ -8,7 +8,7 @@ import cloudpickle
 import gymnasium
 import pytest
 
-from envfleet.adapters.names import find, nearest
+from envfleet.adapters.names import find, label, nearest
 from envfleet.cli.environments import choose
 from envfleet.errors import ConfigError
 
@@ -189,6 +189,17 @@ class TestFiles:
         assert find(found.name).build is found.build
         assert find("../garden.py:Plot").name == found.name
         assert found.imports == "from garden import Plot"
+
+    @pytest.mark.parametrize(
+        ("name", "short"),
+        [
+            ("CartPole-v1", "CartPole-v1"),
+            ("ale_py:ALE/Pong-v5", "ale_py:ALE/Pong-v5"),
+            ("/a/b/garden.py:Plot", "garden:Plot"),
+        ],
+    )
+    def test_people_read_a_file_s_own_name(self, name, short):
+        assert label(name) == short
 
     def test_an_id_that_a_file_registers(self, module, tmp_path):
         found = find("garden.py:garden/Plot")

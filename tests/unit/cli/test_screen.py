@@ -7,7 +7,7 @@ import pytest
 
 from envfleet.cli import screen
 from envfleet.cli.report import Code, Finding, Findings, Heading, Table, Text
-from envfleet.cli.screen import PlainScreen, RichScreen, screen_on
+from envfleet.cli.screen import PlainScreen, RichScreen, can_redraw, screen_on
 
 BLOCKS = (
     Heading("a heading"),
@@ -93,6 +93,23 @@ def test_rich_draws_on_a_terminal_only():
     assert isinstance(screen_on(Terminal(), plain=False), RichScreen)
     assert isinstance(screen_on(Terminal(), plain=True), PlainScreen)
     assert isinstance(screen_on(io.StringIO(), plain=False), PlainScreen)
+
+
+@pytest.mark.parametrize(
+    ("term", "encoding", "is_able"),
+    [("xterm", "utf-8", True), ("dumb", "utf-8", False), ("xterm", "ascii", False)],
+)
+def test_only_some_terminals_can_be_drawn_over(monkeypatch, term, encoding, is_able):
+    class Encoded(io.TextIOWrapper):
+        def isatty(self):
+            return True
+
+    monkeypatch.setenv("TERM", term)
+    with Encoded(io.BytesIO(), encoding=encoding) as terminal:
+        assert can_redraw(terminal) is is_able
+        monkeypatch.setitem(sys.modules, "rich", None)
+        assert not can_redraw(terminal)
+    assert not can_redraw(io.StringIO())
 
 
 def test_without_rich_a_terminal_gets_plain_text(monkeypatch):
