@@ -212,6 +212,26 @@ class TestVerify:
         assert re.search(r"slot \d+, step \d+, field \w+", found["conclusion"])
 
 
+class TestVerifyTrain:
+    SMALL = ("--n-envs", "4", "--num-episodes", "2", "--n-steps", "16", "--hidden", "16")
+
+    def test_training_repeats_itself_in_other_processes(self):
+        found = document("verify", "train", "--env", "CartPole-v1", *self.SMALL)
+
+        assert found["equal"] is True
+        assert found["compared"]["transitions"] == 2 * 16 * 4
+        assert [one["backend"] for one in found["runs"]] == ["serial", "process"]
+
+    def test_global_random_state_is_told_where(self):
+        found = document(
+            *("verify", "train", "--env", "envfleet.testing:GlobalRandom", *self.SMALL), code=1
+        )
+
+        place = {"iteration": 1, "step": 0, "slot": 0, "field": "obs"}
+        assert place.items() <= found["parting"].items()
+        assert "in iteration 1, step 0, slot 0: obs is" in found["conclusion"]
+
+
 class TestReplay:
     def test_a_real_incident(self, my_env):
         scripts = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)

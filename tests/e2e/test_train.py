@@ -9,6 +9,8 @@ import time
 
 import pytest
 
+from envfleet.cli import main
+
 SMALL = [
     *["--env", "CartPole-v1", "--n-envs", "4", "--n-steps", "32", "--batch-size", "64"],
     *["--n-epochs", "2", "--hidden", "16", "--backend", "serial", "--eval-episodes", "2"],
@@ -180,8 +182,13 @@ def test_a_second_ctrl_c_ends_at_once(tmp_path):
         ([], "say what to train on: --env CartPole-v1"),
     ],
 )
-def test_wrong_words_get_one_sentence(words, said, tmp_path):
-    done = run("train", *words, folder=tmp_path, code=1 if words == ["--resume", "nowhere"] else 2)
-    assert said in " ".join(done.stderr.split())
-    assert "Traceback" not in done.stderr
-    assert not (tmp_path / "runs").exists()
+def test_wrong_words_get_one_sentence(words, said, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+
+    assert main(["train", *words]) == (1 if words == ["--resume", "nowhere"] else 2)
+
+    told = capsys.readouterr()
+    assert said in " ".join(told.err.split())
+    assert "Traceback" not in told.err
+    assert told.out == ""
+    assert list(tmp_path.iterdir()) == []

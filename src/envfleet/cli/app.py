@@ -46,6 +46,7 @@ COMMANDS: tuple[Entry, ...] = (
     Entry("tune", "envfleet.cli.tune", "find the fastest setting here and print the line to paste"),
     Entry("doctor", "envfleet.cli.doctor", "check this machine, or replay an incident file"),
     Entry("verify", "envfleet.cli.verify", "prove that parallel runs equal a plain loop"),
+    Entry("verify train", "envfleet.cli.verify_train", "prove that training repeats itself"),
 )
 
 _EXAMPLES = """\

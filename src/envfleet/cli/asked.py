@@ -38,8 +38,10 @@ class Asked:
     start: StartOptions
     options: TrainOptions
     ppo: PPOOptions
-    has_recipe: bool
+    has_recipe: bool = False
     """Whether it lies over a recipe."""
+    said: frozenset[str] = frozenset()
+    """The names of the options that a file or a flag set."""
 
 
 _KINDS: tuple[type[Any], ...] = (StartOptions, TrainOptions, PPOOptions)
@@ -84,7 +86,8 @@ def ask(args: argparse.Namespace) -> Asked:
     if recipe is not None:
         options = replace(options, n_envs=recipe.n_envs, total_steps=recipe.total_steps)
         ppo = recipe.options
-    return Asked(start, _over(options, said), _over(ppo, said), recipe is not None)
+    chosen = _over(options, said), _over(ppo, said)
+    return Asked(start, *chosen, has_recipe=recipe is not None, said=frozenset(said))
 
 
 def _over(options: Options, said: dict[str, Any]) -> Options:

@@ -64,7 +64,7 @@ def run(args: argparse.Namespace, context: Context) -> Report:
     if is_resumed:
         if others := typed(args):
             raise Usage(f"--resume goes on with the run as it was; leave out {', '.join(others)}")
-        asked = Asked(StartOptions(), *resumed_options(args.resume), has_recipe=False)
+        asked = Asked(StartOptions(), *resumed_options(args.resume))
         run_dir = args.resume
     else:
         asked = ask(args)

@@ -268,6 +268,7 @@ OPTIONS = {
     "bench": MEASURING | {"--num-workers", "--autoreset", "--contenders", "--baseline"},
     "tune": MEASURING | {"--max-workers"},
     "doctor": set(),
+    "verify train": TRAINING,
     "verify": {
         "--env-kwargs",
         "--num-envs",
