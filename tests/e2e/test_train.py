@@ -102,10 +102,9 @@ class Maze(gymnasium.Env):
 """
 
 
-@pytest.mark.parametrize("env", ["maze:Maze", "maze.py:Maze"])
-def test_an_environment_of_one_s_own_is_found_again(env, tmp_path):
+def test_an_environment_of_one_s_own_is_found_again(tmp_path):
     (tmp_path / "maze.py").write_text(MAZE)
-    words = ["--env", env, "--env-kwargs", '{"size": 5}', "--n-envs", 4, "--n-steps", 16]
+    words = ["--env", "maze.py:Maze", "--env-kwargs", '{"size": 5}', "--n-envs", 4, "--n-steps", 16]
     more = ["--num-episodes", 2, "--parallel-start-method", "spawn", "--num-workers", 2]
     run("train", *words, *more, "--checkpoint-dir", "run", folder=tmp_path)
     run("train", "--resume", "run", folder=tmp_path)
@@ -190,5 +189,4 @@ def test_wrong_words_get_one_sentence(words, said, tmp_path, monkeypatch, capsys
     told = capsys.readouterr()
     assert said in " ".join(told.err.split())
     assert "Traceback" not in told.err
-    assert told.out == ""
     assert list(tmp_path.iterdir()) == []

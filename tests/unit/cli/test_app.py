@@ -265,7 +265,8 @@ TRAINING = YES_OR_NO | {
 OPTIONS = {
     "train": TRAINING | {"--resume"},
     "eval": {"--episodes", "--seed"},
-    "bench": MEASURING | {"--num-workers", "--autoreset", "--contenders", "--baseline"},
+    "bench": MEASURING
+    | {"--speedup", "--num-workers", "--autoreset", "--contenders", "--baseline"},
     "tune": MEASURING | {"--max-workers"},
     "doctor": set(),
     "verify train": TRAINING,

@@ -16,7 +16,14 @@ from envfleet.learn.checkpoint import load
 from envfleet.learn.evaluate import evaluate
 from envfleet.learn.ppo import PPOOptions
 from envfleet.learn.recipes import RECIPES
-from envfleet.learn.train import TrainOptions, Watcher, load_agent, resumed_options, train
+from envfleet.learn.train import (
+    TrainOptions,
+    Watcher,
+    env_fn,
+    load_agent,
+    resumed_options,
+    train,
+)
 
 PPO = PPOOptions(n_steps=16, batch_size=32, n_epochs=2, hidden=(16,), normalise_obs=True)
 RUN = TrainOptions(
@@ -149,6 +156,21 @@ def test_an_agent_plays_as_it_was_evaluated(tmp_path):
         assert options == RUN
         found = evaluate(agent.play, lambda: gymnasium.make("CartPole-v1"), episodes=2)
         assert found == outcome.last_evaluation
+
+
+def test_an_environment_by_its_class_is_found_again(tmp_path):
+    options = TrainOptions(
+        "envfleet.testing:Counter",
+        env_kwargs={"length": 3},
+        n_envs=2,
+        num_episodes=2,
+        backend="serial",
+    )
+    outcome = train(options, PPO, tmp_path)
+    kept, agent = load_agent(tmp_path)
+    assert kept == options
+    assert evaluate(agent.decide, env_fn(kept), episodes=10) == outcome.last_evaluation
+    assert train(*resumed_options(tmp_path), tmp_path, is_resumed=True).new_steps == 0
 
 
 def test_torch_s_threads_are_given_back(tmp_path):
