@@ -40,6 +40,8 @@ def test_train_and_eval_give_one_json_line(tmp_path):
     assert played.count("\n") == 1
     assert json.loads(played)["episodes"] == 3
     assert {"mean_return", "std_return"} <= json.loads(played).keys()
+    more = ["--episodes", 3, "--n-envs", 2, "--json"]
+    assert run("eval", found["run_dir"], *more, folder=tmp_path).stdout == played
 
 
 def test_the_document_s_lines(tmp_path):

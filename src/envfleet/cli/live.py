@@ -42,7 +42,7 @@ MOST_SHARE = 0.005
 """Of the time, for drawing: half a percent."""
 RATE_OVER_S = 15.0
 """Steps per second are those of the last few seconds."""
-LOOKS = (("█", "cyan"), ("▓", "magenta"), ("▒", "yellow"), ("░", "blue"), ("·", "white"))
+LOOKS = tuple(zip("█▓▒░▪·", ("cyan", "magenta", "yellow", "blue", "red", "white"), strict=True))
 """Of the parts of the time: told apart without colours too."""
 BAR = 36
 """Columns of a bar, where there is room."""

@@ -223,7 +223,7 @@ def _arrays(name: str, value: Any) -> Iterator[tuple[str, Array]]:
             yield from _arrays(f"{name}.{key}".lstrip("."), part)
     elif isinstance(value, list):
         for number, part in enumerate(value):
-            yield from _arrays(f"{name}.{number}", part)
+            yield from _arrays(name if len(value) == 1 else f"{name}.{number}", part)
 
 
 def _pairs(expected: Any, got: Any) -> Iterator[tuple[str, Array, Array]]:

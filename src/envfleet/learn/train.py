@@ -309,9 +309,7 @@ class _Run:
     def _evaluate(self) -> bool:
         """True if the policy has never been better."""
         options, begun_s = self._options, time.perf_counter()
-        found = evaluate(
-            self._trainer.agent.play, env_fn(options), episodes=options.eval_episodes
-        )
+        found = evaluate(self._trainer.agent.play, env_fn(options), episodes=options.eval_episodes)
         self._evaluation_s += time.perf_counter() - begun_s
         self._evaluated, self.last_evaluation = self._trainer.env_steps, found
         self._note(evaluation_mean=found.mean, evaluation_std=found.std)

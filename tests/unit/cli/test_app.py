@@ -228,6 +228,7 @@ YES_OR_NO = {
         "normalise-obs",
         "normalise-rewards",
         "orthogonal",
+        "overlap",
     )
 }
 TRAINING = YES_OR_NO | {
@@ -261,10 +262,12 @@ TRAINING = YES_OR_NO | {
     "--hidden",
     "--activation",
     "--log-std",
+    "--memory",
+    "--memory-size",
 }
 OPTIONS = {
     "train": TRAINING | {"--resume"},
-    "eval": {"--episodes", "--seed"},
+    "eval": {"--episodes", "--n-envs", "--seed"},
     "bench": MEASURING
     | {"--speedup", "--num-workers", "--autoreset", "--contenders", "--baseline"},
     "tune": MEASURING | {"--max-workers"},

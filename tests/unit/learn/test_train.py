@@ -169,7 +169,7 @@ def test_an_environment_by_its_class_is_found_again(tmp_path):
     outcome = train(options, PPO, tmp_path)
     kept, agent = load_agent(tmp_path)
     assert kept == options
-    assert evaluate(agent.decide, env_fn(kept), episodes=10) == outcome.last_evaluation
+    assert evaluate(agent.play, env_fn(kept), episodes=10) == outcome.last_evaluation
     assert train(*resumed_options(tmp_path), tmp_path, is_resumed=True).new_steps == 0
 
 
