@@ -212,7 +212,7 @@ def rows(facts: Facts, now_s: float, width: int) -> list[Row]:
         ("return", _returns(facts, room)),
         ("evaluation", _evaluation(facts)),
         ("time", bar),
-        ("", [(" " * LABEL, ""), *legend]),
+        *(("", [(" " * LABEL, ""), *parts]) for parts in legend),
         ("incidents", _incidents(facts.incidents)),
         ("run", [(str(facts.run_dir), "")]),
     ]
@@ -274,15 +274,15 @@ def sparkline(values: Sequence[float], width: int) -> str:
     return "".join(SPARKS[round((mean - low) * scale)] for mean in means)
 
 
-def split_bar(seconds: Mapping[str, float], room: int) -> tuple[list[Part], list[Part]]:
-    """Where the time went: a bar, and below it the largest parts, as many as fit."""
+def split_bar(seconds: Mapping[str, float], room: int) -> tuple[list[Part], list[list[Part]]]:
+    """Where the time went: a bar, and lines that name its parts, the largest first."""
     total = sum(seconds.values())
     if total <= 0:
         return [("-", "dim")], []
     size = min(BAR, room)
     bar: list[Part] = []
-    legend: list[Part] = []
-    begin = 0.0
+    legend: list[list[Part]] = []
+    begin, left = 0.0, 0
     for number, (name, spent_s) in enumerate(sorted(seconds.items(), key=lambda item: -item[1])):
         shade, colour = LOOKS[min(number, len(LOOKS) - 1)]
         share = spent_s / total
@@ -290,9 +290,13 @@ def split_bar(seconds: Mapping[str, float], room: int) -> tuple[list[Part], list
         bar.append((shade * (round((begin + share) * size) - round(begin * size)), colour))
         begin += share
         told = f" {name} {share:.0%}  "
-        room -= len(shade) + len(told)
-        if share >= 0.005 and room >= -2:
-            legend += [(shade, colour), (told, "")]
+        if share < 0.005:
+            continue
+        left -= len(told) + 1
+        if left < -2 or not legend:  # the two spaces at a line's end need no room
+            left = room - len(told) - 1
+            legend.append([])
+        legend[-1] += [(shade, colour), (told, "")]
     return bar, legend
 
 
