@@ -12,6 +12,7 @@ from envfleet.cli.config import read_config
 from envfleet.cli.flags import add_flags, given
 from envfleet.cli.options import did_you_mean, docstrings, options_of
 from envfleet.errors import ConfigError, MissingExtra
+from envfleet.learn.options import PPOOptions
 from envfleet.learn.train import TrainOptions
 
 
@@ -123,7 +124,7 @@ def test_a_class_without_source_has_no_docstrings():
     assert docstrings(made) == {}
 
 
-@pytest.mark.parametrize("kind", [StartOptions, TrainOptions])
+@pytest.mark.parametrize("kind", [StartOptions, TrainOptions, PPOOptions])
 def test_every_option_of_a_run_explains_itself(kind):
     assert {one.name for one in fields(kind)} == docstrings(kind).keys()
 
