@@ -343,6 +343,9 @@ def my_env(tmp_path):
     script = re.search(r"```python\n(.*?)```", PAGE, re.DOTALL)
     assert script is not None
     (tmp_path / "my_env.py").write_text(script.group(1))
+    config = re.search(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
+    assert config is not None
+    (tmp_path / "run.yaml").write_text(config.group(1))
     return tmp_path
 
 
@@ -359,8 +362,14 @@ def test_every_example_of_the_page_runs(my_env, command, expected, code):
             [sys.executable, "crash.py"], cwd=my_env, env=environment(), timeout=60, check=True
         )
 
+    if command.startswith("envfleet eval"):
+        done = envfleet("train", "--config", "run.yaml", "--backend", "serial", cwd=my_env)
+        assert done.returncode == 0, done.stderr
+
+    # also in the second of two commands on one line
+    command = re.sub(r"(^|; )envfleet ", rf"\1{sys.executable} -m envfleet ", command)
     done = subprocess.run(
-        ["bash", "-c", command.replace("envfleet", f"{sys.executable} -m envfleet", 1)],
+        ["bash", "-c", command],
         capture_output=True,
         text=True,
         cwd=my_env,

@@ -57,8 +57,8 @@ examples:
   envfleet verify my_package:MyEnv          the same in parallel as alone?
   envfleet doctor                           is this machine set up well?
 
-ENV is a Gymnasium id (CartPole-v1), a class or function (my_package.envs:MyEnv), or an id that a
-module registers when it is imported (ale_py:ALE/Pong-v5).
+ENV is a Gymnasium id (CartPole-v1), a class or function (my_package.envs:MyEnv, my_env.py:MyEnv),
+or an id that a module registers when it is imported (ale_py:ALE/Pong-v5).
 
 exit codes: 0 fine, 1 the thing checked failed, 2 bad usage
 """

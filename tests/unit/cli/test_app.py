@@ -14,7 +14,7 @@ import pytest
 from envfleet.cli import app, main
 from envfleet.cli.command import Usage, at_least, comma_list, one_of, positive_seconds
 from envfleet.cli.report import Report, Text
-from envfleet.errors import ConfigError
+from envfleet.errors import ConfigError, MissingExtra
 
 
 @pytest.fixture
@@ -103,6 +103,11 @@ def test_not_even_a_child_process_can_spoil_the_document():
             "envfleet: ValueError: bad thing. Run again with --traceback to see where.\n",
         ),
         (KeyError(), 1, "envfleet: KeyError. Run again with --traceback to see where.\n"),
+        (
+            MissingExtra("it needs more: pip install more"),
+            2,
+            "envfleet: it needs more: pip install more\n",
+        ),
         (KeyboardInterrupt(), 130, "envfleet: stopped\n"),
     ],
 )

@@ -152,9 +152,9 @@ def test_many_parts_are_named_in_several_lines():
     _, legend = split_bar({f"part {n}": 2.0**n for n in range(10)}, 40)
 
     assert ["".join(text for text, _ in line).rstrip() for line in legend] == [
-        "█ part 9 50%  ▓ part 8 25%",
-        "▒ part 7 13%  ░ part 6 6%  ▪ part 5 3%",
-        "· part 4 2%  · part 3 1%",
+        "█ part 9 50%  ▓ part 8 25%  ▒ part 7 13%",
+        "░ part 6 6%  ▪ part 5 3%  · part 4 2%",
+        "· part 3 1%",
     ]
 
 
