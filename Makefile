@@ -1,4 +1,4 @@
-# make run   makes .venv, installs the package, shows the main job
+# make run   makes .venv, installs the package, trains CartPole-v1 to the highest return
 # make test  makes .venv, installs everything the tests use, runs every check and test
 #
 # Needs Python 3.11+ with venv and pip; PYTHON=... names another one. A stamp file in .venv stands
@@ -19,7 +19,7 @@ help:
 	@sed -n '1,2s/^# //p' Makefile
 
 run: $(VENV)/.installed-run
-	$(BIN)/envfleet bench CartPole-v1 --num-envs 64 --quick
+	$(BIN)/envfleet train --env CartPole-v1
 
 test: check
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
@@ -37,8 +37,8 @@ $(VENV)/.made: constraints.txt
 	@touch $@
 
 $(VENV)/.installed-run: $(INPUTS) $(VENV)/.made
-	@echo "installing envfleet[cli] into $(VENV)"
-	@$(PIP) --no-build-isolation --editable '.[cli]'
+	@echo "installing envfleet[train] into $(VENV) (PyTorch among it: some minutes, once)"
+	@$(PIP) --no-build-isolation --editable '.[train]'
 	@touch $@
 
 $(VENV)/.installed-dev: $(INPUTS) $(VENV)/.made

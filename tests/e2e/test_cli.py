@@ -212,6 +212,26 @@ class TestVerify:
         assert re.search(r"slot \d+, step \d+, field \w+", found["conclusion"])
 
 
+class TestVerifyTrain:
+    SMALL = ("--n-envs", "4", "--num-episodes", "2", "--n-steps", "16", "--hidden", "16")
+
+    def test_training_repeats_itself_in_other_processes(self):
+        found = document("verify", "train", "--env", "CartPole-v1", *self.SMALL)
+
+        assert found["equal"] is True
+        assert found["compared"]["transitions"] == 2 * 16 * 4
+        assert [one["backend"] for one in found["runs"]] == ["serial", "process"]
+
+    def test_global_random_state_is_told_where(self):
+        found = document(
+            *("verify", "train", "--env", "envfleet.testing:GlobalRandom", *self.SMALL), code=1
+        )
+
+        place = {"iteration": 1, "step": 0, "slot": 0, "field": "obs"}
+        assert place.items() <= found["parting"].items()
+        assert "in iteration 1, step 0, slot 0: obs is" in found["conclusion"]
+
+
 class TestReplay:
     def test_a_real_incident(self, my_env):
         scripts = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
@@ -284,7 +304,12 @@ class TestMistakes:
             (("verify", "CartPole-v1", "--start-methods", "teleport"), "not known here"),
             (("doctor", "replay", "no-such-file"), "there is no file no-such-file"),
             (("doctor", "replay", __file__), "is not an incident file"),
-            (("brench", "CartPole-v1"), "invalid choice"),
+            (("brench", "CartPole-v1"), "there is no command 'brench'; did you mean bench?"),
+            (("tune", "CartPole-v1", "--num-env", "4"), "did you mean --num-envs?"),
+            (("doctor", "--jsn"), "there is no --jsn; did you mean --json?"),
+            (("doctor", "repaly", "x"), "there is no command 'repaly'; did you mean replay?"),
+            (("doctor", "replay", "x", "--in-proces"), "did you mean --in-process?"),
+            (("--versoin",), "did you mean --version?"),
         ],
     )
     def test_are_answered_in_one_sentence(self, arguments, said):
@@ -318,6 +343,9 @@ def my_env(tmp_path):
     script = re.search(r"```python\n(.*?)```", PAGE, re.DOTALL)
     assert script is not None
     (tmp_path / "my_env.py").write_text(script.group(1))
+    config = re.search(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
+    assert config is not None
+    (tmp_path / "run.yaml").write_text(config.group(1))
     return tmp_path
 
 
@@ -334,8 +362,14 @@ def test_every_example_of_the_page_runs(my_env, command, expected, code):
             [sys.executable, "crash.py"], cwd=my_env, env=environment(), timeout=60, check=True
         )
 
+    if command.startswith("envfleet eval"):
+        done = envfleet("train", "--config", "run.yaml", "--backend", "serial", cwd=my_env)
+        assert done.returncode == 0, done.stderr
+
+    # also in the second of two commands on one line
+    command = re.sub(r"(^|; )envfleet ", rf"\1{sys.executable} -m envfleet ", command)
     done = subprocess.run(
-        ["bash", "-c", command.replace("envfleet", f"{sys.executable} -m envfleet", 1)],
+        ["bash", "-c", command],
         capture_output=True,
         text=True,
         cwd=my_env,

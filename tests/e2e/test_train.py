@@ -9,6 +9,8 @@ import time
 
 import pytest
 
+from envfleet.cli import main
+
 SMALL = [
     *["--env", "CartPole-v1", "--n-envs", "4", "--n-steps", "32", "--batch-size", "64"],
     *["--n-epochs", "2", "--hidden", "16", "--backend", "serial", "--eval-episodes", "2"],
@@ -38,6 +40,8 @@ def test_train_and_eval_give_one_json_line(tmp_path):
     assert played.count("\n") == 1
     assert json.loads(played)["episodes"] == 3
     assert {"mean_return", "std_return"} <= json.loads(played).keys()
+    more = ["--episodes", 3, "--n-envs", 2, "--json"]
+    assert run("eval", found["run_dir"], *more, folder=tmp_path).stdout == played
 
 
 def test_the_document_s_lines(tmp_path):
@@ -58,6 +62,56 @@ def test_any_flag_overrides_the_recipe_and_no_recipe_leaves_it_out(tmp_path):
     assert (one["gamma"], one["n_epochs"], one["learning_rate"]) == (0.5, 20, 1e-3)
     assert (one["hidden"], one["anneal_clip_range"]) == ([32, 32], False)
     assert (other["gamma"], other["n_epochs"], other["learning_rate"]) == (0.99, 4, 2.5e-4)
+
+
+def test_a_file_lies_over_the_recipe_and_flags_over_both(tmp_path):
+    (tmp_path / "run.yaml").write_text(
+        "env: CartPole  # the newest\nn-envs: 2\nnum_episodes: 1\nbackend: serial\n"
+        "learning_rate: 3e-4\ngamma: 0.5\nhidden: [16]\nseed: 3\ncheckpoint_dir: here\n"
+    )
+    run("train", "--config", "run.yaml", "--gamma", 0.6, folder=tmp_path)
+    kept = json.loads((tmp_path / "here" / "run.json").read_text())
+    assert {"env": "CartPole-v1", "n_envs": 2, "seed": 3}.items() <= kept["options"].items()
+    assert {"learning_rate": 3e-4, "gamma": 0.6, "n_epochs": 20}.items() <= kept["ppo"].items()
+
+
+def test_a_wrong_file_gets_one_sentence(tmp_path):
+    (tmp_path / "run.yaml").write_text("env: CartPole-v1\nlearning_rat: 1\n")
+    done = run("train", "--config", "run.yaml", "--json", folder=tmp_path, code=2)
+    said = "run.yaml: there is no option 'learning_rat'; did you mean learning_rate?"
+    assert done.stderr == f"envfleet: {said}\n"
+    assert json.loads(done.stdout)["error"] == {"type": "ConfigError", "message": said}
+
+
+MAZE = """
+import gymnasium
+
+class Maze(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(-9, 9, (2,))
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, size=2):
+        self.size = size
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.left = self.size
+        return self.np_random.uniform(size=2).astype("float32"), {}
+
+    def step(self, action):
+        self.left -= 1
+        return self.np_random.uniform(size=2).astype("float32"), 1.0, self.left == 0, False, {}
+"""
+
+
+def test_an_environment_of_one_s_own_is_found_again(tmp_path):
+    (tmp_path / "maze.py").write_text(MAZE)
+    words = ["--env", "maze.py:Maze", "--env-kwargs", '{"size": 5}', "--n-envs", 4, "--n-steps", 16]
+    more = ["--num-episodes", 2, "--parallel-start-method", "spawn", "--num-workers", 2]
+    run("train", *words, *more, "--checkpoint-dir", "run", folder=tmp_path)
+    run("train", "--resume", "run", folder=tmp_path)
+    played = run("eval", "run", "--episodes", 2, "--json", folder=tmp_path).stdout
+    assert json.loads(played)["mean_return"] == 5.0
 
 
 def wait_for(path, seconds=30.0):
@@ -115,14 +169,26 @@ def test_a_second_ctrl_c_ends_at_once(tmp_path):
         (["--env", "CartPole-v1", "--n-envs", "1.5"], "must be a whole number, got 1.5"),
         (["--env", "CartPole-v1", "--activation", "sine"], "activation must be one of"),
         (["--env", "CartPole-v1", "--n-envs", "inf"], "must be a whole number, got inf"),
-        (["--env", "CartPole-v1", "--device", "nonsense"], "device 'nonsense' cannot be used"),
+        (
+            ["--env", "CartPole-v1", "--device", "nonsense"],
+            "device must be one of auto, cpu, cuda, cuda:N or mps; got 'nonsense'",
+        ),
         (["--resume", "x", "--gamma", "0.5"], "leave out --gamma"),
         (["--resume", "nowhere"], "holds no run"),
-        ([], "one of the arguments --env --resume is required"),
+        (["--env", "CartPole-v1", "--device", "mps"], "device 'mps' cannot be used here"),
+        (["--env", "CartPole-v1", "--backend", "mpi"], "one of auto, serial, thread, process"),
+        (["--env", "CartPole-v1", "--learnin-rate", "1"], "did you mean --learning-rate?"),
+        (["--evn", "CartPole-v1"], "there is no --evn; did you mean --env?"),
+        (["--env", "CartPole-v1", "--resume", "x"], "not allowed with argument"),
+        ([], "say what to train on: --env CartPole-v1"),
     ],
 )
-def test_wrong_words_get_one_sentence(words, said, tmp_path):
-    done = run("train", *words, folder=tmp_path, code=1 if words == ["--resume", "nowhere"] else 2)
-    assert said in " ".join(done.stderr.split())
-    assert "Traceback" not in done.stderr
-    assert not (tmp_path / "runs").exists()
+def test_wrong_words_get_one_sentence(words, said, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+
+    assert main(["train", *words]) == (1 if words == ["--resume", "nowhere"] else 2)
+
+    told = capsys.readouterr()
+    assert said in " ".join(told.err.split())
+    assert "Traceback" not in told.err
+    assert list(tmp_path.iterdir()) == []

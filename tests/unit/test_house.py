@@ -303,7 +303,7 @@ print(json.dumps({"changed": changed, "modules": sorted(sys.modules)}))
         assert seen["changed"] == {}
         extras = {
             "envpool", "joblib", "mujoco", "omegaconf", "pettingzoo", "psutil", "ray", "rich",
-            "stable_baselines3", "tensorboard", "torch", "tyro", "yaml",
+            "stable_baselines3", "tensorboard", "torch", "yaml",
         }  # fmt: skip
         assert extras.isdisjoint(name.partition(".")[0] for name in seen["modules"])
 

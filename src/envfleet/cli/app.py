@@ -20,7 +20,8 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, TextIO, cast
 
-from envfleet.cli.command import Command, Context, Help, Usage
+from envfleet.cli.command import Command, Context, Usage
+from envfleet.cli.parser import Parser
 from envfleet.cli.report import Block, Report
 from envfleet.cli.screen import PlainScreen, has_rich, screen_on
 from envfleet.errors import ConfigError, MissingExtra
@@ -45,6 +46,7 @@ COMMANDS: tuple[Entry, ...] = (
     Entry("tune", "envfleet.cli.tune", "find the fastest setting here and print the line to paste"),
     Entry("doctor", "envfleet.cli.doctor", "check this machine, or replay an incident file"),
     Entry("verify", "envfleet.cli.verify", "prove that parallel runs equal a plain loop"),
+    Entry("verify train", "envfleet.cli.verify_train", "prove that training repeats itself"),
 )
 
 _EXAMPLES = """\
@@ -55,8 +57,8 @@ examples:
   envfleet verify my_package:MyEnv          the same in parallel as alone?
   envfleet doctor                           is this machine set up well?
 
-ENV is a Gymnasium id (CartPole-v1), a class or function (my_package.envs:MyEnv), or an id that a
-module registers when it is imported (ale_py:ALE/Pong-v5).
+ENV is a Gymnasium id (CartPole-v1), a class or function (my_package.envs:MyEnv, my_env.py:MyEnv),
+or an id that a module registers when it is imported (ale_py:ALE/Pong-v5).
 
 exit codes: 0 fine, 1 the thing checked failed, 2 bad usage
 """
@@ -76,25 +78,18 @@ def build_parser(wanted: Sequence[str] | None = None) -> argparse.ArgumentParser
         wanted: The arguments about to be parsed. Only commands named there are imported and get
             their own arguments; the others show as one line. All of them when left out.
     """
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="envfleet",
         description="Run reinforcement-learning environments in parallel: train, measure, check.",
         epilog=_EXAMPLES,
-        formatter_class=Help,
-        allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"envfleet {version()}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for entry in COMMANDS:
-        command = commands.add_parser(
-            entry.name,
-            help=entry.summary,
-            formatter_class=Help,
-            allow_abbrev=False,
-        )
+        command = commands.add_parser(entry.name, help=entry.summary)
         if wanted is None or entry.name in wanted:
-            add_common(command)
             load(entry).add_arguments(command)
+            add_common(command)
     return parser
 
 
@@ -124,17 +119,15 @@ def add_common(parser: argparse.ArgumentParser) -> None:
 
 def run(argv: Sequence[str] | None = None) -> int:
     """Parse, run and show one command; returns the exit code."""
-    given = list(sys.argv[1:] if argv is None else argv)
-    wants_json = "--json" in given
+    given = one_word(list(sys.argv[1:] if argv is None else argv))
     try:
         args = build_parser(given).parse_args(given)
-    except SystemExit as exc:  # argparse has already written help or the usage error
-        code = exc.code if isinstance(exc.code, int) else 2
-        if code and wants_json:
-            print_json(sys.stdout, failure(None, "usage", "bad arguments; see stderr"))
-        return code
-    except MissingExtra as exc:
+    except SystemExit as exc:  # argparse has written help or the version
+        return exc.code if isinstance(exc.code, int) else 2
+    except (Usage, MissingExtra) as exc:
         complain(str(exc))
+        if "--json" in given:
+            print_json(sys.stdout, failure(None, type(exc).__name__, str(exc)))
         return 2
     entry = next(entry for entry in COMMANDS if entry.name == args.command)
     context = Context(progress=choose_progress(args), say=say)
@@ -150,7 +143,7 @@ def run(argv: Sequence[str] | None = None) -> int:
             return 0
         # SystemExit: an environment that calls sys.exit must not end this without a word
         except (Exception, SystemExit) as exc:
-            is_usage = isinstance(exc, Usage | ConfigError)
+            is_usage = isinstance(exc, Usage | ConfigError | MissingExtra)
             if args.traceback:
                 traceback.print_exc()
             message = one_sentence(exc)
@@ -159,6 +152,12 @@ def run(argv: Sequence[str] | None = None) -> int:
                 print_json(stdout, failure(entry.name, type(exc).__name__, message))
             return 2 if is_usage else 1
         return 0 if report.ok else 1
+
+
+def one_word(given: list[str]) -> list[str]:
+    """The arguments, with a command of two words as one."""
+    first = " ".join(given[:2])
+    return [first, *given[2:]] if first in {entry.name for entry in COMMANDS} else given
 
 
 def show(stdout: TextIO, command: str, report: Report, args: argparse.Namespace) -> None:

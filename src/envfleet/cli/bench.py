@@ -32,8 +32,9 @@ from envfleet.cli.contenders import (
     in_order_of_start,
 )
 from envfleet.cli.environments import add_env_arguments, choose
-from envfleet.cli.measure import Contender, Result, compare, summarise, unrest
+from envfleet.cli.measure import Contender, Result, compare, duration, summarise, unrest
 from envfleet.cli.report import Block, Heading, Level, Report, Table, Text
+from envfleet.cli.speedup import measure_speedup
 from envfleet.engine.machine import usable_cores
 
 __all__ = ["KEYS", "add_arguments", "conclude", "contenders_for", "render", "run"]
@@ -59,6 +60,7 @@ examples:
   envfleet bench my_package:MyEnv --quick
   envfleet bench CartPole-v1 --contenders process,thread --baseline process
   envfleet bench CartPole-v1 --json > bench.json
+  envfleet bench --speedup CartPole-v1
 
 Every contender runs one slice per round, in an order that changes; ratios are taken within a round
 and their median is shown. With next_step autoreset a reset counts as a step, for everybody but SB3,
@@ -75,7 +77,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _EPILOG
     add_env_arguments(parser)
     parser.add_argument(
-        "--num-envs", type=at_least(1), default=16, metavar="N", help="environments (default: 16)"
+        "--speedup",
+        action="store_true",
+        help="how much faster 1, 2, 4, 8 and 16 environments go than one in a plain loop",
+    )
+    parser.add_argument(
+        "--num-envs", type=at_least(1), metavar="N", help="environments (default: 16)"
     )
     parser.add_argument(
         "--num-workers",
@@ -92,7 +99,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--autoreset",
         choices=("next_step", "same_step"),
-        default="next_step",
         help="when an ended episode is reset (default: next_step)",
     )
     parser.add_argument(
@@ -104,7 +110,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--baseline",
         choices=KEYS,
-        default="loop",
         metavar="KEY",
         help="whose speed is 1.00x (default: loop)",
     )
@@ -112,11 +117,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, context: Context) -> Report:
     """Measure and conclude."""
-    choice = choose(args.env, args.env_kwargs)
     rounds, seconds = pace(args)
+    if args.speedup:
+        for name in ("num_envs", "num_workers", "autoreset", "contenders", "baseline"):
+            if getattr(args, name) is not None:
+                flag = f"--{name.replace('_', '-')}"
+                raise Usage(f"--speedup compares fleets as auto runs them; leave out {flag}")
+        choice = choose(args.env, args.env_kwargs)
+        return measure_speedup(choice, rounds, seconds, args.start_method, context)
+    choice = choose(args.env, args.env_kwargs)
+    num_envs, baseline = args.num_envs or 16, args.baseline or "loop"
+    autoreset = args.autoreset or "next_step"
     cores = usable_cores()
-    num_workers = min(args.num_workers or cores, args.num_envs)
-    work = Workload(choice, args.num_envs, args.autoreset, args.start_method)
+    num_workers = min(args.num_workers or cores, num_envs)
+    work = Workload(choice, num_envs, autoreset, args.start_method)
     keys = list(args.contenders or KEYS[:-1])
     left_out: dict[str, str] = {}
     if not has_sb3():
@@ -124,8 +138,8 @@ def run(args: argparse.Namespace, context: Context) -> Report:
             if key in keys:
                 keys.remove(key)
                 left_out[key] = "not installed (pip install 'envfleet[sb3]')"
-    if args.baseline not in keys:
-        keys.insert(0, args.baseline)
+    if baseline not in keys:
+        keys.insert(0, baseline)
     if not keys:
         raise Usage("nobody is left to measure; choose other --contenders")
     contenders = contenders_for(keys, work, num_workers)
@@ -137,24 +151,24 @@ def run(args: argparse.Namespace, context: Context) -> Report:
         title="bench",
     )
     labels = {contender.key: contender.label for contender in contenders}
-    results = summarise(slices, labels, args.baseline)
+    results = summarise(slices, labels, baseline)
     left_out |= failures
     auto_plan = next(
         (str(one.envs.plan) for one in contenders if one.key == "auto" and one.key in slices), None
     )
     conclusion = conclude(
-        results, num_envs=args.num_envs, num_workers=num_workers, cores=cores, auto_plan=auto_plan
+        results, num_envs=num_envs, num_workers=num_workers, cores=cores, auto_plan=auto_plan
     )
     settings: dict[str, Any] = {
         "env": choice.name,
-        "num_envs": args.num_envs,
+        "num_envs": num_envs,
         "num_workers": num_workers,
         "cores": cores,
         "rounds": rounds,
         "seconds": seconds,
-        "autoreset": args.autoreset,
+        "autoreset": autoreset,
         "start_method": args.start_method,
-        "baseline": args.baseline,
+        "baseline": baseline,
         "python": platform.python_version(),
     }
     return Report(
@@ -245,14 +259,6 @@ def explanation(
         return f"{inside}, because one half of them steps while the other is served; {step}"
     per_worker = -(-num_envs // num_workers)
     return f"{inside}, and one wake-up is shared by {per_worker} environments; {step}"
-
-
-def duration(microseconds: float) -> str:
-    """A time in the unit people would use."""
-    for unit, size in (("s", 1e6), ("ms", 1e3)):
-        if microseconds >= size:
-            return f"{microseconds / size:.3g} {unit}"
-    return f"{microseconds:.3g} us"
 
 
 def as_json(result: Result) -> dict[str, Any]:

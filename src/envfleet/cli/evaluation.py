@@ -5,36 +5,50 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-import gymnasium
-
+from envfleet.adapters.names import label
 from envfleet.cli.command import Context, at_least
 from envfleet.cli.report import Report, Text
 from envfleet.learn.evaluate import EVALUATION_SEED, evaluate
-from envfleet.learn.train import load_agent
+from envfleet.learn.train import env_fn, load_agent
 
 __all__ = ["add_arguments", "run"]
 
 _EPILOG = """\
 examples:
   envfleet eval runs/CartPole-v1-seed0
-  envfleet eval runs/CartPole-v1-seed0/best.pt --episodes 20
+  envfleet eval runs/CartPole-v1-seed0/best.pt --episodes 20 --n-envs 4
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of ``eval``."""
     parser.description = (
-        "Play whole episodes with a run's policy, likeliest actions, one environment, fixed seeds."
+        "Play whole episodes with a run's policy: its likeliest actions, fixed seeds, environments "
+        "of their own."
     )
     parser.epilog = _EPILOG
     parser.add_argument(
         "run", metavar="RUN", type=Path, help="a run's folder or a checkpoint in it"
     )
-    parser.add_argument("--episodes", type=at_least(1), default=10, metavar="N")
+    parser.add_argument(
+        "--episodes",
+        type=at_least(1),
+        default=10,
+        metavar="N",
+        help="how many (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--n-envs",
+        type=at_least(1),
+        default=1,
+        metavar="K",
+        help="episodes played side by side, with the same returns (default: %(default)s)",
+    )
     parser.add_argument(
         "--seed",
-        type=int,
+        type=at_least(0),
         default=EVALUATION_SEED,
+        metavar="N",
         help="of the first episode (default: %(default)s)",
     )
 
@@ -43,7 +57,7 @@ def run(args: argparse.Namespace, context: Context) -> Report:
     """Evaluate."""
     options, agent = load_agent(args.run)
     found = evaluate(
-        agent.play, lambda: gymnasium.make(options.env), episodes=args.episodes, seed=args.seed
+        agent.play, env_fn(options), episodes=args.episodes, seed=args.seed, n_envs=args.n_envs
     )
     document = {
         "env": options.env,
@@ -52,5 +66,6 @@ def run(args: argparse.Namespace, context: Context) -> Report:
         "episodes": len(found.returns),
         "returns": list(found.returns),
     }
-    text = f"{options.env}: {found.mean:.2f} +- {found.std:.2f} over {len(found.returns)} episodes"
+    told = f"{found.mean:.2f} +- {found.std:.2f} over {len(found.returns)} episodes"
+    text = f"{label(options.env)}: {told}"
     return Report(ok=True, document=document, blocks=(Text(text, "ok"),))

@@ -23,6 +23,7 @@ __all__ = [
     "Shares",
     "Slice",
     "compare",
+    "duration",
     "median_shares",
     "rotation",
     "summarise",
@@ -218,3 +219,11 @@ def unrest(results: Sequence[Result]) -> str | None:
         f"The rounds lie far apart (+-{spread:.0%}): something else is using this machine, so take "
         "these numbers as rough and measure again when it is quiet."
     )
+
+
+def duration(microseconds: float) -> str:
+    """A time in the unit people would use."""
+    for unit, size in (("s", 1e6), ("ms", 1e3)):
+        if microseconds >= size:
+            return f"{microseconds / size:.3g} {unit}"
+    return f"{microseconds:.3g} us"

@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from envfleet.cli.command import Context, Help, Usage, positive_seconds
+from envfleet.cli.command import Context, Usage, positive_seconds
 from envfleet.cli.report import Block, Code, Heading, Report, Text
 from envfleet.engine.incident import Incident, ReplayResult
 from envfleet.errors import ConfigError
@@ -47,8 +47,6 @@ def add_parser(actions: Any) -> None:
         description="Build the environment, reset it with the same seed and options, and give it "
         "the same actions. Incident files contain pickled code: replay only files you trust.",
         epilog=_EPILOG,
-        formatter_class=Help,
-        allow_abbrev=False,
     )
     parser.add_argument("file", metavar="FILE", type=Path, help="an incident file")
     parser.add_argument(

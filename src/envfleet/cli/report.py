@@ -10,7 +10,19 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-__all__ = ["Block", "Code", "Finding", "Findings", "Heading", "Level", "Report", "Table", "Text"]
+__all__ = [
+    "Bar",
+    "Bars",
+    "Block",
+    "Code",
+    "Finding",
+    "Findings",
+    "Heading",
+    "Level",
+    "Report",
+    "Table",
+    "Text",
+]
 
 Level = Literal["ok", "warn", "bad", "info"]
 
@@ -77,7 +89,24 @@ class Findings:
     items: tuple[Finding, ...]
 
 
-Block = Heading | Text | Code | Table | Findings
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """A length with its name and its text; ``mark`` shows where another length would end."""
+
+    name: str
+    value: float
+    text: str
+    mark: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Bars:
+    """Lengths below each other, to one scale."""
+
+    items: tuple[Bar, ...]
+
+
+Block = Heading | Text | Code | Table | Findings | Bars
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,12 +12,23 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Protocol, TextIO
 
-from envfleet.cli.report import Block, Code, Finding, Findings, Heading, Level, Table, Text
+from envfleet.cli.report import (
+    Bar,
+    Bars,
+    Block,
+    Code,
+    Finding,
+    Findings,
+    Heading,
+    Level,
+    Table,
+    Text,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["PlainScreen", "RichScreen", "Screen", "has_rich", "screen_on"]
+__all__ = ["PlainScreen", "RichScreen", "Screen", "can_redraw", "has_rich", "screen_on"]
 
 _COLOURS: dict[Level, str] = {"ok": "green", "warn": "yellow", "bad": "bold red", "info": ""}
 
@@ -35,6 +46,16 @@ def has_rich() -> bool:
         return importlib.util.find_spec("rich") is not None
     except ValueError:  # a module set to None in sys.modules has no spec
         return False
+
+
+def can_redraw(stream: TextIO) -> bool:
+    """Whether rich can draw over itself on ``stream``: a terminal that knows how, and its signs."""
+    if not stream.isatty() or not has_rich():
+        return False
+    from rich.console import Console
+
+    console = Console(file=stream)
+    return not console.is_dumb_terminal and not console.options.ascii_only
 
 
 def screen_on(stream: TextIO, *, plain: bool) -> Screen:
@@ -71,6 +92,8 @@ class PlainScreen:
                 return [*table_lines(block), *self._notes(block.notes)]
             case Findings(items):
                 return finding_lines(items, self._width)
+            case Bars(items):
+                return ["".join(parts) for parts in bar_parts(items, self._width, "#", "|")]
 
     def _notes(self, notes: Sequence[str]) -> list[str]:
         return [line for note in notes for line in wrapped(note, self._width)]
@@ -113,6 +136,34 @@ def finding_lines(items: Sequence[Finding], width: int) -> list[str]:
     return lines
 
 
+def bar_parts(
+    items: Sequence[Bar], width: int, fill: str, mark: str
+) -> list[tuple[str, str, str, str]]:
+    """Each bar as its name, what lies before the mark, the mark with what lies beyond, its text."""
+    name_width = max((len(item.name) for item in items), default=0)
+    text_width = max((len(item.text) for item in items), default=0)
+    room = max(0, min(60, width - name_width - text_width - 4))
+    longest = max((max(item.value, item.mark or 0.0) for item in items), default=0.0)
+    found = []
+    for item in items:
+        cells = [" "] * (room + 1)
+        for cell in range(_cells(item.value, longest, room)):
+            cells[cell] = fill
+        at = room + 1
+        if item.mark is not None:
+            at = _cells(item.mark, longest, room)
+            cells[at] = mark
+        drawn = "".join(cells)
+        found.append(
+            (f"{item.name:>{name_width}}  ", drawn[:at], drawn[at:], f" {item.text:>{text_width}}")
+        )
+    return found
+
+
+def _cells(value: float, longest: float, room: int) -> int:
+    return round(room * value / longest) if longest > 0 else 0
+
+
 class RichScreen:
     """Colours and rules, drawn by rich."""
 
@@ -144,6 +195,8 @@ class RichScreen:
                 self._show_table(block)
             case Findings(items):
                 self._show_findings(items)
+            case Bars(items):
+                self._show_bars(items)
 
     def _show_table(self, block: Table) -> None:
         from rich.box import SIMPLE_HEAD
@@ -174,3 +227,15 @@ class RichScreen:
                 text.append(f"\n-> {item.remedy}", style="bold")
             drawn.add_row(Styled(item.level, style=_COLOURS[item.level]), item.name, text)
         self._console.print(drawn)
+
+    def _show_bars(self, items: Sequence[Bar]) -> None:
+        from rich.text import Text as Styled
+
+        for name, before, beyond, text in bar_parts(items, self._console.width, "━", "│"):
+            line = Styled(no_wrap=True)
+            line.append(name)
+            line.append(before, "green")
+            line.append(beyond[:1], "yellow" if beyond[:1] == "│" else "green")
+            line.append(beyond[1:], "green")
+            line.append(text)
+            self._console.print(line)

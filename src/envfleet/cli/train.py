@@ -1,32 +1,28 @@
 """``envfleet train``: from an environment's name to a trained policy that can be resumed.
 
-Owns the flags, the lines on the way, and Ctrl-C: once finishes the iteration and saves, twice ends
-at once. What a run is lives in ``learn/train.py``.
+Owns the flags and how a run is shown: as a live view on a terminal, as lines elsewhere. Ctrl-C once
+finishes the iteration and saves, twice ends at once. What a run is lives in ``learn/train.py``.
 """
 
 from __future__ import annotations
 
 import argparse
-import signal
+import re
+import shlex
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
-import gymnasium
-
-from envfleet.adapters.gymnasium import FleetVectorEnv
+from envfleet.adapters.names import label
+from envfleet.cli.asked import Asked, StartOptions, add_train_flags, ask, typed
 from envfleet.cli.command import Context, Usage
-from envfleet.cli.environments import find
-from envfleet.cli.flags import add_flags, overridden, typed
-from envfleet.cli.report import Report, Text
-from envfleet.learn.evaluate import Evaluation
+from envfleet.cli.lines import Lines
+from envfleet.cli.live import LiveView
+from envfleet.cli.report import Block, Code, Report, Text
+from envfleet.cli.screen import can_redraw
 from envfleet.learn.ppo import PPOOptions
-from envfleet.learn.recipes import RECIPES, Recipe
-from envfleet.learn.train import Iteration, Outcome, TrainOptions, Watcher, resumed_options, train
+from envfleet.learn.train import Outcome, TrainOptions, resumed_options, train
 
 __all__ = ["add_arguments", "run"]
 
@@ -34,69 +30,63 @@ _EPILOG = """\
 examples:
   envfleet train --env CartPole-v1 --n-envs 8
   envfleet train --env Pendulum-v1 --total-steps 2e5 --checkpoint-dir runs/p
+  envfleet train --env my_envs.py:Maze --env-kwargs '{"size": 9}'
+  envfleet train --config run.yaml --seed 7
   envfleet train --resume runs/p
 
-Environments with a known recipe start from it; any flag overrides it, and
---no-recipe leaves it out. Ctrl-C finishes the iteration, saves and ends; twice
+The defaults are plain PPO's. Environments with a known recipe start from that, a file lies over the
+recipe, flags over both; the recipe is printed. Ctrl-C finishes the iteration, saves and ends; twice
 ends at once.
 """
-_ANNOUNCE_EVERY = 10
-"""Iterations between the lines that are printed."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of ``train``."""
     parser.description = "Train a policy by PPO on a fleet of environments."
+    parser.usage = "envfleet train --env ENV [option ...]\n       envfleet train --resume RUN"
     parser.epilog = _EPILOG
-    what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--env", metavar="ENV", help="a Gymnasium id")
+    what = parser.add_mutually_exclusive_group()
     what.add_argument(
-        "--resume", metavar="DIR", type=Path, help="go on with the run in this folder"
+        "--env",
+        metavar="ENV",
+        default=argparse.SUPPRESS,
+        help="a Gymnasium id, module:Class, module:function, file.py:Class or module:Id",
     )
-    parser.add_argument(
-        "--checkpoint-dir",
-        metavar="DIR",
-        type=Path,
-        help="the run's folder (default: runs/ENV-seedN, numbered if it is taken)",
+    what.add_argument(
+        "--resume", metavar="RUN", type=Path, help="go on with the run in this folder"
     )
-    parser.add_argument("--no-recipe", action="store_true", help="plain PPO defaults")
-    add_flags(parser.add_argument_group("the run"), TrainOptions, frozenset({"env"}))
-    add_flags(parser.add_argument_group("PPO"), PPOOptions, frozenset())
+    add_train_flags(parser)
 
 
 def run(args: argparse.Namespace, context: Context) -> Report:
     """Train, or go on training."""
-    if args.resume is not None:
-        others = typed(args, TrainOptions, PPOOptions)
-        if others:
+    is_resumed = args.resume is not None
+    if is_resumed:
+        if others := typed(args):
             raise Usage(f"--resume goes on with the run as it was; leave out {', '.join(others)}")
-        options, ppo = resumed_options(args.resume)
+        asked = Asked(StartOptions(), *resumed_options(args.resume))
         run_dir = args.resume
     else:
-        options, ppo = _options(args)
-        run_dir = args.checkpoint_dir or _free_folder(options)
-    lines = _Lines(sys.stdout)
-    if args.resume is None and args.env in RECIPES and not args.no_recipe:
-        lines.say(f"Recipe for {args.env}: {_told(ppo)}")
-    with lines.minding_interrupts():
-        outcome = train(options, ppo, run_dir, lines, is_resumed=args.resume is not None)
+        asked = ask(args)
+        run_dir = asked.start.checkpoint_dir or _free_folder(asked.options)
+    # standard output is a script's with --json: what a person reads goes to standard error
+    stream = sys.stderr if args.json else sys.stdout
+    display: LiveView | Lines
+    if not args.plain and can_redraw(stream):
+        display = LiveView(stream, asked.options, asked.ppo, run_dir)
+    else:
+        display = Lines(stream, asked.options)
+    if asked.has_recipe:
+        display.say(f"Recipe for {label(asked.options.env)}: {_told(asked.ppo)}")
+    with display:
+        outcome = train(asked.options, asked.ppo, run_dir, display, is_resumed=is_resumed)
     return _report(outcome)
-
-
-def _options(args: argparse.Namespace) -> tuple[TrainOptions, PPOOptions]:
-    find(args.env)  # one sentence, with the nearest name, if there is no such environment
-    if args.env not in gymnasium.registry:
-        raise Usage(f"train takes a registered Gymnasium id for now, got {args.env!r}")
-    recipe = RECIPES.get(args.env)
-    if recipe is None or args.no_recipe:
-        recipe = Recipe(8, 100_000, PPOOptions())
-    base = TrainOptions(args.env, n_envs=recipe.n_envs, total_steps=recipe.total_steps)
-    return overridden(base, args), overridden(recipe.options, args)
 
 
 def _free_folder(options: TrainOptions) -> Path:
     """A folder that no run has yet."""
-    first = Path("runs") / f"{options.env.replace('/', '_')}-seed{options.seed}"
+    name = re.sub(r"[^\w.-]", "_", label(options.env))
+    first = Path("runs") / f"{name}-seed{options.seed}"
     number, folder = 2, first
     while folder.exists():
         folder = first.with_name(f"{first.name}-{number}")
@@ -124,63 +114,15 @@ def _report(outcome: Outcome) -> Report:
     best = (
         "not evaluated" if outcome.best_return is None else f"best return {outcome.best_return:g}"
     )
-    text = (
+    told = (
         f"{outcome.env_steps:,} steps, {best}, {outcome.env_steps_per_second:,.0f} steps/s. "
-        f"The run is in {outcome.run_dir}. {outcome.verdict[0].upper()}{outcome.verdict[1:]}."
+        f"{outcome.verdict[0].upper()}{outcome.verdict[1:]}."
     )
+    blocks: list[Block] = [Text(told, "ok")]
     if outcome.is_stopped:
-        text += f" Go on with: envfleet train --resume {outcome.run_dir}"
-    return Report(ok=True, document=document, blocks=(Text(text, "ok"),))
-
-
-class _Lines(Watcher):
-    """Prints what happens, a few lines at a time."""
-
-    def __init__(self, stream: Any) -> None:
-        self._stream = stream
-        self._is_interrupted = False
-        self._num_envs = 0
-
-    def say(self, line: str) -> None:
-        print(line, file=self._stream, flush=True)
-
-    def begun(self, envs: FleetVectorEnv, start_steps: int) -> None:
-        self._num_envs = envs.num_envs
-        self.say(f"Using {envs.num_envs} parallel environments for training")
-        self.say(f"   {envs.plan}")
-        if start_steps:
-            self.say(f"   Going on from {start_steps:,} steps")
-
-    def iterated(self, iteration: Iteration) -> None:
-        if iteration.number % _ANNOUNCE_EVERY and iteration.number != iteration.of:
-            return
-        self.say(f"Episode {iteration.number}/{iteration.of}  ({iteration.env_steps:,} steps)")
-        if iteration.episodes:
-            value, length = iteration.episodes[-1]
-            self.say(
-                f"  Reward: {value:8.2f}  |  Length: {length:5d}  |  "
-                f"Mean(100): {iteration.mean_return:8.2f}"
-            )
-        self.say(f"  n_completed_episodes: {len(iteration.episodes)}  |  n_envs: {self._num_envs}")
-
-    def evaluated(self, env_steps: int, evaluation: Evaluation) -> None:
-        self.say(f"Evaluation at {env_steps:,}: {evaluation.mean:.2f} +- {evaluation.std:.2f}")
-
-    def should_stop(self) -> bool:
-        return self._is_interrupted
-
-    @contextmanager
-    def minding_interrupts(self) -> Iterator[None]:
-        """The first Ctrl-C asks for an end, the second one makes it."""
-
-        def on_interrupt(number: int, frame: FrameType | None) -> None:
-            if self._is_interrupted:
-                raise KeyboardInterrupt
-            self._is_interrupted = True
-            self.say("Finishing this iteration; press Ctrl-C again to end at once")
-
-        before = signal.signal(signal.SIGINT, on_interrupt)
-        try:
-            yield
-        finally:
-            signal.signal(signal.SIGINT, before)
+        blocks += [
+            Text("It was stopped; to go on:"),
+            Code((f"envfleet train --resume {shlex.quote(str(outcome.run_dir))}",)),
+        ]
+    blocks.append(Text(f"The run is in {outcome.run_dir}"))
+    return Report(ok=True, document=document, blocks=tuple(blocks))

@@ -14,11 +14,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from envfleet.cli.bench import as_json, duration
+from envfleet.cli.bench import as_json
 from envfleet.cli.command import Context, add_pace_arguments, at_least, pace
 from envfleet.cli.contenders import FleetHalves, FleetStep, Workload, in_order_of_start
 from envfleet.cli.environments import EnvChoice, add_env_arguments, choose
-from envfleet.cli.measure import Result, Slice, compare, summarise, unrest
+from envfleet.cli.measure import Result, Slice, compare, duration, summarise, unrest
 from envfleet.cli.report import Block, Code, Heading, Level, Report, Table, Text
 from envfleet.engine.machine import usable_cores
 

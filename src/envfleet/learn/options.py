@@ -18,29 +18,45 @@ class PPOOptions:
     batch_size: int = 256
     """Rows per minibatch; with a memory, rows of whole slots."""
     n_epochs: int = 4
+    """How often an iteration goes over its rows."""
     learning_rate: float = 2.5e-4
+    """Of Adam, at the beginning."""
     anneal_learning_rate: bool = True
     """Towards 0 over the whole run."""
     clip_range: float = 0.2
+    """How far the probability of an action may move in an iteration, as a share."""
     anneal_clip_range: bool = False
+    """Towards 0 over the whole run."""
     gamma: float = 0.99
+    """What a reward is worth one step later."""
     gae_lambda: float = 0.95
+    """Between trusting the values (0) and the rewards alone (1)."""
     ent_coef: float = 0.0
+    """Weight of the entropy in the loss: more keeps the policy undecided for longer."""
     vf_coef: float = 0.5
+    """Weight of the value loss."""
     max_grad_norm: float = 0.5
+    """Longer gradients are cut to this length."""
     clip_values: bool = False
     """Keep new value estimates within `clip_range` of the old ones."""
     target_kl: float | None = None
     """Stop the epochs of an iteration once the policy has moved 1.5 times this far."""
     normalise_obs: bool = False
+    """Bring observations to mean 0 and deviation 1, by central statistics."""
     normalise_rewards: bool = False
+    """Divide rewards by the deviation of the running returns."""
     hidden: tuple[int, ...] = (64, 64)
+    """Units of each hidden layer."""
     activation: Activation = "tanh"
+    """Between the layers."""
     log_std: float = 0.0
+    """Logarithm of the deviation of continuous actions, at the beginning."""
     orthogonal: bool = True
+    """Begin with orthogonal weights and biases of 0."""
     memory: Memory | None = None
     """A recurrent policy, for environments that do not show everything."""
     memory_size: int = 64
+    """Units of the memory."""
     overlap: bool | None = None
     """Act for one half of the slots while the other steps; None does so from 16 slots on."""
 

@@ -10,20 +10,24 @@ came after that checkpoint is done again, with the same results.
 
 from __future__ import annotations
 
+import functools
 import json
+import re
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import gymnasium
 import numpy as np
 import torch
 
 from envfleet.adapters.gymnasium import FleetVectorEnv, make_vec
+from envfleet.adapters.names import find
+from envfleet.engine.options import BackendName, StartMethod, one_of
 from envfleet.errors import CheckpointError, ConfigError, WorkerDied
 from envfleet.learn.accounting import shares, verdict
 from envfleet.learn.checkpoint import CheckpointFolder, load
@@ -31,6 +35,7 @@ from envfleet.learn.evaluate import Evaluation, evaluate
 from envfleet.learn.ppo import Agent, Learned, PPOOptions, PPOTrainer
 
 RUN_FILE, METRICS_FILE = "run.json", "metrics.jsonl"
+DEVICES = re.compile(r"auto|cpu|mps|cuda(:\d+)?")
 RECENT = 100
 """Episodes in the mean that is shown."""
 
@@ -40,25 +45,35 @@ class TrainOptions:
     """What to train, on what, for how long, and what to keep."""
 
     env: str
-    """A Gymnasium id."""
+    """What to train on: a Gymnasium id, module:Class, module:function or file.py:Class."""
+    env_kwargs: dict[str, Any] = field(default_factory=dict)
+    """Keyword arguments for the environment."""
     n_envs: int = 8
+    """Environments that run side by side, and whose experience makes one batch."""
     total_steps: int = 100_000
     """Environment steps of all slots together; whole iterations are made."""
     num_episodes: int | None = None
     """Iterations instead: each is a rollout of every slot and an update."""
     seed: int = 0
+    """Of weights, actions, shuffling and environments: the same seed gives the same run."""
     device: str = "auto"
-    """"cpu", "cuda", "mps", or "auto", which takes cuda where there is one, else cpu."""
-    backend: str = "auto"
+    """Where the networks live: cpu, cuda, cuda:N, mps, or auto, which takes cuda where there is
+    one, else cpu."""
+    backend: Literal["auto", BackendName] = "auto"
+    """What runs the environments; auto measures, and says what it chose and why."""
     num_workers: int | None = None
-    parallel_start_method: str | None = None
-    """"fork", "spawn" or "forkserver"; None takes the fastest that is safe."""
+    """Workers that share the environments; None takes as many as cores, at most."""
+    parallel_start_method: StartMethod | None = None
+    """How worker processes are started: spawn works everywhere, fork is faster but not safe beside
+    some libraries, None takes the fastest that is safe."""
     save_every: int = 25_000
     """Environment steps between checkpoints; the last iteration is kept in any case."""
     keep_checkpoints: int = 3
+    """Checkpoints that are kept, beside the best one."""
     eval_every: int = 25_000
     """Environment steps between evaluations; 0 evaluates at the end only."""
     eval_episodes: int = 10
+    """Episodes of one evaluation, played on an environment of its own."""
 
     def __post_init__(self) -> None:
         for name in ("n_envs", "total_steps", "save_every", "keep_checkpoints", "eval_episodes"):
@@ -70,6 +85,13 @@ class TrainOptions:
             raise ConfigError(f"num_episodes must be at least 1, got {self.num_episodes}")
         if self.eval_every < 0:
             raise ConfigError(f"eval_every must be 0 or more, got {self.eval_every}")
+        one_of("backend", self.backend, Literal["auto", BackendName])
+        if self.parallel_start_method is not None:
+            one_of("parallel_start_method", self.parallel_start_method, StartMethod)
+        if not DEVICES.fullmatch(self.device):
+            raise ConfigError(
+                f"device must be one of auto, cpu, cuda, cuda:N or mps; got {self.device!r}"
+            )
 
     def iterations(self, ppo: PPOOptions) -> int:
         """How many rollouts the run has."""
@@ -90,6 +112,8 @@ class Iteration:
     mean_return: float | None
     """Of the last hundred episodes; None before the first one ended."""
     learned: Learned
+    seconds: dict[str, float]
+    """Where the time of this process went so far."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,23 +168,14 @@ def train(
     is_resumed: bool = False,
 ) -> Outcome:
     """Train in `run_dir`, from the beginning or from its newest checkpoint."""
-    watcher, device = watcher or Watcher(), _device(options.device)
+    watcher = watcher or Watcher()
+    _device(options.device)
     folder = CheckpointFolder(run_dir, keep=options.keep_checkpoints)
     folder.prepare()
     if not is_resumed and (run_dir / RUN_FILE).exists():
         raise ConfigError(f"{run_dir} holds a run already; resume it, or choose another folder")
     started_s = time.perf_counter()
-    envs = make_vec(
-        options.env,
-        options.n_envs,
-        backend=options.backend,
-        num_workers=options.num_workers,
-        start_method=options.parallel_start_method,
-        autoreset="same_step",
-        on_failure="restart",
-    )
-    with closing(envs), _one_thread():
-        trainer = PPOTrainer(envs, ppo, seed=options.seed, device=device)
+    with opened(options, ppo) as trainer:
         run = _Run(options, ppo, trainer, folder, watcher)
         if is_resumed and not folder.is_empty:
             run.go_on(folder.newest(str(trainer.device)))
@@ -168,12 +183,11 @@ def train(
             asked = {"options": asdict(options), "ppo": asdict(ppo)}
             _rewrite(run_dir / RUN_FILE, json.dumps(asked, indent=2) + "\n")
             (run_dir / METRICS_FILE).unlink(missing_ok=True)
-        watcher.begun(envs, trainer.env_steps)
+        watcher.begun(trainer.envs, trainer.env_steps)
         first_steps, started_in_s = trainer.env_steps, time.perf_counter() - started_s
         is_stopped = run.iterate()
         seconds = time.perf_counter() - started_s
-        others = {"evaluation": run.evaluation_s, "start-up": started_in_s}
-        parts = shares(trainer.seconds | others, seconds)
+        parts = shares(run.seconds | {"start-up": started_in_s}, seconds)
         return Outcome(
             run_dir=run_dir,
             env_steps=trainer.env_steps,
@@ -181,11 +195,34 @@ def train(
             seconds=seconds,
             best_return=run.best,
             last_evaluation=run.last_evaluation,
-            incidents=len(envs.incidents),
+            incidents=len(trainer.envs.incidents),
             shares=parts,
             verdict=verdict(parts),
             is_stopped=is_stopped,
         )
+
+
+@contextmanager
+def opened(options: TrainOptions, ppo: PPOOptions) -> Iterator[PPOTrainer]:
+    """A trainer on a fleet of its own, as a run has them at its beginning."""
+    device = _device(options.device)
+    envs = make_vec(
+        find(options.env).source,
+        options.n_envs,
+        backend=options.backend,
+        num_workers=options.num_workers,
+        start_method=options.parallel_start_method,
+        autoreset="same_step",
+        on_failure="restart",
+        env_kwargs=options.env_kwargs,
+    )
+    with closing(envs), _one_thread():
+        yield PPOTrainer(envs, ppo, seed=options.seed, device=device)
+
+
+def env_fn(options: TrainOptions) -> Callable[[], gymnasium.Env[Any, Any]]:
+    """Builds a single environment like those of the run."""
+    return functools.partial(find(options.env).build, **options.env_kwargs)
 
 
 def resumed_options(run_dir: Path) -> tuple[TrainOptions, PPOOptions]:
@@ -219,7 +256,12 @@ class _Run:
         self._saved = self._evaluated = 0
         self.best: float | None = None
         self.last_evaluation: Evaluation | None = None
-        self.evaluation_s = 0.0
+        self._evaluation_s = 0.0
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Where the time went so far."""
+        return self._trainer.seconds | {"evaluation": self._evaluation_s}
 
     def go_on(self, state: dict[str, Any]) -> None:
         self._trainer.load(state["trainer"])
@@ -238,7 +280,13 @@ class _Run:
             self._recent.extend(value for value, _ in rollout.episodes)
             mean = float(np.mean(self._recent)) if self._recent else None
             iteration = Iteration(
-                self._number, self._iterations, trainer.env_steps, rollout.episodes, mean, learned
+                number=self._number,
+                of=self._iterations,
+                env_steps=trainer.env_steps,
+                episodes=rollout.episodes,
+                mean_return=mean,
+                learned=learned,
+                seconds=self.seconds,
             )
             self._note(mean_return=mean, episodes=len(rollout.episodes), **asdict(learned))
             self._watcher.iterated(iteration)
@@ -260,10 +308,9 @@ class _Run:
 
     def _evaluate(self) -> bool:
         """True if the policy has never been better."""
-        env, episodes = self._options.env, self._options.eval_episodes
-        begun_s = time.perf_counter()
-        found = evaluate(self._trainer.agent.play, lambda: gymnasium.make(env), episodes=episodes)
-        self.evaluation_s += time.perf_counter() - begun_s
+        options, begun_s = self._options, time.perf_counter()
+        found = evaluate(self._trainer.agent.play, env_fn(options), episodes=options.eval_episodes)
+        self._evaluation_s += time.perf_counter() - begun_s
         self._evaluated, self.last_evaluation = self._trainer.env_steps, found
         self._note(evaluation_mean=found.mean, evaluation_std=found.std)
         self._watcher.evaluated(self._trainer.env_steps, found)
@@ -300,7 +347,7 @@ def load_agent(path: Path) -> tuple[TrainOptions, Agent]:
     run_dir = path if path.is_dir() else path.parent
     options, ppo = resumed_options(run_dir)
     state = CheckpointFolder(run_dir).newest() if path.is_dir() else load(path)
-    env = gymnasium.make(options.env)
+    env = env_fn(options)()
     agent = Agent(env.observation_space, env.action_space, ppo, torch.device("cpu"), options.seed)
     env.close()
     agent.load(state["trainer"])

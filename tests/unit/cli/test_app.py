@@ -14,7 +14,7 @@ import pytest
 from envfleet.cli import app, main
 from envfleet.cli.command import Usage, at_least, comma_list, one_of, positive_seconds
 from envfleet.cli.report import Report, Text
-from envfleet.errors import ConfigError
+from envfleet.errors import ConfigError, MissingExtra
 
 
 @pytest.fixture
@@ -103,6 +103,11 @@ def test_not_even_a_child_process_can_spoil_the_document():
             "envfleet: ValueError: bad thing. Run again with --traceback to see where.\n",
         ),
         (KeyError(), 1, "envfleet: KeyError. Run again with --traceback to see where.\n"),
+        (
+            MissingExtra("it needs more: pip install more"),
+            2,
+            "envfleet: it needs more: pip install more\n",
+        ),
         (KeyboardInterrupt(), 130, "envfleet: stopped\n"),
     ],
 )
@@ -221,52 +226,58 @@ YES_OR_NO = {
     f"--{no}{name}"
     for no in ("", "no-")
     for name in (
+        "recipe",
         "anneal-learning-rate",
         "anneal-clip-range",
         "clip-values",
         "normalise-obs",
         "normalise-rewards",
         "orthogonal",
+        "overlap",
     )
 }
+TRAINING = YES_OR_NO | {
+    "--env",
+    "--config",
+    "--checkpoint-dir",
+    "--env-kwargs",
+    "--n-envs",
+    "--total-steps",
+    "--num-episodes",
+    "--seed",
+    "--device",
+    "--backend",
+    "--num-workers",
+    "--parallel-start-method",
+    "--save-every",
+    "--keep-checkpoints",
+    "--eval-every",
+    "--eval-episodes",
+    "--n-steps",
+    "--batch-size",
+    "--n-epochs",
+    "--learning-rate",
+    "--clip-range",
+    "--gamma",
+    "--gae-lambda",
+    "--ent-coef",
+    "--vf-coef",
+    "--max-grad-norm",
+    "--target-kl",
+    "--hidden",
+    "--activation",
+    "--log-std",
+    "--memory",
+    "--memory-size",
+}
 OPTIONS = {
-    "train": YES_OR_NO
-    | {
-        "--env",
-        "--resume",
-        "--checkpoint-dir",
-        "--no-recipe",
-        "--n-envs",
-        "--total-steps",
-        "--num-episodes",
-        "--seed",
-        "--device",
-        "--backend",
-        "--num-workers",
-        "--parallel-start-method",
-        "--save-every",
-        "--keep-checkpoints",
-        "--eval-every",
-        "--eval-episodes",
-        "--n-steps",
-        "--batch-size",
-        "--n-epochs",
-        "--learning-rate",
-        "--clip-range",
-        "--gamma",
-        "--gae-lambda",
-        "--ent-coef",
-        "--vf-coef",
-        "--max-grad-norm",
-        "--target-kl",
-        "--hidden",
-        "--activation",
-        "--log-std",
-    },
-    "eval": {"--episodes", "--seed"},
-    "bench": MEASURING | {"--num-workers", "--autoreset", "--contenders", "--baseline"},
+    "train": TRAINING | {"--resume"},
+    "eval": {"--episodes", "--n-envs", "--seed"},
+    "bench": MEASURING
+    | {"--speedup", "--num-workers", "--autoreset", "--contenders", "--baseline"},
     "tune": MEASURING | {"--max-workers"},
     "doctor": set(),
+    "verify train": TRAINING,
     "verify": {
         "--env-kwargs",
         "--num-envs",

@@ -4,10 +4,10 @@ import io
 
 import pytest
 
-from envfleet.cli.bench import KEYS, as_json, conclude, contenders_for, duration, render
+from envfleet.cli.bench import KEYS, as_json, conclude, contenders_for, render
 from envfleet.cli.contenders import Workload
 from envfleet.cli.environments import choose
-from envfleet.cli.measure import Result, Shares
+from envfleet.cli.measure import Result, Shares, duration
 from envfleet.cli.screen import PlainScreen
 
 

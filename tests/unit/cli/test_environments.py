@@ -8,8 +8,9 @@ import cloudpickle
 import gymnasium
 import pytest
 
-from envfleet.cli.command import Usage
-from envfleet.cli.environments import choose, find, nearest
+from envfleet.adapters.names import find, label, nearest
+from envfleet.cli.environments import choose
+from envfleet.errors import ConfigError
 
 
 @pytest.fixture
@@ -142,7 +143,7 @@ def test_an_id_that_a_module_registers(module, env):
     ],
 )
 def test_a_wrong_one_is_answered_in_one_sentence(module, wrong, said):
-    with pytest.raises(Usage) as caught:
+    with pytest.raises(ConfigError) as caught:
         choose(wrong)
 
     assert said in str(caught.value)
@@ -158,7 +159,7 @@ def test_a_wrong_one_is_answered_in_one_sentence(module, wrong, said):
     ],
 )
 def test_wrong_keyword_arguments(kwargs, said):
-    with pytest.raises(Usage) as caught:
+    with pytest.raises(ConfigError) as caught:
         choose("CartPole-v1", kwargs)
 
     assert said in str(caught.value)
@@ -171,7 +172,57 @@ def test_the_newest_version_of_the_likeliest_is_named():
 
 
 def test_finding_builds_nothing():
-    build, name, _, _ = find("Ant-v5")
+    found = find("Ant-v5")
 
-    assert name == "Ant-v5"
-    assert isinstance(build, functools.partial)
+    assert found.name == found.source == "Ant-v5"
+    assert isinstance(found.build, functools.partial)
+
+
+class TestFiles:
+    def test_a_class_in_a_file_is_found_from_anywhere(self, module, tmp_path, monkeypatch):
+        found = find("garden.py:Plot")
+        elsewhere = tmp_path / "elsewhere"
+        elsewhere.mkdir()
+        monkeypatch.chdir(elsewhere)
+
+        assert found.name == f"{tmp_path / 'garden.py'}:Plot"
+        assert find(found.name).build is found.build
+        assert find("../garden.py:Plot").name == found.name
+        assert found.imports == "from garden import Plot"
+
+    @pytest.mark.parametrize(
+        ("name", "short"),
+        [
+            ("CartPole-v1", "CartPole-v1"),
+            ("ale_py:ALE/Pong-v5", "ale_py:ALE/Pong-v5"),
+            ("/a/b/garden.py:Plot", "garden:Plot"),
+        ],
+    )
+    def test_people_read_a_file_s_own_name(self, name, short):
+        assert label(name) == short
+
+    def test_an_id_that_a_file_registers(self, module, tmp_path):
+        found = find("garden.py:garden/Plot")
+
+        assert found.name == f"{tmp_path / 'garden.py'}:garden/Plot-v2"
+        assert found.source == "garden:garden/Plot-v2"
+        with found.build() as built:
+            assert built.spec is not None
+            assert built.spec.id == "garden/Plot-v2"
+
+    @pytest.mark.parametrize(
+        ("wrong", "said"),
+        [
+            ("gardn.py:Plot", "there is no file gardn.py"),
+            ("garden.py:Plat", "did you mean"),
+            ("no-name.py:Plot", "no-name.py cannot be imported: rename it"),
+            ("json.py:Plot", "another module is named json too; rename it"),
+            ("broken.py:Plot", "importing broken failed: ZeroDivisionError"),
+        ],
+    )
+    def test_a_wrong_one_is_answered_in_one_sentence(self, module, tmp_path, wrong, said):
+        for name in ("no-name.py", "json.py"):
+            (tmp_path / name).write_text("Plot = dict")
+
+        with pytest.raises(ConfigError, match=said):
+            find(wrong)

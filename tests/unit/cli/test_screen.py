@@ -6,8 +6,8 @@ import sys
 import pytest
 
 from envfleet.cli import screen
-from envfleet.cli.report import Code, Finding, Findings, Heading, Table, Text
-from envfleet.cli.screen import PlainScreen, RichScreen, screen_on
+from envfleet.cli.report import Bar, Bars, Code, Finding, Findings, Heading, Table, Text
+from envfleet.cli.screen import PlainScreen, RichScreen, can_redraw, screen_on
 
 BLOCKS = (
     Heading("a heading"),
@@ -24,6 +24,7 @@ BLOCKS = (
             Finding("open files", "bad", "12 of 16 in use", "ulimit -n 4096"),
         )
     ),
+    Bars((Bar("1 env", 1.0, "1.00x", 1.0), Bar("8 envs", 2.0, "2.00x", 4.0), Bar("x", 0.5, "?"))),
     Text("done [bold]not markup[/bold]", "ok"),
     Code(("envs = envfleet.make_vec('CartPole-v1', num_envs=64)",)),
 )
@@ -42,7 +43,7 @@ def shown(kind, blocks=BLOCKS, width=100):
 
 def words(text):
     """Without rules and boxes, which are not words."""
-    return [word for word in text.split() if set(word) - set("-─━ ")]
+    return [word for word in text.split() if set(word) - set("-─━│#| ")]
 
 
 def test_columns_line_up():
@@ -89,10 +90,46 @@ def test_a_line_to_paste_is_never_broken():
         assert line in shown(kind, [Code((line,))], width=40)
 
 
+def test_bars_have_one_scale_and_a_mark():
+    lines = shown(PlainScreen, BLOCKS[3:4], width=35).splitlines()
+
+    assert lines == [
+        " 1 env  #####|                1.00x",
+        "8 envs  ##########          | 2.00x",
+        "     x  ##                        ?",
+    ]
+    assert shown(PlainScreen, [Bars((Bar("a", 0.0, "0"), Bar("b", 0.0, "0")))]).split() == [
+        *("a", "0", "b", "0")
+    ]
+
+
+@pytest.mark.parametrize("width", [1, 10, 20, 35, 80, 300])
+def test_bars_fit_their_window(width):
+    for line in shown(PlainScreen, BLOCKS[3:4], width).splitlines():
+        assert len(line) <= max(width, 17)
+
+
 def test_rich_draws_on_a_terminal_only():
     assert isinstance(screen_on(Terminal(), plain=False), RichScreen)
     assert isinstance(screen_on(Terminal(), plain=True), PlainScreen)
     assert isinstance(screen_on(io.StringIO(), plain=False), PlainScreen)
+
+
+@pytest.mark.parametrize(
+    ("term", "encoding", "is_able"),
+    [("xterm", "utf-8", True), ("dumb", "utf-8", False), ("xterm", "ascii", False)],
+)
+def test_only_some_terminals_can_be_drawn_over(monkeypatch, term, encoding, is_able):
+    class Encoded(io.TextIOWrapper):
+        def isatty(self):
+            return True
+
+    monkeypatch.setenv("TERM", term)
+    with Encoded(io.BytesIO(), encoding=encoding) as terminal:
+        assert can_redraw(terminal) is is_able
+        monkeypatch.setitem(sys.modules, "rich", None)
+        assert not can_redraw(terminal)
+    assert not can_redraw(io.StringIO())
 
 
 def test_without_rich_a_terminal_gets_plain_text(monkeypatch):

@@ -16,7 +16,14 @@ from envfleet.learn.checkpoint import load
 from envfleet.learn.evaluate import evaluate
 from envfleet.learn.ppo import PPOOptions
 from envfleet.learn.recipes import RECIPES
-from envfleet.learn.train import TrainOptions, Watcher, load_agent, resumed_options, train
+from envfleet.learn.train import (
+    TrainOptions,
+    Watcher,
+    env_fn,
+    load_agent,
+    resumed_options,
+    train,
+)
 
 PPO = PPOOptions(n_steps=16, batch_size=32, n_epochs=2, hidden=(16,), normalise_obs=True)
 RUN = TrainOptions(
@@ -102,8 +109,8 @@ def test_a_run_that_was_ended_before_its_first_checkpoint_begins_again(tmp_path)
 
 
 def test_options_that_fail_leave_no_run_behind(tmp_path):
-    with pytest.raises(errors.ConfigError, match="device 'nonsense' cannot be used"):
-        train(TrainOptions("CartPole-v1", device="nonsense", backend="serial"), PPO, tmp_path)
+    with pytest.raises(errors.ConfigError, match="device 'cuda:99' cannot be used"):
+        train(TrainOptions("CartPole-v1", device="cuda:99", backend="serial"), PPO, tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -151,6 +158,21 @@ def test_an_agent_plays_as_it_was_evaluated(tmp_path):
         assert found == outcome.last_evaluation
 
 
+def test_an_environment_by_its_class_is_found_again(tmp_path):
+    options = TrainOptions(
+        "envfleet.testing:Counter",
+        env_kwargs={"length": 3},
+        n_envs=2,
+        num_episodes=2,
+        backend="serial",
+    )
+    outcome = train(options, PPO, tmp_path)
+    kept, agent = load_agent(tmp_path)
+    assert kept == options
+    assert evaluate(agent.play, env_fn(kept), episodes=10) == outcome.last_evaluation
+    assert train(*resumed_options(tmp_path), tmp_path, is_resumed=True).new_steps == 0
+
+
 def test_torch_s_threads_are_given_back(tmp_path):
     before = torch.get_num_threads()
     train(RUN, PPO, tmp_path, StopAt(1))
@@ -163,7 +185,16 @@ def test_num_episodes_counts_iterations(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"n_envs": 0}, {"total_steps": 0}, {"num_episodes": 0}, {"eval_every": -1}]
+    "wrong",
+    [
+        {"n_envs": 0},
+        {"total_steps": 0},
+        {"num_episodes": 0},
+        {"eval_every": -1},
+        {"device": "gpu"},
+        {"backend": "mpi"},
+        {"parallel_start_method": "teleport"},
+    ],
 )
 def test_options_that_cannot_work(wrong):
     (name,) = wrong

@@ -1,0 +1,65 @@
+"""argparse with the manners of this command line.
+
+What is wrong is one sentence, raised instead of printed, so that the application decides where it
+goes; an unknown flag or command is answered with the nearest right one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import re
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any, NoReturn
+
+from envfleet.cli.command import Help, Usage
+from envfleet.cli.options import did_you_mean
+
+__all__ = ["Parser"]
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser of one command, or of all."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        """As argparse's; flags are never shortened, and help leaves examples as they are."""
+        super().__init__(**{"formatter_class": Help, "allow_abbrev": False, **kwargs})
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        """Parse, after a look at what is not known here: argparse would first miss what is."""
+        words = list(sys.argv[1:] if args is None else args)
+        commands = self._commands()
+        own = itertools.takewhile(lambda word: word not in commands, words)
+        flags = self._option_string_actions
+        for word in _words_that_matter(own):
+            if word.startswith("--"):
+                flag = word.partition("=")[0]
+                if flag not in flags:
+                    self.error(f"there is no {flag}{did_you_mean(flag, flags)}")
+            elif commands:
+                # the first plain word of a parser that has commands has to be one
+                self.error(f"there is no command {word!r}{did_you_mean(word, commands)}")
+        return super().parse_known_args(words, namespace)
+
+    def error(self, message: str) -> NoReturn:
+        """Raise what is wrong."""
+        said = re.sub(r"^argument (\S+): (?=must )", r"\1 ", message)
+        raise Usage(f"{said.rstrip('.')}{'' if said.endswith('?') else ';'} see {self.prog} --help")
+
+    def _commands(self) -> frozenset[str]:
+        for action in self._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                return frozenset(action.choices)
+        return frozenset()
+
+
+def _words_that_matter(words: Iterable[str]) -> Iterable[str]:
+    """Flags and plain words; not what follows `--`, nor what argparse takes for a value."""
+    for word in words:
+        if word == "--":
+            return
+        if not word.startswith("-") or (word.startswith("--") and " " not in word):
+            yield word

@@ -1,0 +1,348 @@
+"""``envfleet verify train``: does training give the same bits, whatever runs the environments?
+
+Two runs with one seed go side by side: one in this process, one in worker processes. After every
+rollout all experience is compared, after every update all parameters. Law: what differs first is
+named by iteration, step, slot and field, or by the parameter's name. Comparing is pure, and takes
+rollouts and states with whatever fields they have.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, is_dataclass, replace
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from envfleet.adapters.names import label
+from envfleet.cli.asked import Asked, add_train_flags, ask
+from envfleet.cli.command import Context
+from envfleet.cli.report import Block, Heading, Report, Table, Text
+from envfleet.learn.ppo import PPOTrainer
+from envfleet.learn.train import TrainOptions, opened
+from envfleet.observe.progress import Bar
+from envfleet.testing.values import value_difference
+
+__all__ = [
+    "Compared",
+    "Parting",
+    "add_arguments",
+    "conclude",
+    "rollouts_part",
+    "run",
+    "states_part",
+]
+
+Array: TypeAlias = npt.NDArray[Any]
+
+ITERATIONS = 5
+"""Unless another length is asked for."""
+WORKERS = 3
+"""Unless another number is asked for: it divides few numbers of environments."""
+LOOKS_AHEAD = frozenset({"successors", "advantages", "returns"})
+"""Fields whose rows depend on later rows: they differ before the cause does."""
+FROM_ENVIRONMENTS = frozenset({"obs", "rewards", "terminated", "truncated", "ended", "valid"})
+
+_EPILOG = """\
+examples:
+  envfleet verify train --env CartPole-v1
+  envfleet verify train --env my_package:MyEnv --num-episodes 20
+  envfleet verify train --config run.yaml --num-workers 4
+
+Takes the flags of `envfleet train`. One run has its environments in this process; for the other
+--backend, --num-workers and --parallel-start-method say what runs them (3 worker processes, started
+by spawn). Each makes 5 iterations unless --num-episodes or --total-steps say otherwise; nothing is
+saved. The exit code is 1 when anything differs.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Parting:
+    """The first thing that differs between two runs."""
+
+    iteration: int
+    """From 1; 0 is before the first."""
+    field: str
+    expected: Any
+    got: Any
+    step: int | None = None
+    """Within the iteration, from 0; None for what has no steps."""
+    slot: int | None = None
+
+    @property
+    def place(self) -> str:
+        """Where it is."""
+        where = (
+            "before the first iteration" if not self.iteration else f"iteration {self.iteration}"
+        )
+        if self.step is not None:
+            where += f", step {self.step}, slot {self.slot}"
+        return where
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """How much was found equal."""
+
+    iterations: int
+    transitions: int
+    fields: tuple[str, ...]
+    """Of every transition."""
+    parameters: int
+    """Numbers that make up the policy, and its statistics."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of ``verify train``."""
+    parser.description = (
+        "Train twice with one seed, once in this process and once in worker processes, and compare "
+        "every transition and every parameter."
+    )
+    parser.usage = "envfleet verify train --env ENV [option of train ...]"
+    parser.epilog = _EPILOG
+    parser.add_argument(
+        "--env", metavar="ENV", default=argparse.SUPPRESS, help="what to train on, as for train"
+    )
+    add_train_flags(parser)
+
+
+def run(args: argparse.Namespace, context: Context) -> Report:
+    """Train twice and compare."""
+    asked = ask(args)
+    reference, other = runs_of(asked)
+    iterations = other.iterations(asked.ppo)
+    with (
+        context.progress.bar("verify train", iterations) as bar,
+        opened(reference, asked.ppo) as one,
+        opened(other, asked.ppo) as two,
+    ):
+        parting, compared = side_by_side(one, two, iterations, bar)
+        incidents = len(one.envs.incidents) + len(two.envs.incidents)
+    return _report(reference, other, parting, compared, incidents)
+
+
+def runs_of(asked: Asked) -> tuple[TrainOptions, TrainOptions]:
+    """The run in this process, and the one that has to equal it."""
+    options = asked.options
+    if not asked.said & {"num_episodes", "total_steps"}:
+        options = replace(options, num_episodes=ITERATIONS)
+    reference = replace(options, backend="serial", num_workers=None, parallel_start_method=None)
+    if options.backend == "serial":
+        return reference, reference
+    other = replace(
+        options,
+        backend="process" if options.backend == "auto" else options.backend,
+        num_workers=options.num_workers or min(WORKERS, options.n_envs),
+        parallel_start_method=options.parallel_start_method or "spawn",
+    )
+    return reference, other
+
+
+def side_by_side(
+    one: PPOTrainer, two: PPOTrainer, iterations: int, bar: Bar
+) -> tuple[Parting | None, Compared]:
+    """Iterate both until something differs."""
+    names: tuple[str, ...] = ()
+    transitions = 0
+    parting = states_part(one.agent.state(), two.agent.state(), 0)
+    number = 0
+    while parting is None and number < iterations:
+        progress = number / iterations
+        number += 1
+        rollouts = one.collect(), two.collect()
+        parting = rollouts_part(*rollouts, number)
+        if parting is None:
+            names, transitions = _fields(rollouts[0]), transitions + rollouts[0].rewards.size
+            one.learn(rollouts[0], progress)
+            two.learn(rollouts[1], progress)
+            parting = states_part(one.agent.state(), two.agent.state(), number)
+        bar.advance()
+    parameters = sum(array.size for _, array in _arrays("", one.agent.state()))
+    return parting, Compared(number, transitions, names, parameters)
+
+
+# ---- comparing ----------------------------------------------------------------------------------
+
+
+def rollouts_part(expected: Any, got: Any, iteration: int) -> Parting | None:
+    """Where two rollouts part first: by time, then by slot, then in the order of their fields."""
+    shape = np.shape(expected.rewards)
+    first: tuple[tuple[bool, int, int, int], Parting] | None = None
+    for order, (name, left, right) in enumerate(_pairs(expected, got)):
+        if left.shape != right.shape or left.dtype != right.dtype:
+            kinds = f"{left.dtype}{list(left.shape)}", f"{right.dtype}{list(right.shape)}"
+            return Parting(iteration, name, *kinds)
+        if left.shape[:2] != shape:
+            continue  # has no rows of its own: compared below, with the rest
+        unequal = _unequal(left, right).reshape(*shape, -1).any(axis=2)
+        if unequal.any():
+            step, slot = map(int, np.argwhere(unequal)[0])
+            rank = (name.partition(".")[0] in LOOKS_AHEAD, step, slot, order)
+            if first is None or rank < first[0]:
+                at = (step, slot)
+                first = rank, Parting(iteration, name, left[at], right[at], step, slot)
+    if first is not None:
+        return first[1]
+    return states_part(_plain(expected), _plain(got), iteration)
+
+
+def states_part(expected: Any, got: Any, iteration: int) -> Parting | None:
+    """Where two states part first, in their own order: mappings, lists, arrays, tensors."""
+    found = value_difference(_plain(expected), _plain(got))
+    if found is None:
+        return None
+    # ['policy']['actor.0.weight'][3, 2] reads better as policy.actor.0.weight[3, 2]
+    name = re.sub(r"\['([^']*)'\]", r".\1", found.path).lstrip(".")
+    return Parting(iteration, name, found.expected, found.got)
+
+
+def _plain(value: Any) -> Any:
+    """A value of mappings, lists and arrays alone."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().cpu().numpy()
+    if is_dataclass(value) and not isinstance(value, type):
+        return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): _plain(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(part) for part in value]
+    return value
+
+
+def _arrays(name: str, value: Any) -> Iterator[tuple[str, Array]]:
+    """Every array in a value, with its name."""
+    value = _plain(value)
+    if isinstance(value, np.ndarray):
+        yield name, value
+    elif isinstance(value, Mapping):
+        for key, part in value.items():
+            yield from _arrays(f"{name}.{key}".lstrip("."), part)
+    elif isinstance(value, list):
+        for number, part in enumerate(value):
+            yield from _arrays(name if len(value) == 1 else f"{name}.{number}", part)
+
+
+def _pairs(expected: Any, got: Any) -> Iterator[tuple[str, Array, Array]]:
+    """The arrays that both have."""
+    others = dict(_arrays("", got))
+    for name, array in _arrays("", expected):
+        if name in others:
+            yield name, array, others[name]
+
+
+def _unequal(left: Array, right: Array) -> Array:
+    """Which elements differ in any bit; NaN equals NaN."""
+    if left.dtype.hasobject:
+        return np.asarray(left != right)
+    bits = [np.ascontiguousarray(one).reshape(-1, 1).view(np.uint8) for one in (left, right)]
+    return np.asarray((bits[0] != bits[1]).any(axis=1).reshape(left.shape))
+
+
+def _fields(rollout: Any) -> tuple[str, ...]:
+    """The names of what every transition has."""
+    shape = np.shape(rollout.rewards)
+    return tuple(name for name, array in _arrays("", rollout) if array.shape[:2] == shape)
+
+
+# ---- telling ------------------------------------------------------------------------------------
+
+
+def conclude(
+    parting: Parting | None, compared: Compared, one: TrainOptions, two: TrainOptions
+) -> str:
+    """One sentence on all of it, and in the worse case one on where to look."""
+    where = [_where(options) for options in (one, two)]
+    if parting is None:
+        return (
+            f"Equal, bit by bit, {where[0]} and {where[1]}: {compared.transitions:,} transitions "
+            f"of {one.n_envs} environment{'' if one.n_envs == 1 else 's'} "
+            f"({', '.join(compared.fields)}) and {compared.parameters:,} parameters after each of "
+            f"{compared.iterations} updates."
+        )
+    values = [" ".join(str(value).split()) for value in (parting.expected, parting.got)]
+    return (
+        f"They part {'' if not parting.iteration else 'in '}{parting.place}: {parting.field} is "
+        f"{values[0]} {where[0]} and {values[1]} {where[1]}. {_cause(parting, one.env)}"
+    )
+
+
+def _cause(parting: Parting, env: str) -> str:
+    if parting.step is None:
+        return "The experience was equal, so the cause lies in the learner: threads, or a GPU."
+    if parting.field.partition(".")[0] in FROM_ENVIRONMENTS:
+        return f"That comes from the environment; look closer with: envfleet verify {env}"
+    return "The observations were equal, so the cause lies in the networks: threads, or a GPU."
+
+
+def _where(options: TrainOptions) -> str:
+    if options.backend == "serial":
+        return "in this process"
+    if options.backend == "thread":
+        return f"in {options.num_workers} threads"
+    many = "" if options.num_workers == 1 else "es"
+    return f"in {options.num_workers} worker process{many} ({options.parallel_start_method})"
+
+
+def _report(
+    one: TrainOptions,
+    two: TrainOptions,
+    parting: Parting | None,
+    compared: Compared,
+    incidents: int,
+) -> Report:
+    conclusion = conclude(parting, compared, one, two)
+    document: dict[str, Any] = {
+        "env": one.env,
+        "n_envs": one.n_envs,
+        "seed": one.seed,
+        "equal": parting is None,
+        "parting": None if parting is None else _as_json(parting),
+        "compared": asdict(compared),
+        "runs": [
+            {
+                "backend": options.backend,
+                "num_workers": options.num_workers,
+                "start_method": options.parallel_start_method,
+            }
+            for options in (one, two)
+        ],
+        "incidents": incidents,
+        "conclusion": conclusion,
+    }
+    blocks: list[Block] = [
+        Heading(f"{label(one.env)}: training with seed {one.seed}, twice"),
+        _table((one, two), compared),
+    ]
+    if incidents:
+        blocks.append(Text(f"{incidents} environments failed on the way.", "warn"))
+    blocks.append(Text(conclusion, "ok" if parting is None else "bad"))
+    return Report(ok=parting is None, document=document, blocks=tuple(blocks))
+
+
+def _as_json(parting: Parting) -> dict[str, Any]:
+    """For scripts; the values as text, because they may be anything."""
+    values = {"expected": repr(parting.expected)[:500], "got": repr(parting.got)[:500]}
+    places = {"iteration": parting.iteration, "step": parting.step, "slot": parting.slot}
+    return places | {"field": parting.field} | values
+
+
+def _table(runs: Sequence[TrainOptions], compared: Compared) -> Table:
+    rows = [
+        (
+            options.backend,
+            options.parallel_start_method or "",
+            str(options.num_workers or 1),
+            str(options.n_envs),
+            str(compared.iterations),
+        )
+        for options in runs
+    ]
+    return Table(
+        columns=("backend", "start", "workers", "envs", "iterations"),
+        rows=tuple(rows),
+        right=frozenset({"workers", "envs", "iterations"}),
+    )

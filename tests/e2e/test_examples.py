@@ -1,0 +1,106 @@
+"""The scripts in examples/, as they are called."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+
+
+def run(*words, folder, code=0):
+    done = subprocess.run(
+        [sys.executable, *map(str, words)],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        cwd=folder,
+        env=os.environ | {"COLUMNS": "100"},
+        check=False,
+    )
+    assert done.returncode == code, done.stdout + done.stderr
+    return done
+
+
+def test_the_self_test_passes_here(tmp_path):
+    printed = run(EXAMPLES / "test_parallel_env.py", folder=tmp_path).stdout
+
+    last = ["✅ ALL TESTS PASSED!", "🎉 All tests completed successfully!"]
+    assert printed.splitlines()[-2:] == last
+
+
+BREAK = """
+import runpy, sys
+import envfleet
+
+whole = envfleet.make_vec
+
+def with_another_seed(*args, **options):
+    envs = whole(*args, **options)
+    if options["backend"] == "process":
+        reset = envs.reset
+        envs.reset = lambda *, seed: reset(seed=seed + 1)
+    return envs
+
+envfleet.make_vec = with_another_seed
+runpy.run_path(sys.argv[1], run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize("optimise", [(), ("-O",)], ids=["plain", "optimised"])
+def test_the_self_test_fails_loudly(optimise, tmp_path):
+    (tmp_path / "broken.py").write_text(BREAK)
+
+    done = run(*optimise, "broken.py", EXAMPLES / "test_parallel_env.py", folder=tmp_path, code=1)
+
+    assert "start method fork changes the results" in done.stderr
+    assert "PASSED" not in done.stdout
+
+
+def test_the_self_test_is_no_test_of_pytest(tmp_path):
+    words = ("-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", EXAMPLES)
+
+    done = run(*words, EXAMPLES / "test_parallel_env.py", folder=tmp_path, code=5)
+
+    assert "no tests collected" in done.stdout
+
+
+def test_training_as_a_script_takes_one_environment(tmp_path):
+    words = ("--num-episodes", 10, "--hidden", 8, "--n-epochs", 1)
+
+    printed = run(EXAMPLES / "train_ppo.py", *words, folder=tmp_path).stdout
+
+    assert "Using one environment for training" in printed
+    assert "   Start method: default" in printed
+    assert "Sequential mode: 1 environment\nEpisode 10/10\n" in printed
+    assert "  |  n_envs: 1\n" in printed
+
+
+def test_training_as_a_script_takes_every_flag(tmp_path):
+    printed = run(
+        EXAMPLES / "train_ppo.py",
+        *("--n-envs", 8, "--num-episodes", 2, "--device", "cpu", "--learning-rate", "3e-4"),
+        *("--checkpoint-dir", "checkpoints/parallel_v1", "--parallel-start-method", "spawn"),
+        *("--seed", 7),
+        folder=tmp_path,
+    ).stdout
+
+    assert "Using 8 parallel environments for training\n   Start method: spawn\n" in printed
+    assert "Parallel mode: 8 environments\nEpisode 2/2\n" in printed
+    kept = json.loads((tmp_path / "checkpoints/parallel_v1/run.json").read_text())
+    assert kept["ppo"]["learning_rate"] == 3e-4
+    asked = {"n_envs": 8, "num_episodes": 2, "device": "cpu", "seed": 7}
+    assert asked.items() <= kept["options"].items()
+    assert (tmp_path / "checkpoints/parallel_v1/latest.pt").exists()
+
+
+def test_training_as_a_script_leaves_a_file_s_word_alone(tmp_path):
+    (tmp_path / "run.yaml").write_text("env: CartPole-v1\nn_envs: 2\nnum_episodes: 1\nhidden: 8\n")
+
+    run(EXAMPLES / "train_ppo.py", "--config", "run.yaml", "--backend", "serial", folder=tmp_path)
+
+    kept = json.loads((tmp_path / "runs/CartPole-v1-seed0/run.json").read_text())
+    assert kept["options"]["n_envs"] == 2

@@ -1,0 +1,140 @@
+"""A run as lines of text: the lines that are promised."""
+
+import io
+import os
+import signal
+from types import SimpleNamespace
+
+import pytest
+
+from envfleet.cli.interrupts import Interrupts
+from envfleet.cli.lines import FINISHING, Lines, begin_lines, clock, iteration_lines
+from envfleet.learn.evaluate import Evaluation
+from envfleet.learn.train import Iteration, TrainOptions
+
+OPTIONS = TrainOptions("CartPole-v1", n_envs=8, num_episodes=1000)
+
+
+def iteration(number=10, of=1000, episodes=((99.0, 12), (123.45, 234)), mean=120.12):
+    return Iteration(
+        number=number,
+        of=of,
+        env_steps=256 * number,
+        episodes=list(episodes),
+        mean_return=mean,
+        learned=None,  # type: ignore[arg-type]
+        seconds={},
+    )
+
+
+def test_an_iteration_is_told_in_these_lines():
+    assert iteration_lines(iteration(episodes=((1.0, 2),) * 2 + ((123.45, 234),)), 8, 512.0) == [
+        "Episode 10/1000",
+        "  Reward:   123.45  |  Length:  234  |  Mean(100):   120.12",
+        "  n_completed_episodes: 3  |  n_envs: 8",
+        "  env_steps: 2,560  |  steps/s: 512  |  left: 8:15",
+    ]
+
+
+def test_an_iteration_in_which_no_episode_ended():
+    lines = iteration_lines(iteration(episodes=(), mean=None), 8, 512.0)
+
+    assert lines[1] == "  Reward:        -  |  Length:    -  |  Mean(100):        -"
+    assert lines[2] == "  n_completed_episodes: 0  |  n_envs: 8"
+
+
+@pytest.mark.parametrize(
+    ("n_envs", "method", "steps", "said"),
+    [
+        (
+            8,
+            None,
+            0,
+            [
+                "Using 8 parallel environments for training",
+                "   Start method: default",
+                "   A plan.",
+            ],
+        ),
+        (
+            1,
+            "spawn",
+            512,
+            [
+                "Using one environment for training",
+                "   Start method: spawn",
+                "   A plan.",
+                "   Going on from 512 steps",
+            ],
+        ),
+    ],
+)
+def test_the_beginning(n_envs, method, steps, said):
+    options = TrainOptions("CartPole-v1", n_envs=n_envs, parallel_start_method=method)
+
+    assert begin_lines(options, "A plan.", steps) == said
+
+
+def test_every_tenth_iteration_and_the_last_are_shown():
+    stream = io.StringIO()
+    lines = Lines(stream, OPTIONS)
+    lines.begun(SimpleNamespace(plan="A plan."), 0)  # type: ignore[arg-type]
+    for number in range(1, 26):
+        lines.iterated(iteration(number, of=25))
+    lines.evaluated(6400, Evaluation((1.0, 3.0)))
+
+    said = stream.getvalue().splitlines()
+    assert [line for line in said if line.startswith("Episode")] == [
+        "Episode 10/25",
+        "Episode 20/25",
+        "Episode 25/25",
+    ]
+    assert said.count("Parallel mode: 8 environments") == 1
+    assert said[-1] == "Evaluation at 6,400: 2.00 +- 1.00"
+
+
+def test_one_environment_is_not_called_parallel():
+    stream = io.StringIO()
+    Lines(stream, TrainOptions("CartPole-v1", n_envs=1)).iterated(iteration())
+
+    assert "Parallel" not in stream.getvalue()
+    assert "Sequential mode: 1 environment" in stream.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0, "0:00"), (59.9, "0:59"), (61, "1:01"), (3723, "1:02:03")]
+)
+def test_clock(seconds, text):
+    assert clock(seconds) == text
+
+
+class TestInterrupts:
+    def test_the_first_asks_and_the_second_ends(self):
+        said = []
+        before = signal.getsignal(signal.SIGINT)
+        with Interrupts(lambda: said.append("first")) as interrupts:
+            assert not interrupts.is_asked
+            os.kill(os.getpid(), signal.SIGINT)
+            assert interrupts.is_asked
+            assert said == ["first"]
+            with pytest.raises(KeyboardInterrupt):
+                os.kill(os.getpid(), signal.SIGINT)
+        assert said == ["first"]
+        assert signal.getsignal(signal.SIGINT) is before
+
+    def test_lines_say_so_and_stop(self):
+        stream = io.StringIO()
+        with Lines(stream, OPTIONS) as lines:
+            assert not lines.should_stop()
+            os.kill(os.getpid(), signal.SIGINT)
+            assert lines.should_stop()
+        assert stream.getvalue() == FINISHING + "\n"
+
+    def test_a_stream_that_is_being_written_to_is_left_alone(self):
+        class Busy(io.StringIO):
+            def write(self, text):
+                raise RuntimeError("reentrant call")
+
+        with Lines(Busy(), OPTIONS) as lines:
+            os.kill(os.getpid(), signal.SIGINT)
+            assert lines.should_stop()
