@@ -218,7 +218,8 @@ class TakenApart(FleetTraining):
         for leaves, one in zip(steps, drawn, strict=True):
             said, _ = policy.respond(leaves, states, None)
             policy.head.sample(said, one)
-        said, _ = policy.judge(policy.encoder(rows), None)
+        features, _ = policy.features(rows, states)
+        said, _ = policy.judge(features, None)
         policy.head.log_prob(said, actions)
         return time.perf_counter() - start_s
 
