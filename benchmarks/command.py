@@ -68,6 +68,8 @@ def main(suite: Suite, arguments: Sequence[str] | None = None) -> int:
 
 def _measured(suite: Suite, given: argparse.Namespace) -> dict[str, Any]:
     """Each row's outcome, in the suite's order; kept on disk from row to row."""
+    if given.json is not None:  # found out now, not after the first row
+        given.json.parent.mkdir(parents=True, exist_ok=True)
     found = machine.facts()
     busy = found["load_before"] / found["cores"]
     if busy > BUSY_LOAD:

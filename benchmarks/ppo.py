@@ -1,6 +1,6 @@
 """What PPO on the fleet learns, and how fast, from one command.
 
-    python benchmarks/ppo.py --jobs 2                          the whole table, some two hours
+    python benchmarks/ppo.py --jobs 2                          the whole table, hours
     python benchmarks/ppo.py --quick                           some minutes: does everything run?
     python benchmarks/ppo.py --rows hopper --seeds 3 --jobs 2  some rows, fewer seeds
     python benchmarks/ppo.py --json results.json --write docs/ppo.md

@@ -327,21 +327,21 @@ class TestRowsMeasuredAgain:
 
         monkeypatch.setattr(command, "measure_apart", measure_apart)
         monkeypatch.setattr(machine, "facts", lambda: MACHINE)
-        return lambda *extra: ppo.main([*extra, "--json", str(tmp_path / "run.json")])
+        return lambda *extra: ppo.main([*extra, "--json", str(tmp_path / "new" / "run.json")])
 
     def test_they_take_their_place_among_those_of_the_earlier_run(self, measure, tmp_path):
         measure("--rows", "hopper", "--seeds", "2")
-        earlier = str(tmp_path / "run.json")
+        earlier = str(tmp_path / "new" / "run.json")
 
         measure("--rows", "cartpole", "--seeds", "2", "--jobs", "2", "--from", earlier)
 
-        rows = json.loads((tmp_path / "run.json").read_text())["rows"]
+        rows = json.loads((tmp_path / "new" / "run.json").read_text())["rows"]
         assert list(rows) == ["cartpole", "hopper"]
         assert rows["cartpole"]["notes"] == ["ppo cartpole at 2 x 16"]
 
     def test_not_among_those_of_another_pace_or_machine(self, measure, tmp_path, monkeypatch):
         measure("--rows", "hopper", "--seeds", "2")
-        earlier = str(tmp_path / "run.json")
+        earlier = str(tmp_path / "new" / "run.json")
 
         with pytest.raises(SystemExit, match="at another pace: its rows cannot stand beside"):
             measure("--rows", "cartpole", "--from", earlier)
