@@ -23,11 +23,11 @@ def tag(name: str, /, *children: str, **attributes: str | float | bool | None) -
         name: Of the element.
         children: What is in it; a plain string is text and is escaped.
         attributes: ``class_`` is class, ``stroke_width`` is stroke-width; True is an attribute
-            without a value, False and None leave it out.
+            with nothing in it, False and None leave it out.
     """
     opening = "".join(
         f" {key.rstrip('_').replace('_', '-')}"
-        + ("" if value is True else f'="{escape(_shown(value))}"')
+        + f'="{"" if value is True else escape(_shown(value))}"'
         for key, value in attributes.items()
         if value is not None and value is not False
     )

@@ -68,6 +68,7 @@ class WeightsAndBiases:
                 RuntimeWarning,
                 stacklevel=2,
             )
+            wandb.teardown()  # its helper process would say that this run is in use
             self._run = begin("offline")
         self._begins_at = max(self._run.starting_step, noted_steps + 1)
 
