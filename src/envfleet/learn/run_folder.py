@@ -215,7 +215,7 @@ def read_record(folder: Path) -> RunRecord:
     """What a run's folder tells, for its page."""
     about = json.loads((folder / RUN_FILE).read_text())
     lines = read_lines(folder / METRICS_FILE)
-    iterations = [line for line in lines if "policy_loss" in line]
+    iterations = [line for line in lines if "mean_return" in line]
     made = iterations[-1]["iteration"] if iterations else 0
     ended = str(lines[-1].get("ended", "")) if lines else ""
     state, _, reason = ended.partition(": ")

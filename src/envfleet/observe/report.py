@@ -24,6 +24,8 @@ _POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; media-src data:"
 )
 _NOT_DRAWN = frozenset({"iteration", "env_steps", "mean_return", "episodes", "seconds", "epochs"})
+_MOST_ROWS = 200
+"""Of incidents; all of them are in their own file."""
 _STATES: dict[State, str] = {
     "finished": "the run made all of its iterations",
     "stopped": "the run was asked to stop, and can go on",
@@ -274,13 +276,14 @@ def _incidents(run: RunRecord) -> Markup:
             tag("td", str(one.get("reason", "")), class_="reason"),
             tag("td", tag("code", str(one["replay"])) if one.get("replay") else "not kept"),
         )
-        for one in run.incidents
+        for one in run.incidents[-_MOST_ROWS:]
     ]
     head = ("time (UTC)", "steps", "slot", "what", "seed", "reason", "replay file")
     count = len(run.incidents)
     text = (
         f"{count} failure{'s' if count > 1 else ''}: each cost the episodes that were running in "
-        "its slots, and was kept with its seed and actions. To see one again: "
+        "its slots, and was kept with its seed and actions. "
+        f"{f'The last {_MOST_ROWS} are shown. ' if count > _MOST_ROWS else ''}To see one again: "
     )
     kept = [f"{run.folder}/{one['replay']}" for one in run.incidents if one.get("replay")]
     return _section(

@@ -10,6 +10,7 @@ import textwrap
 import time
 import warnings
 from dataclasses import asdict, replace
+from pathlib import Path
 
 import gymnasium
 import imageio_ffmpeg
@@ -136,9 +137,10 @@ class TestCurves:
     ):
         monkeypatch.setattr(weights_and_biases, "find_spec", lambda name: None)
         monkeypatch.setattr(video, "find_spec", lambda name: None)
-        for option, extra in (("wandb", "wandb"), ("video", "video")):
+        asking = {"wandb": replace(RUN, wandb=True), "video": replace(RUN, video=True)}
+        for extra, options in asking.items():
             with pytest.raises(errors.MissingExtra, match=rf"envfleet\[{extra}\]"):
-                train(replace(RUN, **{option: True}), PPO, tmp_path / "run")
+                train(options, PPO, tmp_path / "run")
         assert not (tmp_path / "run").exists()
 
 
@@ -220,7 +222,7 @@ class Fragile(gymnasium.Env):
 
 @pytest.fixture
 def fragile():
-    gymnasium.register("Fragile-v0", Fragile)
+    gymnasium.register("Fragile-v0", lambda **_: Fragile())
     yield TrainOptions("Fragile-v0", n_envs=2, num_episodes=2, backend="serial", eval_episodes=1)
     del gymnasium.registry["Fragile-v0"]
 
@@ -361,6 +363,15 @@ class TestReport:
 
 class TestDisk:
     """A disk that is full, as the kernel says it: by limits on the size of files."""
+
+    @pytest.mark.parametrize("place", ["/sys/envfleet", "{tmp}/file"])
+    def test_a_folder_that_cannot_be_written_to_is_found_before_an_environment_is_made(
+        self, place, tmp_path
+    ):
+        (tmp_path / "file").write_text("")
+        options = replace(RUN, env="NoSuchEnvironment-v0")
+        with pytest.raises(errors.CheckpointError, match="cannot be written to"):
+            train(options, PPO, Path(place.format(tmp=tmp_path)))
 
     def test_too_small_a_disk_is_found_before_training(self, tmp_path):
         class Never(Watcher):
