@@ -110,9 +110,11 @@ class RunFolder:
     def note_incidents(self, env_steps: int, incidents: Sequence[Incident]) -> None:
         """Keep the failures that are new among all that the fleet has had."""
         for incident in incidents[self._seen_incidents :]:
+            self._kept_incidents += 1
             try:
-                self._keep(env_steps, incident)
-            except Exception as exc:  # a full disk, or something in it that cannot be pickled
+                replay = self._keep_replay(self._kept_incidents, incident)
+                add_line(self.folder / INCIDENTS_FILE, _told(env_steps, incident, replay))
+            except OSError as exc:
                 _warn(f"an incident could not be kept ({exc}): {incident}")
         self._seen_incidents = len(incidents)
 
@@ -122,8 +124,8 @@ class RunFolder:
         self._sinks = Sinks()
         try:
             return write_report(self.folder)
-        except OSError as exc:
-            _warn(f"{self.report} could not be written ({exc.strerror}); the run itself is whole")
+        except Exception as exc:  # whatever it is, it must not make a failure of a finished run
+            _warn(f"{self.report} could not be written ({exc}); the run itself is whole")
             return self.report
 
     def _open(self, about: Mapping[str, Any], *, start_steps: int, noted_steps: int) -> None:
@@ -150,26 +152,33 @@ class RunFolder:
             )
         self._sinks = Sinks(wanted)
 
-    def _keep(self, env_steps: int, incident: Incident) -> None:
-        self._kept_incidents += 1
-        number = self._kept_incidents
-        entry = {
-            "time": datetime.now(UTC).isoformat(timespec="seconds"),
-            "env_steps": env_steps,
-            "slot": incident.slot,
-            "slots": incident.slots,
-            "worker": incident.worker,
-            "kind": incident.kind,
-            "doing": incident.doing,
-            "seed": incident.seed,
-            "reason": incident.reason,
-        }
-        if number <= KEPT_REPLAYS:
-            path = self.folder / INCIDENTS / f"{number:04d}-slot{incident.slot}.incident"
+    def _keep_replay(self, number: int, incident: Incident) -> str | None:
+        """Write the file that shows it again; None if there is none."""
+        if number > KEPT_REPLAYS:
+            return None
+        path = self.folder / INCIDENTS / f"{number:04d}-slot{incident.slot}.incident"
+        try:
             path.parent.mkdir(exist_ok=True)
             incident.save(path)
-            entry["replay"] = str(path.relative_to(self.folder))
-        add_line(self.folder / INCIDENTS_FILE, entry)
+        except Exception as exc:  # a full disk, or something in it that cannot be pickled
+            _warn(f"an incident cannot be replayed, it could not be written ({exc}): {incident}")
+            return None
+        return str(path.relative_to(self.folder))
+
+
+def _told(env_steps: int, incident: Incident, replay: str | None) -> dict[str, Any]:
+    return {
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "env_steps": env_steps,
+        "slot": incident.slot,
+        "slots": incident.slots,
+        "worker": incident.worker,
+        "kind": incident.kind,
+        "doing": incident.doing,
+        "seed": incident.seed,
+        "reason": incident.reason,
+        "replay": replay,
+    }
 
 
 def defaults(options: Any) -> dict[str, Any]:

@@ -280,10 +280,23 @@ class TestIncidents:
         assert len(list((tmp_path / "incidents").iterdir())) == 1
         assert len(incidents(tmp_path)) > 1
 
-    def test_one_that_cannot_be_kept_costs_a_warning(self, tmp_path, fragile):
+    def test_one_whose_file_cannot_be_written_is_told_without_it(self, fragile, tmp_path):
         (tmp_path / "incidents").write_text("in the way")
+        with pytest.warns(RuntimeWarning, match="cannot be replayed"):
+            train(fragile, PPO, tmp_path)
+        assert {line["replay"] for line in incidents(tmp_path)} == {None}
+
+    def test_one_that_cannot_be_told_costs_a_warning(self, fragile, tmp_path):
+        class InTheWay(Watcher):
+            def begun(self, envs, start_steps):
+                (tmp_path / "incidents.jsonl").mkdir()
+
+            def iterated(self, iteration):
+                if iteration.number == iteration.of:
+                    (tmp_path / "incidents.jsonl").rmdir()
+
         with pytest.warns(RuntimeWarning, match="an incident could not be kept"):
-            outcome = train(fragile, PPO, tmp_path)
+            outcome = train(fragile, PPO, tmp_path, InTheWay())
         assert outcome.env_steps == 64
 
 

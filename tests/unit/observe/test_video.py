@@ -98,7 +98,7 @@ class Wordy(Painted):
     metadata = {"render_modes": ["ansi", "rgb_array"]}  # noqa: RUF012
 
     def render(self):
-        return "a cart and a pole"  # type: ignore[return-value]
+        return "a cart and a pole"
 
 
 @pytest.mark.parametrize(

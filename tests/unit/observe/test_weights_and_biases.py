@@ -51,7 +51,7 @@ def records(path):
         whole += content[place + 7 : place + 7 + length]
         place += 7 + length
         if kind in (1, 4):
-            record = wandb_internal_pb2.Record()
+            record = wandb_internal_pb2.Record()  # type: ignore[attr-defined]
             record.ParseFromString(whole)
             yield record
             whole = b""
