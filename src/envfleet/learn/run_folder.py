@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from envfleet.engine.incident import Incident
-from envfleet.learn.accounting import shares, verdict
+from envfleet.learn.accounting import advice, shares, verdict
 from envfleet.observe import facts, tensorboard
 from envfleet.observe.figures import SECONDS, Figures
 from envfleet.observe.jsonl import JsonLines, add_line, read_lines, rewrite
@@ -44,6 +44,9 @@ KEPT_REPLAYS = 100
 
 _EMBEDDED_BYTES = 4_000_000
 """A video up to this size becomes part of the page."""
+
+WORTH_SAYING = 0.1
+"""Share of the time from which on a part is worth a remedy on the page."""
 
 FACTS_OF = ("envfleet", "numpy", "gymnasium", "torch")
 """Packages that every result depends on."""
@@ -246,6 +249,7 @@ def read_record(folder: Path) -> RunRecord:
         seconds=seconds,
         shares=parts,
         verdict=verdict(parts),
+        advice=[str(one) for one in advice(parts)[1:] if one.share >= WORTH_SAYING],
         command=about.get("command", ""),
         resume_command=""
         if is_finished

@@ -78,6 +78,8 @@ class RunRecord:
     shares: Mapping[str, float]
     """Where the time went, as parts of 1."""
     verdict: str
+    advice: Sequence[str] = ()
+    """What else could be done about the time."""
     command: str
     """Makes the same run again."""
     resume_command: str = ""
@@ -253,11 +255,12 @@ def _time(run: RunRecord) -> Markup:
     texts = {
         name: f"{share:.1%}, {_duration(share * run.seconds)}" for name, share in run.shares.items()
     }
-    sentence = f"{run.verdict[:1].upper()}{run.verdict[1:]}"
+    more = [tag("ul", *(tag("li", _sentence(one)) for one in run.advice), class_="advice")]
     return _section(
         "Where the time went",
         share_bar(run.shares, texts),
-        tag("p", sentence if sentence.endswith(".") else f"{sentence}.", class_="verdict"),
+        tag("p", _sentence(run.verdict), class_="verdict"),
+        *(more if run.advice else []),
     )
 
 
@@ -404,6 +407,10 @@ def _points(lines: Sequence[Figures], name: str) -> list[tuple[float, float]]:
 def _spread(evaluation: Figures) -> str:
     mean, std = evaluation["evaluation_mean"], evaluation.get("evaluation_std")
     return f"{_figure(mean)} ± {_figure(std)}"
+
+
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}{'' if text.endswith('.') else '.'}"
 
 
 def _figure(value: Any) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -25,6 +25,9 @@ __all__ = ["MAX_FRAMES", "Recording", "need", "record"]
 
 MAX_FRAMES = 3_000
 """Longest a video may be: an episode may have no end."""
+
+Act = Callable[[Any, Mapping[str, Any]], Any]
+"""From one observation and its info to one action."""
 
 _DEFAULT_FPS = 30
 _ENCODING_TIMEOUT_S = 60.0
@@ -48,7 +51,7 @@ def need() -> None:
 
 
 def record(
-    act: Callable[[Any], Any],
+    act: Act,
     env_fn: Callable[[], gymnasium.Env[Any, Any]],
     path: Path,
     *,
@@ -58,7 +61,7 @@ def record(
     """Play one episode and keep what it looks like.
 
     Args:
-        act: From one observation to one action.
+        act: How to act in this episode.
         env_fn: Builds the environment with ``render_mode="rgb_array"``.
         path: Where the video goes, an ``.mp4``; folders on the way are made.
         seed: Of the reset.
@@ -102,7 +105,7 @@ def _no_window() -> Iterator[None]:
 
 
 def _play(
-    act: Callable[[Any], Any],
+    act: Act,
     env: gymnasium.Env[Any, Any],
     path: Path,
     seed: int | None,
@@ -111,13 +114,13 @@ def _play(
     modes = list(env.metadata.get("render_modes") or [])
     if env.render_mode != "rgb_array" or "rgb_array" not in modes:
         raise ValueError(f"the environment's render modes are {modes}")
-    obs, _ = env.reset(seed=seed)
+    obs, info = env.reset(seed=seed)
     first = _frame(env)
     frames, total, is_over = 1, 0.0, False
     with closing(_Encoder(path, first, env.metadata.get("render_fps"))) as encoder:
         encoder.add(first)
         while not is_over and frames < max_frames:
-            obs, reward, terminated, truncated, _ = env.step(act(obs))
+            obs, reward, terminated, truncated, info = env.step(act(obs, info))
             encoder.add(_frame(env))
             frames, total, is_over = frames + 1, total + float(reward), terminated or truncated
     return frames, total, is_over
