@@ -99,8 +99,8 @@ class CheckpointFolder:
         if free < needed:
             raise CheckpointError(
                 str(self.folder),
-                f"has {_megabytes(free)} of free space, and the checkpoints of this run (about "
-                f"{_megabytes(size)} each, {self._keep} kept) need {_megabytes(needed)}; free "
+                f"has {_size(free)} of free space, and the checkpoints of this run (about "
+                f"{_size(size)} each, {self._keep} kept) need {_size(needed)}; free "
                 "some, keep fewer (keep_checkpoints) or choose another folder",
             )
 
@@ -155,5 +155,5 @@ class CheckpointFolder:
         unfinished.replace(self.folder / name)
 
 
-def _megabytes(size: int) -> str:
-    return f"{size / 1e6:.1f} MB"
+def _size(size: int) -> str:
+    return f"{size / 1e6:.1f} MB" if size >= 1e6 else f"{size / 1e3:.0f} kB"

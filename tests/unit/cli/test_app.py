@@ -227,6 +227,9 @@ YES_OR_NO = {
         "normalise-obs",
         "normalise-rewards",
         "orthogonal",
+        "tensorboard",
+        "wandb",
+        "video",
     )
 }
 OPTIONS = {
@@ -248,6 +251,7 @@ OPTIONS = {
         "--keep-checkpoints",
         "--eval-every",
         "--eval-episodes",
+        "--wandb-project",
         "--n-steps",
         "--batch-size",
         "--n-epochs",
