@@ -27,7 +27,8 @@
      the text
      ├─ SlotQuarantined (RuntimeError)      a slot failed more often than its restart budget allows
      ├─ SnapshotError (RuntimeError)        the state of a slot cannot be taken or put back
-     └─ CheckpointError (RuntimeError)      a checkpoint cannot be written, read or used
+     ├─ CheckpointError (RuntimeError)      a checkpoint cannot be written, read or used
+     └─ VideoError (RuntimeError)           a video cannot be made
 
 Each class takes its data as constructor arguments, keeps them as attributes, pickles, and builds
 its own sentence: what happened, where, and what to do next.
@@ -67,6 +68,7 @@ __all__ = [
     "StartTimeout",
     "StillInFlight",
     "TooManyOpenFiles",
+    "VideoError",
     "WorkerDied",
 ]
 
@@ -401,7 +403,21 @@ class CheckpointError(EnvfleetError, RuntimeError):
         self.path, self.problem = path, problem
 
     def __str__(self) -> str:
-        return f"the checkpoint {self.path} {self.problem}"
+        return f"{self.path} {self.problem}"
+
+
+class VideoError(EnvfleetError, RuntimeError):
+    """A video cannot be made; nothing else is harmed by it."""
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(path, reason)
+        self.path, self.reason = path, reason
+
+    def __str__(self) -> str:
+        return (
+            f"there is no video {self.path}: {self.reason}. The environment has to draw rgb_array; "
+            "on a machine without a screen MUJOCO_GL=egl or MUJOCO_GL=osmesa helps MuJoCo"
+        )
 
 
 def describe_exit(exitcode: int | None) -> str:

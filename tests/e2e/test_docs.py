@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-PAGES = ("failures.md", "fleet.md", "gymnasium.md", "layout.md", "ppo.md", "testing.md")
+PAGES = ("failures.md", "fleet.md", "gymnasium.md", "layout.md", "ppo.md", "runs.md", "testing.md")
 
 
 def blocks_of(page):

@@ -302,8 +302,9 @@ print(json.dumps({"changed": changed, "modules": sorted(sys.modules)}))
         seen = json.loads(done.stdout)
         assert seen["changed"] == {}
         extras = {
-            "envpool", "joblib", "mujoco", "omegaconf", "pettingzoo", "psutil", "ray", "rich",
-            "stable_baselines3", "tensorboard", "torch", "yaml",
+            "envpool", "imageio_ffmpeg", "joblib", "mujoco", "omegaconf", "pettingzoo", "psutil",
+            "pygame", "ray", "rich", "stable_baselines3", "tensorboard", "torch", "wandb",
+            "yaml",
         }  # fmt: skip
         assert extras.isdisjoint(name.partition(".")[0] for name in seen["modules"])
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 from envfleet.adapters.names import label
 from envfleet.cli.command import Context, at_least
 from envfleet.cli.report import Report, Text
 from envfleet.learn.evaluate import EVALUATION_SEED, evaluate
 from envfleet.learn.train import env_fn, load_agent
+from envfleet.observe import video
 
 __all__ = ["add_arguments", "run"]
 
@@ -17,6 +19,7 @@ _EPILOG = """\
 examples:
   envfleet eval runs/CartPole-v1-seed0
   envfleet eval runs/CartPole-v1-seed0/best.pt --episodes 20 --n-envs 4
+  envfleet eval runs/CartPole-v1-seed0 --video
 """
 
 
@@ -51,6 +54,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="of the first episode (default: %(default)s)",
     )
+    parser.add_argument(
+        "--video", action="store_true", help="record the first episode in the run's folder"
+    )
 
 
 def run(args: argparse.Namespace, context: Context) -> Report:
@@ -59,13 +65,20 @@ def run(args: argparse.Namespace, context: Context) -> Report:
     found = evaluate(
         agent.play, env_fn(options), episodes=args.episodes, seed=args.seed, n_envs=args.n_envs
     )
-    document = {
+    document: dict[str, Any] = {
         "env": options.env,
         "mean_return": found.mean,
         "std_return": found.std,
         "episodes": len(found.returns),
         "returns": list(found.returns),
     }
+    blocks = []
+    if args.video:
+        folder = args.run if args.run.is_dir() else args.run.parent
+        path = folder / "videos" / f"eval_seed{args.seed}.mp4"
+        video.record(agent.play(), env_fn(options, render_mode="rgb_array"), path, seed=args.seed)
+        document["video"] = str(path)
+        blocks.append(Text(f"The first episode is in {path}."))
     told = f"{found.mean:.2f} +- {found.std:.2f} over {len(found.returns)} episodes"
     text = f"{label(options.env)}: {told}"
-    return Report(ok=True, document=document, blocks=(Text(text, "ok"),))
+    return Report(ok=True, document=document, blocks=(Text(text, "ok"), *blocks))

@@ -12,6 +12,7 @@ import pickle
 import shutil
 import warnings
 import zipfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ from envfleet.errors import CheckpointError
 
 FORMAT = "envfleet checkpoint 1"
 LATEST, BEST = "latest.pt", "best.pt"
+PROBE_BYTES = 1 << 16
+"""An empty file can be made on a full disk."""
 
 
 def save(path: Path, state: dict[str, Any]) -> None:
@@ -65,11 +68,41 @@ class CheckpointFolder:
         probe = self.folder / f".probe.{os.getpid()}"
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            probe.write_bytes(b"")
-            probe.unlink()
+            with probe.open("wb") as file:
+                file.write(bytes(PROBE_BYTES))
+                file.flush()
+                os.fsync(file.fileno())  # some file systems find out no earlier that they are full
         except OSError as exc:
-            where = str(self.folder)
-            raise CheckpointError(where, f"cannot be written to: {exc.strerror}") from exc
+            raise CheckpointError(
+                str(self.folder), f"cannot be written to: {exc.strerror}; choose another folder"
+            ) from exc
+        finally:
+            with suppress(OSError):
+                probe.unlink(missing_ok=True)
+
+    def rehearse(self, state: dict[str, Any]) -> None:
+        """Write a first checkpoint and throw it away: find out now whether all of them will fit."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        trial = self.folder / f".trial.{os.getpid()}.pt"
+        try:
+            save(trial, state)
+            size = trial.stat().st_size
+        except CheckpointError as exc:
+            raise CheckpointError(
+                str(self.folder),
+                f"cannot hold a checkpoint ({exc.__cause__}); choose another folder",
+            ) from exc
+        finally:
+            trial.unlink(missing_ok=True)
+        needed = self._still_needed(size)
+        free = shutil.disk_usage(self.folder).free
+        if free < needed:
+            raise CheckpointError(
+                str(self.folder),
+                f"has {_size(free)} of free space, and the checkpoints of this run (about "
+                f"{_size(size)} each, {self._keep} kept) need {_size(needed)}; free "
+                "some, keep fewer (keep_checkpoints) or choose another folder",
+            )
 
     def write(self, env_steps: int, state: dict[str, Any], *, is_best: bool = False) -> Path:
         """Keep a checkpoint, and forget those that are older than the last few."""
@@ -103,6 +136,11 @@ class CheckpointFolder:
             return state
         raise problem or CheckpointError(str(self.folder), "holds no checkpoint")
 
+    def _still_needed(self, size: int) -> int:
+        """Bytes for those that are kept, the best one and the one being written, less what is."""
+        there = {path.stat().st_ino: path.stat().st_size for path in self.folder.glob("*.pt")}
+        return max((self._keep + 2) * size - sum(there.values()), size)
+
     def _numbered(self) -> list[Path]:
         return sorted(self.folder.glob("step_*.pt"))
 
@@ -115,3 +153,7 @@ class CheckpointFolder:
         except OSError:  # some file systems have no second names
             shutil.copyfile(path, unfinished)
         unfinished.replace(self.folder / name)
+
+
+def _size(size: int) -> str:
+    return f"{size / 1e6:.1f} MB" if size >= 1e6 else f"{size / 1e3:.0f} kB"

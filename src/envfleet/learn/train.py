@@ -1,11 +1,8 @@
 """One run from beginning to end: iterate, evaluate, keep checkpoints, note figures, go on later.
 
-    run folder/  run.json       what was asked for: enough to go on
-                 metrics.jsonl  one line per iteration and per evaluation
-                 *.pt           checkpoints: the last few, latest.pt, best.pt
-
 A run that is ended in any way goes on from its newest whole checkpoint as if nothing had been: what
-came after that checkpoint is done again, with the same results.
+came after that checkpoint is done again, with the same results. What else lies in its folder is
+``run_folder.py``'s business.
 """
 
 from __future__ import annotations
@@ -14,8 +11,9 @@ import functools
 import json
 import re
 import time
+import warnings
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -28,16 +26,21 @@ import torch
 from envfleet.adapters.gymnasium import FleetVectorEnv, make_vec
 from envfleet.adapters.names import find
 from envfleet.engine.options import BackendName, StartMethod, one_of
-from envfleet.errors import CheckpointError, ConfigError, WorkerDied
+from envfleet.errors import CheckpointError, ConfigError, VideoError, WorkerDied
 from envfleet.learn.accounting import shares, verdict
 from envfleet.learn.checkpoint import CheckpointFolder, load
-from envfleet.learn.evaluate import Evaluation, evaluate
+from envfleet.learn.evaluate import EVALUATION_SEED, Evaluation, evaluate
 from envfleet.learn.ppo import Agent, Learned, PPOOptions, PPOTrainer
+from envfleet.learn.run_folder import RUN_FILE, RunFolder
+from envfleet.observe import video, weights_and_biases
+from envfleet.observe.figures import SECONDS
 
-RUN_FILE, METRICS_FILE = "run.json", "metrics.jsonl"
 DEVICES = re.compile(r"auto|cpu|mps|cuda(:\d+)?")
 RECENT = 100
 """Episodes in the mean that is shown."""
+
+RETRY_S = 1.0
+"""How long a last checkpoint that could not be written waits for its second try."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +77,13 @@ class TrainOptions:
     """Environment steps between evaluations; 0 evaluates at the end only."""
     eval_episodes: int = 10
     """Episodes of one evaluation, played on an environment of its own."""
+    tensorboard: bool = True
+    """Write curves for TensorBoard into the run's folder."""
+    wandb: bool = False
+    """Write them for Weights & Biases too."""
+    wandb_project: str = "envfleet"
+    video: bool = False
+    """Record an episode of each evaluation."""
 
     def __post_init__(self) -> None:
         for name in ("n_envs", "total_steps", "save_every", "keep_checkpoints", "eval_episodes"):
@@ -114,6 +124,12 @@ class Iteration:
     learned: Learned
     seconds: dict[str, float]
     """Where the time of this process went so far."""
+    mean_length: float | None = None
+    """Of the same episodes, in steps."""
+    env_steps_per_second: float = 0.0
+    """Of this iteration: its rollout and its update."""
+    incidents: int = 0
+    """Failures of the fleet since this process began."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +151,8 @@ class Outcome:
     """What took most, and what to do about it."""
     is_stopped: bool
     """True if the watcher ended it before its time."""
+    report: Path
+    """The page that shows all of it."""
 
     @property
     def env_steps_per_second(self) -> float:
@@ -170,24 +188,32 @@ def train(
     """Train in `run_dir`, from the beginning or from its newest checkpoint."""
     watcher = watcher or Watcher()
     _device(options.device)
-    folder = CheckpointFolder(run_dir, keep=options.keep_checkpoints)
-    folder.prepare()
-    if not is_resumed and (run_dir / RUN_FILE).exists():
+    if options.wandb:
+        weights_and_biases.need()
+    if options.video:
+        video.need()
+    checkpoints = CheckpointFolder(run_dir, keep=options.keep_checkpoints)
+    folder = RunFolder(run_dir)
+    checkpoints.prepare()
+    if not is_resumed and folder.holds_a_run:
         raise ConfigError(f"{run_dir} holds a run already; resume it, or choose another folder")
     started_s = time.perf_counter()
     with opened(options, ppo) as trainer:
-        run = _Run(options, ppo, trainer, folder, watcher)
-        if is_resumed and not folder.is_empty:
-            run.go_on(folder.newest(str(trainer.device)))
+        run = _Run(options, ppo, trainer, checkpoints, folder, watcher, started_s)
+        if is_resumed and not checkpoints.is_empty:
+            run.go_on(checkpoints.newest(str(trainer.device)))
         else:  # also a run that was ended before its first checkpoint
-            asked = {"options": asdict(options), "ppo": asdict(ppo)}
-            _rewrite(run_dir / RUN_FILE, json.dumps(asked, indent=2) + "\n")
-            (run_dir / METRICS_FILE).unlink(missing_ok=True)
+            run.begin()
         watcher.begun(trainer.envs, trainer.env_steps)
-        first_steps, started_in_s = trainer.env_steps, time.perf_counter() - started_s
-        is_stopped = run.iterate()
+        first_steps = trainer.env_steps
+        try:
+            is_stopped = run.iterate()
+        except Exception as exc:
+            run.end(f"failed: {' '.join(str(exc).split()) or type(exc).__name__}")
+            raise
+        report = run.end("stopped" if is_stopped else "finished")
         seconds = time.perf_counter() - started_s
-        parts = shares(run.seconds | {"start-up": started_in_s}, seconds)
+        parts = shares(run.spent(), seconds)
         return Outcome(
             run_dir=run_dir,
             env_steps=trainer.env_steps,
@@ -199,6 +225,7 @@ def train(
             shares=parts,
             verdict=verdict(parts),
             is_stopped=is_stopped,
+            report=report,
         )
 
 
@@ -220,9 +247,9 @@ def opened(options: TrainOptions, ppo: PPOOptions) -> Iterator[PPOTrainer]:
         yield PPOTrainer(envs, ppo, seed=options.seed, device=device)
 
 
-def env_fn(options: TrainOptions) -> Callable[[], gymnasium.Env[Any, Any]]:
-    """Builds a single environment like those of the run."""
-    return functools.partial(find(options.env).build, **options.env_kwargs)
+def env_fn(options: TrainOptions, **more: Any) -> Callable[[], gymnasium.Env[Any, Any]]:
+    """Builds a single environment like those of the run, with some arguments more."""
+    return functools.partial(find(options.env).build, **options.env_kwargs, **more)
 
 
 def resumed_options(run_dir: Path) -> tuple[TrainOptions, PPOOptions]:
@@ -245,51 +272,63 @@ class _Run:
         options: TrainOptions,
         ppo: PPOOptions,
         trainer: PPOTrainer,
-        folder: CheckpointFolder,
+        checkpoints: CheckpointFolder,
+        folder: RunFolder,
         watcher: Watcher,
+        started_s: float,
     ) -> None:
-        self._options, self._trainer, self._folder = options, trainer, folder
-        self._watcher = watcher
+        self._options, self._ppo, self._trainer = options, ppo, trainer
+        self._checkpoints, self._folder, self._watcher = checkpoints, folder, watcher
         self._iterations = options.iterations(ppo)
         self._number = 0
-        self._recent: deque[float] = deque(maxlen=RECENT)
+        self._recent: deque[tuple[float, int]] = deque(maxlen=RECENT)
         self._saved = self._evaluated = 0
+        self._owes_save = self._owes_best = False
+        self._films = options.video
+        self._clock = _Clock(started_s, self.spent)
+        self._start_up_s = self._evaluation_s = 0.0
         self.best: float | None = None
         self.last_evaluation: Evaluation | None = None
-        self._evaluation_s = 0.0
 
-    @property
-    def seconds(self) -> dict[str, float]:
-        """Where the time went so far."""
-        return self._trainer.seconds | {"evaluation": self._evaluation_s}
+    def begin(self) -> None:
+        self._rehearse()
+        packages = _packages(self._options.env)
+        iterations = self._iterations
+        self._folder.begin(self._options, self._ppo, iterations=iterations, packages=packages)
+        self._start_up_s = self._clock.elapsed_s
 
     def go_on(self, state: dict[str, Any]) -> None:
         self._trainer.load(state["trainer"])
         self._number, self.best = state["iteration"], state["best"]
         self._recent.extend(state["recent"])
         self._evaluated, self._saved = state["evaluated"], self._trainer.env_steps
-        _cut_metrics(self._folder.folder / METRICS_FILE, self._trainer.env_steps)
+        self._rehearse()
+        self._folder.go_on(self._trainer.env_steps, _packages(self._options.env))
+        self._start_up_s = self._clock.elapsed_s
 
     def iterate(self) -> bool:
         """All iterations that are left; True if the watcher ended them."""
         trainer = self._trainer
         while self._number < self._iterations:
+            begun_s, begun_steps = time.perf_counter(), trainer.env_steps
             rollout = trainer.collect()
             learned = trainer.learn(rollout, self._number / self._iterations)
+            seconds = time.perf_counter() - begun_s
             self._number += 1
-            self._recent.extend(value for value, _ in rollout.episodes)
-            mean = float(np.mean(self._recent)) if self._recent else None
+            self._recent.extend(rollout.episodes)
             iteration = Iteration(
                 number=self._number,
                 of=self._iterations,
                 env_steps=trainer.env_steps,
                 episodes=rollout.episodes,
-                mean_return=mean,
+                mean_return=_mean(value for value, _ in self._recent),
                 learned=learned,
-                seconds=self.seconds,
+                seconds=self.spent(),
+                mean_length=_mean(length for _, length in self._recent),
+                env_steps_per_second=(trainer.env_steps - begun_steps) / seconds,
+                incidents=len(trainer.envs.incidents),
             )
-            self._note(mean_return=mean, episodes=len(rollout.episodes), **asdict(learned))
-            self._watcher.iterated(iteration)
+            self._tell(iteration)
             is_last = self._number == self._iterations
             is_stopped = not is_last and self._watcher.should_stop()
             is_best = self._is_evaluation_due(is_last) and self._evaluate()
@@ -299,17 +338,43 @@ class _Run:
                 return True
         return False
 
+    def end(self, how: str) -> Path:
+        """Note the last of it, and write the report."""
+        self._folder.note_incidents(self._trainer.env_steps, self._trainer.envs.incidents)
+        self._note(ended=how)
+        return self._folder.close()
+
+    def spent(self) -> dict[str, float]:
+        """Seconds of this process so far, by what they were spent on."""
+        others = {"evaluation": self._evaluation_s, "start-up": self._start_up_s}
+        return {**self._trainer.seconds, **others}
+
+    def _tell(self, iteration: Iteration) -> None:
+        """Note an iteration's figures, keep what failed in it, and let the watcher know."""
+        self._folder.note_incidents(iteration.env_steps, self._trainer.envs.incidents)
+        self._note(
+            mean_return=iteration.mean_return,
+            mean_length=iteration.mean_length,
+            episodes=len(iteration.episodes),
+            **asdict(iteration.learned),
+            env_steps_per_second=iteration.env_steps_per_second,
+        )
+        self._watcher.iterated(iteration)
+
     def _is_evaluation_due(self, is_last: bool) -> bool:
         every = self._options.eval_every
         return is_last or (every > 0 and self._trainer.env_steps - self._evaluated >= every)
 
     def _is_save_due(self) -> bool:
-        return self._trainer.env_steps - self._saved >= self._options.save_every
+        due = self._trainer.env_steps - self._saved >= self._options.save_every
+        return due or self._owes_save
 
     def _evaluate(self) -> bool:
         """True if the policy has never been better."""
         options, begun_s = self._options, time.perf_counter()
         found = evaluate(self._trainer.agent.play, env_fn(options), episodes=options.eval_episodes)
+        if self._films:
+            self._film()
         self._evaluation_s += time.perf_counter() - begun_s
         self._evaluated, self.last_evaluation = self._trainer.env_steps, found
         self._note(evaluation_mean=found.mean, evaluation_std=found.std)
@@ -319,27 +384,82 @@ class _Run:
             self.best = found.mean
         return is_best
 
-    def _save(self, *, is_best: bool, may_wait: bool) -> None:
+    def _film(self) -> None:
+        """Record the evaluation's first episode once more, this time with pictures."""
+        path = self._folder.video(self._trainer.env_steps)
+        drawn = env_fn(self._options, render_mode="rgb_array")
         try:
-            trainer = self._trainer.state()
-        except WorkerDied:
-            if may_wait:  # its slots come back in the next rollout, after which it is tried again
-                return
-            trainer = self._trainer.state()
-        state = {
-            "trainer": trainer,
+            video.record(self._trainer.agent.play(), drawn, path, seed=EVALUATION_SEED)
+        except VideoError as exc:
+            self._films = False  # what cannot be drawn now cannot be drawn later
+            warnings.warn(f"{exc}; the run goes on without", RuntimeWarning, stacklevel=2)
+
+    def _rehearse(self) -> None:
+        try:
+            self._checkpoints.rehearse(self._state())
+        except WorkerDied:  # its slots come back in the first rollout
+            return
+
+    def _state(self) -> dict[str, Any]:
+        return {
+            "trainer": self._trainer.state(),
             "iteration": self._number,
             "best": self.best,
             "evaluated": self._evaluated,
             "recent": list(self._recent),
         }
-        self._folder.write(self._trainer.env_steps, state, is_best=is_best)
-        self._saved = self._trainer.env_steps
+
+    def _save(self, *, is_best: bool, may_wait: bool) -> None:
+        """Keep a checkpoint now, or after the next iteration if it cannot be and may wait."""
+        self._owes_best = self._owes_best or is_best
+        try:
+            self._write()
+        except (WorkerDied, CheckpointError) as exc:
+            if not may_wait:
+                time.sleep(RETRY_S if isinstance(exc, CheckpointError) else 0)
+                self._write()
+                return
+            # a lost worker's slots come back in the next rollout, and a disk may be cleared
+            if isinstance(exc, CheckpointError) and not self._owes_save:
+                warnings.warn(
+                    f"{exc}; the run goes on, the checkpoint before it is kept, and it is tried "
+                    "again after every iteration",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
+            self._owes_save = True
+
+    def _write(self) -> None:
+        steps = self._trainer.env_steps
+        self._checkpoints.write(steps, self._state(), is_best=self._owes_best)
+        self._saved, self._owes_save, self._owes_best = steps, False, False
 
     def _note(self, **figures: Any) -> None:
-        line = {"iteration": self._number, "env_steps": self._trainer.env_steps, **figures}
-        with (self._folder.folder / METRICS_FILE).open("a") as file:
-            file.write(json.dumps(_finite(line)) + "\n")
+        line = {"iteration": self._number, **figures, **self._clock.lap()}
+        self._folder.note(self._trainer.env_steps, line)
+
+
+class _Clock:
+    """Wall time between notes, and where it went."""
+
+    def __init__(self, started_s: float, spent: Callable[[], Mapping[str, float]]) -> None:
+        self._started_s = self._last_s = started_s
+        self._spent, self._before = spent, dict[str, float]()
+
+    @property
+    def elapsed_s(self) -> float:
+        return time.perf_counter() - self._started_s
+
+    def lap(self) -> dict[str, float]:
+        """As figures: the seconds since the last lap, and by what they were spent on."""
+        now_s, spent = time.perf_counter(), dict(self._spent())
+        laps = {"seconds": now_s - self._last_s}
+        for name, total_s in spent.items():
+            lap_s = total_s - self._before.get(name, 0.0)
+            if lap_s:
+                laps[SECONDS + name] = lap_s
+        self._last_s, self._before = now_s, spent
+        return {name: round(value, 6) for name, value in laps.items()}
 
 
 def load_agent(path: Path) -> tuple[TrainOptions, Agent]:
@@ -364,12 +484,18 @@ def _device(name: str) -> str:
     return name
 
 
-def _finite(figures: dict[str, Any]) -> dict[str, Any]:
-    """JSON has no NaN."""
-    return {
-        name: None if isinstance(value, float) and not np.isfinite(value) else value
-        for name, value in figures.items()
-    }
+def _packages(env: str) -> list[str]:
+    """Where an environment comes from, as far as its name tells."""
+    source = find(env).source
+    entry = gymnasium.spec(source).entry_point if isinstance(source, str) else source
+    where = entry if isinstance(entry, str) else getattr(entry, "__module__", "")
+    return [where.partition(".")[0], *(["mujoco"] if "mujoco" in where else [])]
+
+
+def _mean(values: Iterator[float]) -> float | None:
+    """None for no values."""
+    found = list(values)
+    return float(np.mean(found)) if found else None
 
 
 @contextmanager
@@ -381,20 +507,3 @@ def _one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def _rewrite(path: Path, text: str) -> None:
-    """Put a file in its place as a whole."""
-    unfinished = path.with_name(f".{path.name}")
-    unfinished.write_text(text)
-    unfinished.replace(path)
-
-
-def _cut_metrics(path: Path, env_steps: int) -> None:
-    """Forget what was noted after the checkpoint: it will be noted again."""
-    if not path.exists():
-        return
-    lines = path.read_text().splitlines()
-    whole = [line for line in lines if line.endswith("}")]  # a kill may leave half a line
-    kept = [line for line in whole if json.loads(line)["env_steps"] <= env_steps]
-    _rewrite(path, "".join(f"{line}\n" for line in kept))

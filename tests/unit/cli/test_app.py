@@ -234,6 +234,9 @@ YES_OR_NO = {
         "normalise-rewards",
         "orthogonal",
         "overlap",
+        "tensorboard",
+        "wandb",
+        "video",
     )
 }
 TRAINING = YES_OR_NO | {
@@ -253,6 +256,7 @@ TRAINING = YES_OR_NO | {
     "--keep-checkpoints",
     "--eval-every",
     "--eval-episodes",
+    "--wandb-project",
     "--n-steps",
     "--batch-size",
     "--n-epochs",
@@ -272,7 +276,7 @@ TRAINING = YES_OR_NO | {
 }
 OPTIONS = {
     "train": TRAINING | {"--resume"},
-    "eval": {"--episodes", "--n-envs", "--seed"},
+    "eval": {"--episodes", "--n-envs", "--seed", "--video"},
     "bench": MEASURING
     | {"--speedup", "--num-workers", "--autoreset", "--contenders", "--baseline"},
     "tune": MEASURING | {"--max-workers"},

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ import torch
 from envfleet import errors
 from envfleet.learn import checkpoint
 from envfleet.learn.checkpoint import CheckpointFolder
+from tests.unit.observe.small_disk import files_no_larger_than
 
 STATE: dict[str, Any] = {"weights": torch.arange(5000.0), "number": 7}
 
@@ -79,10 +81,51 @@ class TestFolder:
         with pytest.raises(errors.CheckpointError, match="does not exist"):
             CheckpointFolder(tmp_path).newest()
 
-    def test_a_folder_that_cannot_be_written_to_is_found_at_once(self, tmp_path):
+    @pytest.mark.parametrize("place", ["file", "file/below"])
+    def test_a_file_in_the_way_is_found_at_once(self, place, tmp_path):
         (tmp_path / "file").write_text("")
-        with pytest.raises(errors.CheckpointError, match="cannot be written to"):
-            CheckpointFolder(tmp_path / "file").prepare()
+        with pytest.raises(errors.CheckpointError, match=r"cannot be written to.* choose another"):
+            CheckpointFolder(tmp_path / place).prepare()
+        assert os.listdir(tmp_path) == ["file"]
+
+    def test_a_folder_that_nobody_may_write_to_is_found_at_once(self):
+        where = Path("/sys/envfleet")  # not even root may
+        with pytest.raises(errors.CheckpointError, match="/sys/envfleet cannot be written to"):
+            CheckpointFolder(where).prepare()
+
+    def test_a_full_disk_is_found_at_once(self, tmp_path):
+        full = pytest.raises(errors.CheckpointError, match="cannot be written to: File too large")
+        with files_no_larger_than(1000), full:
+            CheckpointFolder(tmp_path).prepare()
+        assert os.listdir(tmp_path) == []
+
+    def test_a_folder_that_can_be_written_to_is_left_as_it_was(self, tmp_path):
+        CheckpointFolder(tmp_path / "a" / "b").prepare()
+        assert list((tmp_path / "a" / "b").iterdir()) == []
+
+    def test_room_for_all_that_will_be_kept_is_looked_for(self, tmp_path):
+        said = r"free space, and the checkpoints.*need.*keep fewer"
+        with pytest.raises(errors.CheckpointError, match=said):
+            CheckpointFolder(tmp_path, keep=10**12).rehearse(STATE)
+        CheckpointFolder(tmp_path, keep=3).rehearse(STATE)
+        assert os.listdir(tmp_path) == []
+
+    def test_what_is_there_already_needs_no_more_room(self, tmp_path):
+        folder = CheckpointFolder(tmp_path, keep=2)
+        size = 10_000
+        assert folder._still_needed(size) == 4 * size
+        folder.write(1, STATE, is_best=True)
+        there = (tmp_path / "latest.pt").stat().st_size
+        assert folder._still_needed(there) == 3 * there, "three names of one file"
+
+    def test_a_checkpoint_that_does_not_fit_is_found_by_writing_it(self, tmp_path):
+        with (
+            files_no_larger_than(5000),
+            pytest.raises(errors.CheckpointError, match="cannot hold a checkpoint") as caught,
+        ):
+            CheckpointFolder(tmp_path).rehearse(STATE)
+        assert ".trial" not in str(caught.value)
+        assert os.listdir(tmp_path) == []
 
     def test_looking_for_one_makes_nothing(self, tmp_path):
         with pytest.raises(errors.CheckpointError, match="does not exist"):

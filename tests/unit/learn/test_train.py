@@ -52,6 +52,19 @@ def metrics(folder):
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
+def untimed(folder):
+    """What was measured, without how long it took, and without the ends in between."""
+    return [
+        {
+            name: value
+            for name, value in line.items()
+            if not name.startswith("seconds") and name != "env_steps_per_second"
+        }
+        for line in metrics(folder)
+        if "ended" not in line
+    ]
+
+
 def weights(folder):
     policy = load(folder / "latest.pt")["trainer"]["policy"]
     return {name: value.numpy().tobytes() for name, value in policy.items()}
@@ -62,7 +75,8 @@ def test_a_run_leaves_what_it_promises(tmp_path):
     assert (outcome.env_steps, outcome.new_steps, outcome.is_stopped) == (768, 768, False)
     assert outcome.best_return is not None
     names = {path.name for path in (tmp_path / "run").iterdir()}
-    assert {"run.json", "metrics.jsonl", "latest.pt", "best.pt"} <= names
+    assert {"run.json", "metrics.jsonl", "latest.pt", "best.pt", "report.html"} <= names
+    assert outcome.report == tmp_path / "run" / "report.html"
     assert sum(name.startswith("step_") for name in names) <= RUN.keep_checkpoints
     iterations = [line for line in metrics(tmp_path / "run") if "approx_kl" in line]
     assert [line["iteration"] for line in iterations] == list(range(1, 13))
@@ -80,7 +94,7 @@ def test_a_run_in_two_parts_equals_one_in_one(stop_at, tmp_path):
     second = train(*resumed_options(tmp_path / "parts"), tmp_path / "parts", is_resumed=True)
     assert second.new_steps == 768 - 64 * stop_at
     assert weights(tmp_path / "parts") == weights(tmp_path / "whole")
-    assert metrics(tmp_path / "parts") == metrics(tmp_path / "whole")
+    assert untimed(tmp_path / "parts") == untimed(tmp_path / "whole")
 
 
 def test_what_was_noted_after_the_last_checkpoint_is_noted_once(tmp_path):
@@ -105,7 +119,7 @@ def test_a_run_that_was_ended_before_its_first_checkpoint_begins_again(tmp_path)
         (tmp_path / "early" / name).write_text((tmp_path / "whole" / name).read_text())
     train(*resumed_options(tmp_path / "early"), tmp_path / "early", is_resumed=True)
     assert weights(tmp_path / "early") == weights(tmp_path / "whole")
-    assert metrics(tmp_path / "early") == metrics(tmp_path / "whole")
+    assert untimed(tmp_path / "early") == untimed(tmp_path / "whole")
 
 
 def test_options_that_fail_leave_no_run_behind(tmp_path):

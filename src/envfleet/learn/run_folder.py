@@ -1,0 +1,292 @@
+"""A run's folder: what was asked for, what was measured, what failed, and the page that shows it.
+
+    run.json             options, versions, machine, git state, the command that makes it again
+    metrics.jsonl        one line per iteration and per evaluation, and one per end
+    events.out.tfevents* the same as curves for TensorBoard
+    wandb/               the same for Weights & Biases, on request
+    incidents.jsonl      one line per failure of the fleet
+    incidents/           what `envfleet doctor replay` needs to show them again
+    videos/              an episode of each evaluation, on request
+    report.html          all of it on one page
+    *.pt                 checkpoints, which are checkpoint.py's business
+
+Law: run.json and metrics.jsonl are the truth; the page can be made again from them alone. Whatever
+fails here while a run is going on costs a warning, never the run.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import shlex
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import MISSING, asdict, fields
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from envfleet.engine.incident import Incident
+from envfleet.learn.accounting import advice, shares, verdict
+from envfleet.observe import facts, tensorboard
+from envfleet.observe.figures import SECONDS, Figures
+from envfleet.observe.jsonl import JsonLines, add_line, read_lines, rewrite
+from envfleet.observe.report import RunRecord, Setting, State, Video, render
+from envfleet.observe.sinks import Sink, Sinks
+from envfleet.observe.tensorboard import TensorBoard
+from envfleet.observe.weights_and_biases import WeightsAndBiases
+
+RUN_FILE, METRICS_FILE, INCIDENTS_FILE = "run.json", "metrics.jsonl", "incidents.jsonl"
+REPORT_FILE, INCIDENTS, VIDEOS = "report.html", "incidents", "videos"
+
+KEPT_REPLAYS = 100
+"""Failures that are kept as files; an environment that fails all the time must not fill the disk"""
+
+_EMBEDDED_BYTES = 4_000_000
+"""A video up to this size becomes part of the page."""
+
+WORTH_SAYING = 0.1
+"""Share of the time from which on a part is worth a remedy on the page."""
+
+FACTS_OF = ("envfleet", "numpy", "gymnasium", "torch")
+"""Packages that every result depends on."""
+
+
+class RunFolder:
+    """Writes what a run tells of itself."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._sinks = Sinks()
+        self._seen_incidents = 0
+        self._kept_incidents = 0
+
+    @property
+    def report(self) -> Path:
+        """Where the page is once the run has ended."""
+        return self.folder / REPORT_FILE
+
+    def video(self, env_steps: int) -> Path:
+        """Where the episode of an evaluation is recorded."""
+        return self.folder / VIDEOS / f"step_{env_steps:012d}.mp4"
+
+    @property
+    def holds_a_run(self) -> bool:
+        """Whether somebody trained in it before."""
+        return (self.folder / RUN_FILE).exists()
+
+    def begin(
+        self, options: Any, ppo: Any, *, iterations: int, packages: Iterable[str] = ()
+    ) -> None:
+        """Start afresh: say what was asked for, forget what an unsaved beginning left."""
+        about: dict[str, Any] = {
+            "options": asdict(options),
+            "ppo": asdict(ppo),
+            # as they are today: a later version may have others
+            "defaults": {"options": defaults(options), "ppo": defaults(ppo)},
+            "iterations": iterations,
+            **facts.collect((*FACTS_OF, *packages)),
+        }
+        about["command"] = command(about["options"]["env"], settings(about))
+        if about["options"]["wandb"]:
+            about["wandb_id"] = secrets.token_hex(4)
+        rewrite(self.folder / RUN_FILE, json.dumps(about, indent=2) + "\n")
+        (self.folder / METRICS_FILE).unlink(missing_ok=True)
+        self._open(about, start_steps=0, noted_steps=-1)
+
+    def go_on(self, env_steps: int, packages: Iterable[str] = ()) -> None:
+        """Continue from a checkpoint: what was noted after it will be noted again."""
+        about = json.loads((self.folder / RUN_FILE).read_text())
+        part = {"env_steps": env_steps, **facts.collect((*FACTS_OF, *packages))}
+        about.setdefault("resumed", []).append(part)
+        rewrite(self.folder / RUN_FILE, json.dumps(about, indent=2) + "\n")
+        lines = read_lines(self.folder / METRICS_FILE)
+        kept = [line for line in lines if line["env_steps"] <= env_steps]
+        rewrite(self.folder / METRICS_FILE, "".join(f"{json.dumps(line)}\n" for line in kept))
+        noted = max((line["env_steps"] for line in lines), default=-1)
+        self._open(about, start_steps=env_steps, noted_steps=noted)
+
+    def note(self, env_steps: int, figures: Figures) -> None:
+        """Tell every sink."""
+        self._sinks.note(env_steps, figures)
+
+    def note_incidents(self, env_steps: int, incidents: Sequence[Incident]) -> None:
+        """Keep the failures that are new among all that the fleet has had."""
+        for incident in incidents[self._seen_incidents :]:
+            self._kept_incidents += 1
+            try:
+                replay = self._keep_replay(self._kept_incidents, incident)
+                add_line(self.folder / INCIDENTS_FILE, _told(env_steps, incident, replay))
+            except OSError as exc:
+                _warn(f"an incident could not be kept ({exc}): {incident}")
+        self._seen_incidents = len(incidents)
+
+    def close(self) -> Path:
+        """Close all, and write the page."""
+        self._sinks.close()
+        self._sinks = Sinks()
+        try:
+            return write_report(self.folder)
+        except Exception as exc:  # whatever it is, it must not make a failure of a finished run
+            _warn(f"{self.report} could not be written ({exc}); the run itself is whole")
+            return self.report
+
+    def _open(self, about: Mapping[str, Any], *, start_steps: int, noted_steps: int) -> None:
+        self._kept_incidents = len(read_lines(self.folder / INCIDENTS_FILE))
+        options = about["options"]
+        wanted: list[Callable[[], Sink]] = [lambda: JsonLines(self.folder / METRICS_FILE)]
+        if options.get("tensorboard"):
+            if tensorboard.is_installed():
+                wanted.append(lambda: TensorBoard(self.folder, start_steps))
+            else:
+                _warn(
+                    "tensorboard is not installed, so there are no curves for it: "
+                    "pip install 'envfleet[train]' brings it, --no-tensorboard goes without"
+                )
+        if options.get("wandb"):
+            wanted.append(
+                lambda: WeightsAndBiases(
+                    self.folder,
+                    project=options["wandb_project"],
+                    run_id=about["wandb_id"],
+                    config={"options": options, "ppo": about["ppo"]},
+                    noted_steps=noted_steps,
+                )
+            )
+        self._sinks = Sinks(wanted)
+
+    def _keep_replay(self, number: int, incident: Incident) -> str | None:
+        """Write the file that shows it again; None if there is none."""
+        if number > KEPT_REPLAYS:
+            return None
+        path = self.folder / INCIDENTS / f"{number:04d}-slot{incident.slot}.incident"
+        try:
+            path.parent.mkdir(exist_ok=True)
+            incident.save(path)
+        except Exception as exc:  # a full disk, or something in it that cannot be pickled
+            _warn(f"an incident cannot be replayed, it could not be written ({exc}): {incident}")
+            return None
+        return str(path.relative_to(self.folder))
+
+
+def _told(env_steps: int, incident: Incident, replay: str | None) -> dict[str, Any]:
+    return {
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "env_steps": env_steps,
+        "slot": incident.slot,
+        "slots": incident.slots,
+        "worker": incident.worker,
+        "kind": incident.kind,
+        "doing": incident.doing,
+        "seed": incident.seed,
+        "reason": incident.reason,
+        "replay": replay,
+    }
+
+
+def defaults(options: Any) -> dict[str, Any]:
+    """What these options are when nobody asks; what has no default is as it was asked for."""
+    needed = {
+        field.name: getattr(options, field.name)
+        for field in fields(options)
+        if field.default is MISSING and field.default_factory is MISSING
+    }
+    return asdict(type(options)(**needed))
+
+
+def settings(about: Mapping[str, Any]) -> dict[str, list[Setting]]:
+    """Every option that a run.json tells of, by whose it is."""
+    plain = about.get("defaults", {})
+    return {
+        title: [
+            Setting(name, value, plain.get(owner, {}).get(name))
+            for name, value in about[owner].items()
+        ]
+        for owner, title in (("options", "Run"), ("ppo", "PPO"))
+    }
+
+
+def command(env: str, settings: Mapping[str, Sequence[Setting]]) -> str:
+    """The line that makes the same run again, whatever recipes there will be."""
+    words = ["envfleet", "train", "--env", env, "--no-recipe"]
+    for setting in (one for group in settings.values() for one in group if not one.is_plain):
+        flag = setting.name.replace("_", "-")
+        match setting.value:
+            case bool():
+                words.append(f"--{flag}" if setting.value else f"--no-{flag}")
+            case list() | tuple():
+                words += [f"--{flag}", ",".join(map(str, setting.value))]
+            case dict():
+                words += [f"--{flag}", json.dumps(setting.value)]
+            case _:
+                words += [f"--{flag}", str(setting.value)]
+    return shlex.join(words)
+
+
+def read_record(folder: Path) -> RunRecord:
+    """What a run's folder tells, for its page."""
+    about = json.loads((folder / RUN_FILE).read_text())
+    lines = read_lines(folder / METRICS_FILE)
+    iterations = [line for line in lines if "mean_return" in line]
+    made = iterations[-1]["iteration"] if iterations else 0
+    ended = str(lines[-1].get("ended", "")) if lines else ""
+    state, _, reason = ended.partition(": ")
+    seconds = sum(line.get("seconds") or 0.0 for line in lines)
+    parts = shares(_spent(lines), seconds)
+    is_finished = made >= about["iterations"]
+    per_iteration = about["ppo"]["n_steps"] * about["options"]["n_envs"]
+    return RunRecord(
+        folder=str(folder),
+        name=folder.resolve().name,
+        env=about["options"]["env"],
+        state="finished" if is_finished else _STATES.get(state, "unfinished"),
+        reason="" if is_finished else reason,
+        total_steps=about["iterations"] * per_iteration,
+        settings=settings(about),
+        iterations=iterations,
+        evaluations=[line for line in lines if "evaluation_mean" in line],
+        incidents=read_lines(folder / INCIDENTS_FILE),
+        seconds=seconds,
+        shares=parts,
+        verdict=verdict(parts),
+        advice=[str(one) for one in advice(parts)[1:] if one.share >= WORTH_SAYING],
+        command=about.get("command", ""),
+        resume_command=""
+        if is_finished
+        else shlex.join(["envfleet", "train", "--resume", str(folder)]),
+        facts=about,
+        resumed=about.get("resumed", []),
+        video=_last_video(folder / VIDEOS),
+    )
+
+
+def write_report(folder: Path) -> Path:
+    """Make the page of the run in this folder, again if it is there."""
+    path = folder / REPORT_FILE
+    rewrite(path, render(read_record(folder)))
+    return path
+
+
+_STATES: dict[str, State] = {"stopped": "stopped", "failed": "failed"}
+
+
+def _spent(lines: Iterable[Figures]) -> dict[str, float]:
+    """Seconds by what they were spent on."""
+    spent: dict[str, float] = {}
+    for line in lines:
+        for name, value in line.items():
+            if name.startswith(SECONDS) and value is not None:
+                part = name.removeprefix(SECONDS)
+                spent[part] = spent.get(part, 0.0) + value
+    return spent
+
+
+def _last_video(folder: Path) -> Video | None:
+    paths = sorted(folder.glob("step_*.mp4"))
+    if not paths or paths[-1].stat().st_size > _EMBEDDED_BYTES:
+        return None
+    return Video(f"{folder.name}/{paths[-1].name}", paths[-1].read_bytes())
+
+
+def _warn(text: str) -> None:
+    warnings.warn(text, RuntimeWarning, stacklevel=3)

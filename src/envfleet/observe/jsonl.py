@@ -1,0 +1,59 @@
+"""Figures and events as lines of JSON: whole lines only, also after a kill or a full disk."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from envfleet.observe.append import append
+from envfleet.observe.figures import Figures
+
+__all__ = ["JsonLines", "add_line", "read_lines", "rewrite"]
+
+
+class JsonLines:
+    """A sink: one line for every note."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def note(self, env_steps: int, figures: Figures) -> None:
+        """Add a line."""
+        add_line(self._path, {"env_steps": env_steps, **figures})
+
+    def close(self) -> None:
+        """Nothing is held back."""
+
+
+def add_line(path: Path, entry: Mapping[str, Any]) -> None:
+    """Add one entry; JSON has no NaN and no infinity, they become null."""
+    finite = {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value
+        for name, value in entry.items()
+    }
+    append(path, json.dumps(finite).encode() + b"\n")
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """All whole entries; a kill may have left half of one at the end."""
+    if not path.exists():
+        return []
+    entries = []
+    for line in path.read_text().splitlines():
+        try:
+            entry = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(entry, dict):
+            entries.append(entry)
+    return entries
+
+
+def rewrite(path: Path, text: str) -> None:
+    """Put a file in its place as a whole."""
+    unfinished = path.with_name(f".{path.name}")
+    unfinished.write_text(text)
+    unfinished.replace(path)
