@@ -42,6 +42,9 @@ def test_train_and_eval_give_one_json_line(tmp_path):
     assert {"mean_return", "std_return"} <= json.loads(played).keys()
     more = ["--episodes", 3, "--n-envs", 2, "--json"]
     assert run("eval", found["run_dir"], *more, folder=tmp_path).stdout == played
+    filmed = run("eval", found["run_dir"], "--episodes", 1, "--video", "--json", folder=tmp_path)
+    assert (tmp_path / json.loads(filmed.stdout)["video"]).stat().st_size > 1000
+    assert "<svg" in (tmp_path / found["report"]).read_text()
 
 
 def test_the_document_s_lines(tmp_path):

@@ -109,6 +109,7 @@ def _report(outcome: Outcome) -> Report:
         "verdict": outcome.verdict,
         "shares": {name: round(share, 4) for name, share in outcome.shares.items()},
         "incidents": outcome.incidents,
+        "report": str(outcome.report),
         "is_stopped": outcome.is_stopped,
     }
     best = (
@@ -124,5 +125,5 @@ def _report(outcome: Outcome) -> Report:
             Text("It was stopped; to go on:"),
             Code((f"envfleet train --resume {shlex.quote(str(outcome.run_dir))}",)),
         ]
-    blocks.append(Text(f"The run is in {outcome.run_dir}"))
+    blocks.append(Text(f"Where to look: {outcome.report}"))
     return Report(ok=True, document=document, blocks=tuple(blocks))
