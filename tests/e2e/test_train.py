@@ -177,6 +177,7 @@ def test_a_second_ctrl_c_ends_at_once(tmp_path):
             "device must be one of auto, cpu, cuda, cuda:N or mps; got 'nonsense'",
         ),
         (["--resume", "x", "--gamma", "0.5"], "leave out --gamma"),
+        (["--resume", "x", "--no-recipe", "--config", "y"], "leave out --config, --no-recipe"),
         (["--resume", "nowhere"], "holds no run"),
         (["--env", "CartPole-v1", "--device", "mps"], "device 'mps' cannot be used here"),
         (["--env", "CartPole-v1", "--backend", "mpi"], "one of auto, serial, thread, process"),

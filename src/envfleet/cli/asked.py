@@ -63,9 +63,11 @@ def add_train_flags(parser: argparse.ArgumentParser) -> None:
 
 def typed(args: argparse.Namespace) -> list[str]:
     """The flags that say what to train and were typed, `--env` aside."""
-    names = given(args, *_KINDS).keys() - {"env"}
-    flags = [one.flag for kind in _KINDS for one in options_of(kind) if one.name in names]
-    return flags if args.config is None else ["--config", *flags]
+    flags = [] if args.config is None else ["--config"]
+    for name, value in given(args, *_KINDS).items():
+        if name != "env":
+            flags.append(f"--{'no-' if value is False else ''}{name.replace('_', '-')}")
+    return flags
 
 
 def ask(args: argparse.Namespace) -> Asked:

@@ -84,11 +84,11 @@ def run(args: argparse.Namespace, context: Context) -> Report:
 
 
 def _free_folder(options: TrainOptions) -> Path:
-    """A folder that no run has yet."""
+    """A folder with nothing in it."""
     name = re.sub(r"[^\w.-]", "_", label(options.env))
     first = Path("runs") / f"{name}-seed{options.seed}"
     number, folder = 2, first
-    while folder.exists():
+    while folder.exists() and any(folder.iterdir()):
         folder = first.with_name(f"{first.name}-{number}")
         number += 1
     return folder

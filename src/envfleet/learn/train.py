@@ -464,6 +464,8 @@ class _Clock:
 
 def load_agent(path: Path) -> tuple[TrainOptions, Agent]:
     """What a run was asked for and the agent it made, from its folder or one of its checkpoints."""
+    if not path.exists():
+        raise CheckpointError(str(path), "does not exist")
     run_dir = path if path.is_dir() else path.parent
     options, ppo = resumed_options(run_dir)
     state = CheckpointFolder(run_dir).newest() if path.is_dir() else load(path)

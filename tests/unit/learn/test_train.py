@@ -163,6 +163,11 @@ def test_a_folder_without_a_run_says_so(content, tmp_path):
         resumed_options(tmp_path)
 
 
+def test_an_agent_that_is_not_there(tmp_path):
+    with pytest.raises(errors.CheckpointError, match=r"gone\.pt does not exist"):
+        load_agent(tmp_path / "gone.pt")
+
+
 def test_an_agent_plays_as_it_was_evaluated(tmp_path):
     outcome = train(RUN, PPO, tmp_path)
     for path in (tmp_path, tmp_path / "latest.pt"):

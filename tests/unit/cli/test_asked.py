@@ -1,0 +1,73 @@
+"""What is trained when a recipe, a file and flags speak of it; and where it is kept."""
+
+import pytest
+
+from envfleet.cli import app
+from envfleet.cli.asked import ask
+from envfleet.cli.command import Usage
+from envfleet.cli.train import _free_folder
+from envfleet.learn.options import PPOOptions
+from envfleet.learn.recipes import RECIPES
+from envfleet.learn.train import TrainOptions
+
+
+def asked(*words):
+    given = ["train", *words]
+    return ask(app.build_parser(given).parse_args(given))
+
+
+def test_a_recipe_comes_before_the_defaults():
+    found, recipe = asked("--env", "CartPole"), RECIPES["CartPole-v1"]
+
+    assert found.has_recipe
+    assert found.said == {"env"}
+    assert found.options.env == "CartPole-v1"
+    assert found.options.n_envs == recipe.n_envs
+    assert found.ppo == recipe.options
+
+
+def test_no_recipe_leaves_the_defaults():
+    found = asked("--env", "CartPole-v1", "--no-recipe")
+
+    assert not found.has_recipe
+    assert found.ppo == PPOOptions()
+    assert found.options == TrainOptions("CartPole-v1")
+
+
+def test_a_file_comes_before_the_recipe_and_flags_before_both(tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_text("env: CartPole-v1\ngamma: 0.5\nn-epochs: 3\ntarget_kl: 0.1\n")
+
+    found = asked("--config", str(path), "--gamma", "0.25", "--target-kl", "none")
+
+    assert (found.ppo.gamma, found.ppo.n_epochs, found.ppo.target_kl) == (0.25, 3, None)
+    assert found.ppo.learning_rate == RECIPES["CartPole-v1"].options.learning_rate
+    assert found.said == {"env", "gamma", "n_epochs", "target_kl"}
+
+
+def test_a_file_may_leave_the_recipe_out(tmp_path):
+    (tmp_path / "run.yaml").write_text("env: CartPole-v1\nrecipe: false\n")
+
+    assert not asked("--config", str(tmp_path / "run.yaml")).has_recipe
+    assert asked("--config", str(tmp_path / "run.yaml"), "--recipe").has_recipe
+
+
+def test_somebody_has_to_say_what_to_train_on(tmp_path):
+    (tmp_path / "run.yaml").write_text("gamma: 0.5\n")
+
+    for words in ([], ["--config", str(tmp_path / "run.yaml")]):
+        with pytest.raises(Usage, match="say what to train on"):
+            asked(*words)
+
+
+def test_a_run_gets_a_folder_with_nothing_in_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    options = TrainOptions("/somewhere/my_env.py:Grid", seed=3)
+    folder = _free_folder(options)
+    assert str(folder) == "runs/my_env_Grid-seed3"
+
+    folder.mkdir(parents=True)
+    assert _free_folder(options) == folder
+    (folder / "run.json").touch()
+    assert str(_free_folder(options)) == "runs/my_env_Grid-seed3-2"
+    assert str(_free_folder(TrainOptions("ALE/Pong-v5"))) == "runs/ALE_Pong-v5-seed0"
