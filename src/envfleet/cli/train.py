@@ -110,6 +110,7 @@ def _report(outcome: Outcome) -> Report:
         "shares": {name: round(share, 4) for name, share in outcome.shares.items()},
         "incidents": outcome.incidents,
         "is_stopped": outcome.is_stopped,
+        "report": str(outcome.report),
     }
     best = (
         "not evaluated" if outcome.best_return is None else f"best return {outcome.best_return:g}"
@@ -124,5 +125,6 @@ def _report(outcome: Outcome) -> Report:
             Text("It was stopped; to go on:"),
             Code((f"envfleet train --resume {shlex.quote(str(outcome.run_dir))}",)),
         ]
+    blocks.append(Text(f"The report is {outcome.report}"))
     blocks.append(Text(f"The run is in {outcome.run_dir}"))
     return Report(ok=True, document=document, blocks=tuple(blocks))
