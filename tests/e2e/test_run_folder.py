@@ -28,7 +28,8 @@ def lines(folder):
 
 
 def test_the_command_that_is_told_makes_the_same_run_again(tmp_path):
-    more = ["--gae-lambda", "0.9", "--normalise-obs", "--num-episodes", "6"]
+    more = ["--gae-lambda", "0.9", "--normalise-obs", "--num-episodes", "6", "--no-overlap"]
+    more += ["--env-kwargs", '{"sutton_barto_reward": true}']
     run("train", *SMALL, *more, "--seed", "5", "--checkpoint-dir", "one", folder=tmp_path)
     told = shlex.split(about(tmp_path / "one")["command"])
     assert told[0] == "envfleet"

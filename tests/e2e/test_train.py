@@ -34,6 +34,7 @@ def test_train_and_eval_give_one_json_line(tmp_path):
     assert trained.count("\n") == 1
     found = json.loads(trained)
     assert found["env_steps"] == 1024
+    assert (tmp_path / found["report"]).is_file()
     assert {"seconds", "env_steps_per_second", "best_return", "verdict"} <= found.keys()
     assert found["run_dir"] == "runs/CartPole-v1-seed0"
     played = run("eval", found["run_dir"], "--episodes", 3, "--json", folder=tmp_path).stdout

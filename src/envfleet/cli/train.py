@@ -111,6 +111,7 @@ def _report(outcome: Outcome) -> Report:
         "incidents": outcome.incidents,
         "report": str(outcome.report),
         "is_stopped": outcome.is_stopped,
+        "report": str(outcome.report),
     }
     best = (
         "not evaluated" if outcome.best_return is None else f"best return {outcome.best_return:g}"
@@ -125,5 +126,6 @@ def _report(outcome: Outcome) -> Report:
             Text("It was stopped; to go on:"),
             Code((f"envfleet train --resume {shlex.quote(str(outcome.run_dir))}",)),
         ]
-    blocks.append(Text(f"Where to look: {outcome.report}"))
+    blocks.append(Text(f"The run is in {outcome.run_dir}"))
+    blocks.append(Text(f"The report is {outcome.report}"))
     return Report(ok=True, document=document, blocks=tuple(blocks))

@@ -26,6 +26,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from envfleet.adapters.names import label
 from envfleet.engine.incident import Incident
 from envfleet.learn.accounting import advice, shares, verdict
 from envfleet.observe import facts, tensorboard
@@ -238,7 +239,7 @@ def read_record(folder: Path) -> RunRecord:
     return RunRecord(
         folder=str(folder),
         name=folder.resolve().name,
-        env=about["options"]["env"],
+        env=label(about["options"]["env"]),
         state="finished" if is_finished else _STATES.get(state, "unfinished"),
         reason="" if is_finished else reason,
         total_steps=about["iterations"] * per_iteration,
