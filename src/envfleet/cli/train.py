@@ -111,7 +111,6 @@ def _report(outcome: Outcome) -> Report:
         "incidents": outcome.incidents,
         "report": str(outcome.report),
         "is_stopped": outcome.is_stopped,
-        "report": str(outcome.report),
     }
     best = (
         "not evaluated" if outcome.best_return is None else f"best return {outcome.best_return:g}"

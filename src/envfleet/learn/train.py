@@ -25,6 +25,7 @@ import torch
 
 from envfleet.adapters.gymnasium import FleetVectorEnv, make_vec
 from envfleet.adapters.names import find
+from envfleet.engine.auto import choose_start_method, plan_fleet
 from envfleet.engine.options import BackendName, StartMethod, one_of
 from envfleet.errors import CheckpointError, ConfigError, VideoError, WorkerDied
 from envfleet.learn.accounting import shares, verdict
@@ -233,18 +234,32 @@ def train(
 def opened(options: TrainOptions, ppo: PPOOptions) -> Iterator[PPOTrainer]:
     """A trainer on a fleet of its own, as a run has them at its beginning."""
     device = _device(options.device)
+    with closing(_fleet(options)) as envs, _one_thread():
+        yield PPOTrainer(envs, ppo, seed=options.seed, device=device)
+
+
+def _fleet(options: TrainOptions) -> FleetVectorEnv:
+    backend, num_workers, why = options.backend, options.num_workers, None
+    if backend == "auto" and num_workers is None:
+        # restarts alone would call for processes, but an environment that raises costs its episode
+        # in this process too, and for small ones that is much the faster place
+        method = choose_start_method(options.parallel_start_method)
+        env_fns = [env_fn(options)] * options.n_envs
+        plan = plan_fleet(env_fns, method, may_be_serial=True)
+        backend, num_workers, why = plan.backend, plan.num_workers, plan.describe(options.n_envs)
     envs = make_vec(
         find(options.env).source,
         options.n_envs,
-        backend=options.backend,
-        num_workers=options.num_workers,
+        backend=backend,
+        num_workers=num_workers,
         start_method=options.parallel_start_method,
         autoreset="same_step",
         on_failure="restart",
+        copy=False,
         env_kwargs=options.env_kwargs,
     )
-    with closing(envs), _one_thread():
-        yield PPOTrainer(envs, ppo, seed=options.seed, device=device)
+    envs.plan = why or envs.plan
+    return envs
 
 
 def env_fn(options: TrainOptions, **more: Any) -> Callable[[], gymnasium.Env[Any, Any]]:
