@@ -83,6 +83,7 @@ class TrainOptions:
     wandb: bool = False
     """Write them for Weights & Biases too."""
     wandb_project: str = "envfleet"
+    """Where Weights & Biases keeps the run."""
     video: bool = False
     """Record an episode of each evaluation."""
 
