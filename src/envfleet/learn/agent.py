@@ -34,7 +34,7 @@ class Agent:
         seed: int,
     ) -> None:
         """Build the networks; their weights follow from `seed` alone."""
-        self.device = device
+        self.device, self._is_here = device, device.type == "cpu"
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self.policy = ActorCritic(
@@ -54,11 +54,16 @@ class Agent:
             else None
             for leaf in self.inputs.leaves
         ]
-        self._space = action_space
+        self._bounds: tuple[Array, Array] | None = None
+        if isinstance(action_space, spaces.Box):
+            self._bounds = action_space.low, action_space.high
+        start = getattr(action_space, "start", 0)
+        self._start = start if np.any(start) else None
 
     def tensor(self, array: Array) -> Tensor:
         """An array where the networks are."""
-        return torch.from_numpy(array).to(self.device)
+        tensor = torch.from_numpy(array)
+        return tensor if self._is_here else tensor.to(self.device)
 
     def tensors(self, leaves: Leaves) -> tuple[Tensor, ...]:
         """The same for all leaves."""
@@ -82,11 +87,9 @@ class Agent:
 
     def fit(self, actions: Array) -> Array:
         """Actions as environments get them."""
-        if isinstance(self._space, spaces.Box):
-            return np.clip(actions, self._space.low, self._space.high)
-        if isinstance(self._space, spaces.Discrete | spaces.MultiDiscrete):
-            return actions + self._space.start
-        return actions
+        if self._bounds is not None:
+            return np.clip(actions, *self._bounds)
+        return actions if self._start is None else actions + self._start
 
     def fresh_states(self, count: int) -> Tensor:
         """What is remembered at the beginning of an episode: nothing."""

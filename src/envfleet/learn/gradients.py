@@ -60,18 +60,20 @@ class Found:
 
     gradients: Sequence[Tensor]
     log_ratio: Tensor
-    objective: Tensor
+    gain: Tensor
     value_error: Tensor
+    """How far values were off."""
     said: Tensor
 
     @torch.no_grad()
     def figures(self, policy: ActorCritic, clip: float) -> Tensor:
         """Policy loss, value loss, entropy, KL, share of clipped rows."""
         ratio = self.log_ratio.exp()
+        objective = torch.min(self.gain * ratio, self.gain * ratio.clamp(1 - clip, 1 + clip))
         return torch.stack(
             (
-                -self.objective.mean(),
-                self.value_error.mean(),
+                -objective.mean(),
+                self.value_error.square().mean(),
                 policy.head.entropy(self.said).mean(),
                 self.kl(),
                 ((ratio - 1).abs() > clip).float().mean(),
@@ -115,7 +117,7 @@ def closed_form(policy: ActorCritic, rows: Rows, weights: Weights) -> Found:
         *policy.critic.pull(critic, of_value[:, None]),
         *of_head,
     ]
-    return Found(gradients, log_ratio, torch.min(free, held), error.square(), said)
+    return Found(gradients, log_ratio, gain, error, said)
 
 
 def by_autograd(
@@ -131,15 +133,15 @@ def by_autograd(
     ratio, gain = log_ratio.exp(), _normalised(rows.advantages)
     clip = weights.clip
     objective = torch.min(gain * ratio, gain * ratio.clamp(1 - clip, 1 + clip))
-    error = (values - rows.returns).square()
+    error = values - rows.returns
     if weights.clips_values:
-        near = rows.values + (values - rows.values).clamp(-clip, clip)
-        error = torch.max(error, (near - rows.returns).square())
-    loss = weights.value * error.mean() - objective.mean()
+        near = rows.values + (values - rows.values).clamp(-clip, clip) - rows.returns
+        error = torch.where(error.square() >= near.square(), error, near)
+    loss = weights.value * error.square().mean() - objective.mean()
     if weights.entropy:
         loss = loss - weights.entropy * policy.head.entropy(said).mean()
     gradients = torch.autograd.grad(loss, parameters)
-    return Found(gradients, log_ratio.detach(), objective.detach(), error.detach(), said.detach())
+    return Found(gradients, log_ratio.detach(), gain, error.detach(), said.detach())
 
 
 def _normalised(advantages: Tensor) -> Tensor:

@@ -388,11 +388,23 @@ class _Run:
     def _evaluate(self) -> bool:
         """True if the policy has never been better."""
         options, begun_s = self._options, time.perf_counter()
-        found = evaluate(self._trainer.agent.play, env_fn(options), episodes=options.eval_episodes)
+        self._evaluated = self._trainer.env_steps
+        try:
+            play, env = self._trainer.agent.play, env_fn(options)
+            found = evaluate(play, env, episodes=options.eval_episodes)
+        except Exception as exc:  # the environment's own: it costs this evaluation, not the run
+            what = f"{type(exc).__name__}: {exc}"
+            warnings.warn(
+                f"the evaluation at {self._evaluated} steps failed ({what}); the run goes on",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+            return False
+        finally:
+            self._evaluation_s += time.perf_counter() - begun_s
         if self._films:
             self._film()
-        self._evaluation_s += time.perf_counter() - begun_s
-        self._evaluated, self.last_evaluation = self._trainer.env_steps, found
+        self.last_evaluation = found
         self._note(evaluation_mean=found.mean, evaluation_std=found.std)
         self._watcher.evaluated(self._trainer.env_steps, found)
         is_best = self.best is None or found.mean >= self.best

@@ -13,7 +13,7 @@ import torch
 from envfleet import errors
 from envfleet.learn.accounting import REMEDIES, shares, verdict
 from envfleet.learn.checkpoint import load
-from envfleet.learn.evaluate import evaluate
+from envfleet.learn.evaluate import EVALUATION_SEED, evaluate
 from envfleet.learn.ppo import PPOOptions
 from envfleet.learn.recipes import RECIPES
 from envfleet.learn.train import (
@@ -254,6 +254,31 @@ def test_an_environment_that_raises_costs_its_episode_also_in_this_process(tmp_p
         del gymnasium.registry["RaisesOnce-v0"]
     assert outcome.incidents == 1
     assert outcome.env_steps == 64
+
+
+class RaisesInEvaluation(RaisesOnce):
+    """Does not like the seeds of evaluations."""
+
+    def reset(self, *, seed=None, options=None):
+        if seed is not None and seed >= EVALUATION_SEED:
+            raise ValueError("not this seed")
+        return super().reset(seed=seed)
+
+    def step(self, action):
+        return self.np_random.uniform(size=1), 1.0, False, False, {}
+
+
+def test_an_evaluation_that_fails_costs_the_evaluation(tmp_path):
+    gymnasium.register("Picky-v0", lambda **_: RaisesInEvaluation(), max_episode_steps=20)
+    try:
+        options = TrainOptions("Picky-v0", n_envs=2, num_episodes=2, backend="serial")
+        with pytest.warns(RuntimeWarning, match=r"evaluation at 64 steps failed \(ValueError: not"):
+            outcome = train(options, PPO, tmp_path)
+    finally:
+        del gymnasium.registry["Picky-v0"]
+    assert outcome.env_steps == 64
+    assert outcome.best_return is None
+    assert (tmp_path / "latest.pt").exists()
 
 
 class TestVerdict:
