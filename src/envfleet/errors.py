@@ -387,7 +387,8 @@ class SlotQuarantined(EnvfleetError, RuntimeError):
             f"slot {self.slot} failed {self.restarts} times within {self.window_s:g} s and is "
             f"quarantined. Last failure: {self.last}. envs.incidents holds every failure with "
             f"its seed "
-            "and actions; save one and run `envfleet doctor replay FILE` to see it in one process."
+            "and actions; save one and run `envfleet doctor replay FILE` to see it in one process. "
+            "If such failures are to be lived with, raise max_restarts."
         )
 
 

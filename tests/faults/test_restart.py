@@ -1303,3 +1303,42 @@ def test_a_restart_inside_reset_does_not_disturb_what_others_have_in_flight(tmp_
     batch = fleet.recv()
     assert (batch.slots.tolist(), batch.obs.tolist()) == ([0], [[1]])
     fleet.close()
+
+
+@pytest.mark.parametrize("on_failure", ["raise", "restart", "fallback"])
+def test_named_slots_are_waited_for_through_a_death(on_failure):
+    with opened([Counter] * 4, num_workers=2, on_failure=on_failure) as envs:
+        envs.reset(seed=0)
+        kill_and_wait(envs.fleet.worker_pids()[0])
+        envs.send(zeros(2), [0, 1])
+        envs.send(zeros(2), [2, 3])
+        if on_failure == "fallback":
+            with pytest.warns(RuntimeWarning, match="in this process"):
+                batch = envs.recv(slots=[0, 1])
+            assert batch.truncated.all()
+        elif on_failure == "restart":
+            assert envs.recv(slots=[0, 1]).truncated.all()
+        else:
+            with pytest.raises(errors.WorkerDied):
+                envs.recv(slots=[0, 1])
+            with pytest.raises(errors.WorkerDied):
+                envs.recv(slots=[0, 1])
+        assert envs.recv(slots=[2, 3]).slots.tolist() == [2, 3]
+
+
+def test_a_slot_that_has_just_been_lost_begins_alike_after_every_restore():
+    """Its snapshot is taken between the death and the reset of its successor."""
+
+    def stream(envs):
+        return [envs.step(np.zeros((1, 2), np.float32))[0].tolist() for _ in range(6)]
+
+    with opened(functools.partial(NoisyStream, max_length=3), 1, on_failure="restart") as envs:
+        envs.reset(seed=0)
+        kill_and_wait(envs.fleet.worker_pids()[0])
+        with pytest.raises(errors.WorkerDied):
+            envs.snapshot()
+        taken = envs.snapshot()
+        expected = stream(envs)
+        for _ in range(2):
+            envs.restore(taken)
+            assert stream(envs) == expected

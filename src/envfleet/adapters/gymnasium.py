@@ -29,6 +29,7 @@ from envfleet.engine.options import (
     BackendName,
     EnvFn,
     OnFailure,
+    RestartPolicy,
     StartMethod,
     check_count,
     check_seconds,
@@ -278,6 +279,7 @@ def make_vec(
     step_timeout_s: float | None = None,
     reset_timeout_s: float | None = None,
     on_failure: str = "raise",
+    max_restarts: int = 5,
     copy: bool = True,
     env_kwargs: Mapping[str, Any] | None = None,
 ) -> FleetVectorEnv:
@@ -296,6 +298,8 @@ def make_vec(
         reset_timeout_s: Longest one reset or call of one environment may take; None waits.
         on_failure: "raise"; "restart" (the slot comes back truncated, the incident in its info); or
             "fallback" (a lost worker's slots go on in this process).
+        max_restarts: How many failures of one slot within ten minutes are answered by a restart;
+            the next one quarantines it.
         copy: False returns views of shared memory, valid until the next send to the same slot.
         env_kwargs: Passed to every environment.
 
@@ -332,6 +336,7 @@ def make_vec(
         autoreset=mode,
         deadlines=Deadlines(step_s=step_timeout_s, reset_s=reset_timeout_s),
         on_failure=failure,
+        restarts=RestartPolicy(max_restarts=max_restarts),
         copy=copy,
         poison=DEBUG_VARIABLE in os.environ,
     )

@@ -186,26 +186,32 @@ class _Probe(gymnasium.Env[Any, Any]):
             return
         if not isinstance(env, gymnasium.Env):
             raise ConfigError(f"the function returned {type(env).__name__}, not a gymnasium.Env")
-        env.action_space.seed(0)
-        env.reset(seed=0)
-        env.step(env.action_space.sample())  # the first step often builds caches
-        actions = [env.action_space.sample() for _ in range(64)]
-        env.reset(seed=0)
-        steps = 0
-        started_s, started_cpu_s, started_waits = time.perf_counter(), time.thread_time(), _waits()
-        while (spent_s := time.perf_counter() - started_s) < PROBE_S or steps < 3:
-            _, _, terminated, truncated, _ = env.step(actions[steps % 64])
-            steps += 1
-            if terminated or truncated:
-                env.reset()
-        cpu_s, waits = time.thread_time() - started_cpu_s, _waits() - started_waits
+        try:
+            self.result = _timed(env)
+        except Exception:  # it may well refuse actions drawn at random; whoever uses it knows which
+            self.result = Measured(1.0, 1.0)
         env.close()
-        # on a busy machine a step takes longer than it needs: only one that gave up the processor
-        # by itself was waiting, one that lost it to others was not
-        if waits > steps / 4 and cpu_s < spent_s:
-            self.result = Measured(spent_s / steps, cpu_s / spent_s)
-        else:
-            self.result = Measured(cpu_s / steps, 1.0)
+
+
+def _timed(env: gymnasium.Env[Any, Any]) -> Measured:
+    env.action_space.seed(0)
+    env.reset(seed=0)
+    env.step(env.action_space.sample())  # the first step often builds caches
+    actions = [env.action_space.sample() for _ in range(64)]
+    env.reset(seed=0)
+    steps = 0
+    started_s, started_cpu_s, started_waits = time.perf_counter(), time.thread_time(), _waits()
+    while (spent_s := time.perf_counter() - started_s) < PROBE_S or steps < 3:
+        _, _, terminated, truncated, _ = env.step(actions[steps % 64])
+        steps += 1
+        if terminated or truncated:
+            env.reset()
+    cpu_s, waits = time.thread_time() - started_cpu_s, _waits() - started_waits
+    # on a busy machine a step takes longer than it needs: only one that gave up the processor by
+    # itself was waiting, one that lost it to others was not
+    if waits > steps / 4 and cpu_s < spent_s:
+        return Measured(spent_s / steps, cpu_s / spent_s)
+    return Measured(cpu_s / steps, 1.0)
 
 
 class _NativeProbe(gymnasium.Env[Any, Any]):

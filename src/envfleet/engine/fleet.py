@@ -250,6 +250,7 @@ class Fleet:
         self._wait_s += now_s - started_s
         missing = set(slots) - {slot for pending in traffic.ready for slot in pending.slots}
         if missing:
+            self._check_sendable(self._router.find(sorted(missing)))
             raise NothingSent(f"recv cannot wait for slots {sorted(missing)}: send them first")
         for pending in traffic.take_ready_of(set(slots)):
             rest = [slot for slot in pending.slots if slot not in slots]
@@ -493,7 +494,8 @@ class Fleet:
             if taken is None:
                 taken = self._logbook.replay_of(slot)
             obs = self._gatherer.observation(slot)
-            snapshots.append(Snapshot(taken, obs, int(state), queued))
+            lineage = self._logbook.lineage_of(slot)
+            snapshots.append(Snapshot(taken, obs, int(state), queued, lineage))
         return tuple(snapshots)
 
     def restore(self, snapshots: Sequence[Snapshot], slots: Sequence[int] | None = None) -> None:
@@ -520,7 +522,7 @@ class Fleet:
                 continue
             taken, has_ended = snapshot.taken, snapshot.state == State.ENDED
             replay = taken if isinstance(taken, Replay) else None
-            self._logbook.restored(slot, snapshot.queued, replay)
+            self._logbook.restored(slot, snapshot.queued, replay, snapshot.lineage)
             self._logbook.note_ends(slice(slot, slot + 1), np.array([has_ended]))
             control.terminated[slot] = has_ended
             control.truncated[slot] = False

@@ -270,6 +270,8 @@ class EnvHost:
                 self._spill(row, spill)
             self._state[row] = wanted.state
             self._restart_plans.pop(row, None)
+            if wanted.lineage.pending is not None:
+                self._restart_plans[row] = wanted.lineage.pending
             self._queues[row] = deque(wanted.queued)
         return self._take_reply()
 

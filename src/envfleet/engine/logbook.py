@@ -18,7 +18,7 @@ from envfleet.engine.journal import EpisodeLog, Journal
 from envfleet.engine.options import PLAIN_RESET, EnvFn, ResetPlan
 from envfleet.engine.routes import Slots
 from envfleet.engine.slab import Control
-from envfleet.engine.snapshot import Replay
+from envfleet.engine.snapshot import Lineage, Replay
 from envfleet.engine.supervise import Ledger, restart_plan
 from envfleet.errors import SnapshotError
 
@@ -140,7 +140,13 @@ class Logbook:
             )
         return Replay(log.plan.seed, log.plan.options, start, log.actions)
 
-    def restored(self, slot: int, queued: Sequence[ResetPlan], replay: Replay | None) -> None:
+    def lineage_of(self, slot: int) -> Lineage:
+        """What the seeds of the slot's coming restarts follow from."""
+        return Lineage(self._seeds[slot], self._restarts[slot], self._restart_plans.get(slot))
+
+    def restored(
+        self, slot: int, queued: Sequence[ResetPlan], replay: Replay | None, lineage: Lineage
+    ) -> None:
         """The slot was brought to another state."""
         self._num_queued += len(queued) - len(self._queued[slot])
         self._queued[slot] = deque(queued)
@@ -152,6 +158,9 @@ class Logbook:
             self.began([slot], [plan])
             self.journal.take_back(slot, plan, replay.actions)
             self._rng[slot][:] = rng.packed(replay.rng)
+        self._seeds[slot], self._restarts[slot] = lineage.seed, lineage.restarts
+        if lineage.pending is not None:
+            self._restart_plans[slot] = lineage.pending
 
     def record(self, event: Event) -> Incident:
         """Turn a failure into an incident that can be replayed."""

@@ -7,6 +7,7 @@ back is asked again what it was last asked: its new environment answers with a t
 
 from __future__ import annotations
 
+import sys
 import time
 import warnings
 from dataclasses import dataclass, replace
@@ -31,9 +32,6 @@ from envfleet.errors import (
     WorkerDied,
     describe_exit,
 )
-
-_CALLER = 6
-"""From a warning here through the fleet and its Gymnasium door to who called that."""
 
 
 @dataclass(slots=True)
@@ -205,7 +203,7 @@ class Recovery:
                 f"everybody has waited {quiet_s:.0f} s for slot {slot} (worker {handle.worker}) in "
                 f"{op.phrase}; set {option} to end such waits. It stands at:\n{handle.stack()}",
                 RuntimeWarning,
-                stacklevel=_CALLER,
+                stacklevel=_level_of_caller(),
             )
 
     def _lose(
@@ -272,7 +270,7 @@ class Recovery:
             warnings.warn(
                 f"{_who_goes(event.slots)} on in this process: {loss.error}",
                 RuntimeWarning,
-                stacklevel=_CALLER,
+                stacklevel=_level_of_caller(),
             )
         held = self._traffic.let_go(loss.worker)
         self._bring_back(event)
@@ -372,3 +370,11 @@ def env_failed(failure: Failure) -> EnvfleetError:
         error = NoSuchAttribute(failure.slot, failure.reason)
     error.__cause__ = RemoteTraceback(failure.traceback)
     return error
+
+
+def _level_of_caller() -> int:
+    """How far up from whoever asks the first line stands that is not ours, for warnings."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("envfleet."):
+        frame, level = frame.f_back, level + 1
+    return level

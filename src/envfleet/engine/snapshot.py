@@ -60,6 +60,17 @@ Taken = OwnState | Pickled | Replay | None
 
 
 @dataclass(frozen=True, slots=True)
+class Lineage:
+    """What the seeds of a slot's coming restarts follow from."""
+
+    seed: int | None = None
+    """The last one it was given."""
+    restarts: int = 0
+    pending: ResetPlan | None = None
+    """How it begins again, if its environment has been replaced and not been reset yet."""
+
+
+@dataclass(frozen=True, slots=True)
 class Snapshot:
     """One slot at one moment: enough to go on from there, in this fleet or in another one."""
 
@@ -67,6 +78,7 @@ class Snapshot:
     obs: Any
     state: int
     queued: tuple[ResetPlan, ...]
+    lineage: Lineage = Lineage()
 
     @property
     def method(self) -> Method:

@@ -59,6 +59,6 @@ def advantages(
 
 
 def explained_variance(predicted: Floats, observed: Floats) -> float:
-    """1 if values predict returns exactly, 0 if they do no better than a constant, or worse."""
+    """1 if values predict returns exactly, 0 if no better than a constant, below 0 if worse."""
     variance = float(np.var(observed))
     return float("nan") if variance == 0 else 1.0 - float(np.var(observed - predicted)) / variance

@@ -103,7 +103,7 @@ class Agent:
         def act(obs: Any, info: Mapping[str, Any]) -> Any:
             nonlocal states
             batch = batch_of_one(obs)
-            infos = {MASK: np.asarray(info[MASK])[None]} if MASK in info else {}
+            infos = {MASK: [info[MASK]]} if MASK in info else {}
             masks = self.masks(batch, infos)
             allowed = None if masks is None else self.tensor(masks)
             leaves = self.tensors(self.look(batch))

@@ -68,6 +68,8 @@ class CheckpointFolder:
         probe = self.folder / f".probe.{os.getpid()}"
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
+            for left in self.folder.glob(".*.pt.*"):  # by a run that was killed while it saved
+                left.unlink(missing_ok=True)
             with probe.open("wb") as file:
                 file.write(bytes(PROBE_BYTES))
                 file.flush()

@@ -83,13 +83,20 @@ class _Store:
         self.obs = tuple(np.empty((times + 1, *leaf.shape), leaf.dtype) for leaf in first)
         for mine, leaf in zip(self.obs, first, strict=True):
             mine[0] = leaf
-        self.masks = None if masks is None else np.ones((times + 1, *masks.shape), np.bool_)
-        if self.masks is not None:
-            self.masks[0] = masks
+        self.masks: Flags | None = None
+        self._shape = times + 1, slots
+        if masks is not None:
+            self.mask(0, slice(None), masks)
         self.actions = actions
         self.rewards = np.zeros((times, slots))
         self.terminated, self.truncated, self.valid = np.zeros((3, times, slots), np.bool_)
         self.finals = _Finals()
+
+    def mask(self, step: int, half: slice, masks: Flags) -> None:
+        """Keep what is allowed; before the first mask everything was."""
+        if self.masks is None:
+            self.masks = np.ones((*self._shape, masks.shape[-1]), np.bool_)
+        self.masks[step, half] = masks
 
 
 class Collector:
@@ -194,10 +201,9 @@ class Collector:
             self._note_ends(store.finals, step, half, batch)
         for mine, leaf in zip(store.obs, self._agent.look(batch.obs, learns=True), strict=True):
             mine[step + 1, half] = leaf
-        if store.masks is not None:
-            masks = self._agent.masks(batch.obs, batch.infos)
-            if masks is not None:
-                store.masks[step + 1, half] = masks
+        masks = self._agent.masks(batch.obs, batch.infos)
+        if masks is not None:
+            store.mask(step + 1, half, masks)
 
     def _note_ends(self, finals: _Finals, step: int, half: slice, batch: Batch) -> None:
         truncated = np.flatnonzero(batch.truncated)

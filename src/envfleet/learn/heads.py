@@ -26,6 +26,8 @@ _LOG_2PI = math.log(2 * math.pi)
 _NEVER = -1e8
 """What a masked choice is said to be worth: its probability is 0, and nothing becomes NaN."""
 
+_MASKS_ARE_FOR = "action masks are for Discrete and MultiDiscrete actions only"
+
 
 class Head(nn.Module, ABC):
     """Turns what the body says, one row per observation, into actions."""
@@ -72,11 +74,11 @@ class Head(nn.Module, ABC):
 
     def masked(self, said: Tensor, allowed: Tensor) -> Tensor:
         """`said` with choices that are not allowed never taken."""
-        raise ConfigError("action masks are for Discrete and MultiDiscrete actions only")
+        raise ConfigError(_MASKS_ARE_FOR)
 
     def check(self, masks: npt.NDArray[np.bool_]) -> None:
         """Refuse masks that do not fit, or that leave nothing to choose."""
-        self.masked(torch.zeros(1), torch.ones(1, dtype=torch.bool))
+        raise ConfigError(_MASKS_ARE_FOR)
 
 
 class Choices(Head):
@@ -138,13 +140,17 @@ class Choices(Head):
         """Refuse masks that do not fit, or that leave nothing to choose."""
         if masks.shape[1:] != (self.size,):
             raise ConfigError(
-                f"an action mask must have {self.size} entries here, got {masks.shape[1:]}"
+                f"an action mask must have {self.size} entries here (those of several choices one "
+                f"behind the other), got {masks.shape[1:]}"
             )
         starts = np.cumsum([0, *self._counts[:-1]])
         possible = np.logical_or.reduceat(masks, starts, axis=-1).all(-1)
         if not possible.all():
             row = int(np.flatnonzero(~possible)[0])
-            raise ConfigError(f"the action mask of row {row} leaves nothing to choose")
+            raise ConfigError(
+                f"the action mask {masks[row].astype(int).tolist()} leaves nothing to choose; "
+                "allow at least one of each choice, or end the episode"
+            )
 
     def _parts(self, said: Tensor) -> Sequence[Tensor]:
         return (said,) if self._is_scalar else torch.split(said, self._counts, -1)

@@ -73,8 +73,26 @@ class Inputs:
 
     def masks(self, obs: Any, infos: Mapping[str, Any]) -> npt.NDArray[np.bool_] | None:
         """Which actions are allowed, one row per observation; None if nothing is said of it."""
-        said = obs[MASK] if self.has_masks else infos.get(MASK)
-        return None if said is None else np.asarray(said).astype(np.bool_)
+        if self.has_masks:
+            return _joined(obs[MASK])
+        said = infos.get(MASK)
+        if said is None:
+            return None
+        are_there = np.asarray(infos.get(f"_{MASK}", np.ones(len(said))), np.bool_)
+        if are_there.all() and isinstance(said, np.ndarray) and said.dtype != object:
+            return said.astype(np.bool_)
+        rows = [
+            _joined(one)[0] if there else None for one, there in zip(said, are_there, strict=True)
+        ]
+        everything = np.ones(max(len(row) for row in rows if row is not None), np.bool_)
+        return np.stack([everything if row is None else row for row in rows])
+
+
+def _joined(mask: Any) -> npt.NDArray[np.bool_]:
+    """Masks as rows; those of several choices, which come as a tuple, one behind the other."""
+    if isinstance(mask, tuple):
+        return np.concatenate([_joined(part) for part in mask], -1)
+    return np.atleast_2d(np.asarray(mask)).astype(np.bool_)
 
 
 def batch_of_one(obs: Any) -> Any:
@@ -149,7 +167,7 @@ class Encoder(nn.Module):
     def forward(self, leaves: tuple[Tensor, ...]) -> Tensor:
         """Features, one row per observation."""
         if self._is_plain:
-            return leaves[0].flatten(1)
+            return leaves[0].reshape(len(leaves[0]), -1)
         eyes = iter(self.eyes)
         return torch.cat(
             [
@@ -174,7 +192,7 @@ def _seen(pixels: Tensor, leaf: Leaf, eye: nn.Module) -> Tensor:
 
 def _told(values: Tensor, leaf: Leaf) -> Tensor:
     if leaf.kind == "numbers":
-        return values.flatten(1)
+        return values.reshape(len(values), -1)
     columns = torch.split(values.reshape(len(values), len(leaf.counts)), 1, -1)
     hot = [
         nn.functional.one_hot(column[:, 0] - start, count)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import get_args
 
+from envfleet.engine.options import check_count
 from envfleet.errors import ConfigError
 from envfleet.learn.networks import Activation, Memory
 
@@ -62,14 +64,17 @@ class PPOOptions:
 
     def __post_init__(self) -> None:
         for name in ("n_steps", "batch_size", "n_epochs", "memory_size"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
+            check_count(name, getattr(self, name))
         for name in ("gamma", "gae_lambda"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ConfigError(f"{name} must lie between 0 and 1, got {getattr(self, name)}")
-        for name in ("learning_rate", "clip_range", "max_grad_norm"):
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"{name} must be above 0, got {getattr(self, name)}")
+        for name in ("learning_rate", "clip_range", "max_grad_norm", "target_kl"):
+            given = getattr(self, name)
+            if given is not None and not 0 < given < math.inf:
+                raise ConfigError(f"{name} must be above 0 and finite, got {given}")
+        for name in ("ent_coef", "vf_coef"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ConfigError(f"{name} must be 0 or more, got {getattr(self, name)}")
         if any(units < 1 for units in self.hidden):
             raise ConfigError(f"hidden must be layer sizes of at least 1, got {self.hidden}")
         for name, choices in (("activation", Activation), ("memory", Memory)):

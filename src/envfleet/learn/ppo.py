@@ -110,11 +110,9 @@ class PPOTrainer:
 
     def train(self, total_steps: int) -> list[Learned]:
         """Iterate until the fleet has made this many steps."""
-        done = []
-        while self.env_steps < total_steps:
-            progress = self.env_steps / total_steps
-            done.append(self.learn(self.collect(), progress))
-        return done
+        per_iteration = self.options.n_steps * self.envs.num_envs
+        number, of = self.env_steps // per_iteration, -(-total_steps // per_iteration)
+        return [self.learn(self.collect(), done / of) for done in range(number, of)]
 
     def train_episode(self, progress: float = 0.0) -> Episode:
         """One iteration of a fleet of one environment."""
@@ -157,11 +155,13 @@ class PPOTrainer:
 
     def load(self, state: dict[str, Any]) -> None:
         """Become the trainer that gave this state; the fleet is brought to its states too."""
-        for name, mine in (("options", asdict(self.options)), ("num_envs", self.envs.num_envs)):
-            if state[name] != mine:
+        kept = {**state["options"], "num_envs": state["num_envs"]}
+        mine = {**asdict(self.options), "num_envs": self.envs.num_envs}
+        for name in sorted(kept.keys() | mine.keys()):
+            if kept.get(name) != mine.get(name):
                 raise ConfigError(
-                    f"the state is of a run with {name} {state[name]}, this one has {mine}; "
-                    "go on with the same"
+                    f"the state is of a run with {name}={kept.get(name)}, this one has "
+                    f"{name}={mine.get(name)}; go on with the same"
                 )
         self.agent.load(state)
         self._optimiser.load(state["optimiser"])
@@ -179,6 +179,8 @@ class PPOTrainer:
 
     def learn(self, rollout: Rollout, progress: float = 0.0) -> Learned:
         """Improve the policy by one rollout; `progress` is how much of the run is over."""
+        if not 0 <= progress <= 1:
+            raise ConfigError(f"progress is a part of the run, from 0 to 1; got {progress}")
         begun_s = time.perf_counter()
         options, left = self.options, 1.0 - progress
         estimates = advantages(
@@ -234,12 +236,11 @@ class PPOTrainer:
             figures = []
             is_last = epoch == options.n_epochs
             for found in self._steps(rollout, rows, weights):
-                is_far = far is not None and float(found.kl()) > 1.5 * far
-                self._optimiser.step(found.gradients, rate=rate, max_norm=options.max_grad_norm)
                 if is_last or far is not None:
                     figures.append(found.figures(self.policy, weights.clip))
-                if is_far:
+                if far is not None and float(found.kl()) > 1.5 * far:
                     break
+                self._optimiser.step(found.gradients, rate=rate, max_norm=options.max_grad_norm)
             else:
                 continue
             break

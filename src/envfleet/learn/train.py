@@ -70,6 +70,9 @@ class TrainOptions:
     parallel_start_method: StartMethod | None = None
     """How worker processes are started: spawn works everywhere, fork is faster but not safe beside
     some libraries, None takes the fastest that is safe."""
+    max_restarts: int = 100
+    """Failures of one environment within ten minutes that cost an episode only; the next one ends
+    the run."""
     save_every: int = 25_000
     """Environment steps between checkpoints; the last iteration is kept in any case."""
     keep_checkpoints: int = 3
@@ -256,6 +259,7 @@ def _fleet(options: TrainOptions) -> FleetVectorEnv:
         start_method=options.parallel_start_method,
         autoreset="same_step",
         on_failure="restart",
+        max_restarts=options.max_restarts,
         copy=False,
         env_kwargs=options.env_kwargs,
     )
@@ -399,11 +403,13 @@ class _Run:
                 RuntimeWarning,
                 stacklevel=2,
             )
+            self._note(evaluation_failed=what)
             return False
+        else:
+            if self._films:
+                self._film()
         finally:
             self._evaluation_s += time.perf_counter() - begun_s
-        if self._films:
-            self._film()
         self.last_evaluation = found
         self._note(evaluation_mean=found.mean, evaluation_std=found.std)
         self._watcher.evaluated(self._trainer.env_steps, found)

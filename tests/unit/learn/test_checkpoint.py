@@ -77,6 +77,11 @@ class TestFolder:
         with pytest.warns(RuntimeWarning, match=r"latest\.pt is damaged.* going on from step_0*1"):
             assert folder.newest()["steps"] == 1
 
+    def test_what_a_kill_left_behind_is_swept_up(self, tmp_path):
+        (tmp_path / ".step_000000000001.pt.4711").write_bytes(b"half a checkpoint")
+        CheckpointFolder(tmp_path).prepare()
+        assert os.listdir(tmp_path) == []
+
     def test_an_empty_folder_says_so(self, tmp_path):
         with pytest.raises(errors.CheckpointError, match="does not exist"):
             CheckpointFolder(tmp_path).newest()

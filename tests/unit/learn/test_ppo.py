@@ -17,6 +17,7 @@ import envfleet
 from envfleet import errors
 from envfleet.learn import ppo
 from envfleet.learn.evaluate import evaluate
+from envfleet.learn.heads import make_head
 from envfleet.learn.inputs import Inputs
 from envfleet.learn.ppo import PPOOptions, PPOTrainer
 from envfleet.testing import Counter, Crashing
@@ -166,7 +167,7 @@ def test_a_lost_environment_costs_its_episode_and_teaches_nothing(tmp_path):
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        ({"n_steps": 0}, "n_steps must be at least 1"),
+        ({"n_steps": 0}, "n_steps must be a whole number of at least 1"),
         ({"gamma": 1.5}, "gamma must lie between 0 and 1"),
         ({"activation": "sine"}, "activation must be one of"),
     ],
@@ -199,7 +200,7 @@ def test_rates_go_down_to_nothing():
 def test_a_state_of_another_run_is_refused():
     with opened("CartPole-v1") as envs:
         state = PPOTrainer(envs, SMALL).state()
-        with pytest.raises(errors.ConfigError, match="of a run with options"):
+        with pytest.raises(errors.ConfigError, match="of a run with batch_size=32, this"):
             PPOTrainer(envs, PPOOptions()).load(state)
 
 
@@ -421,3 +422,67 @@ def test_where_the_time_goes_adds_up():
     assert set(parts) == {"environments", "waiting", "transport", "inference", "learning"}
     assert all(seconds >= 0 for seconds in parts.values())
     assert 0.5 * elapsed_s < sum(parts.values()) <= elapsed_s
+
+
+class Locks(gymnasium.Env):
+    """Allows one of two locks of three positions each; tells of it in its own way."""
+
+    action_space = spaces.MultiDiscrete([3, 3])
+    observation_space = spaces.Box(0, 1, (), np.float32)
+
+    def __init__(self, how):
+        self.how = how
+
+    def _told(self):
+        first, second = self.np_random.integers(3, size=2).tolist()
+        parts = tuple(np.eye(3, dtype=np.int8)[[first, second]])
+        self.allowed: tuple[int, int] | None = (first, second)
+        joined = np.concatenate(parts)
+        mask = {"tuple": parts, "list": joined.tolist()}.get(self.how, joined)
+        is_late = self.how == "late" and self.t == 0
+        is_silent = is_late or (self.how == "now and then" and self.t % 2)
+        if is_silent:
+            self.allowed = None
+        return np.float32(0.5), {} if is_silent else {"action_mask": mask}
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        return self._told()
+
+    def step(self, action):
+        assert self.allowed is None or tuple(action.tolist()) == self.allowed
+        self.t += 1
+        obs, info = self._told()
+        return obs, 1.0, False, self.t == 7, info
+
+
+@pytest.mark.parametrize("how", ["tuple", "list", "late", "now and then"])
+def test_masks_may_come_in_any_form_and_at_any_time(how):
+    env = functools.partial(Locks, how)
+    with opened(env, 3) as envs:
+        trainer = PPOTrainer(envs, SMALL)
+        trainer.train(1)
+        assert evaluate(trainer.agent.play, env, episodes=1).returns == (7.0,)
+
+
+def test_a_mask_that_leaves_nothing_is_refused():
+    with pytest.raises(errors.ConfigError, match=r"\[1, 1, 1, 0, 0\] leaves nothing to choose"):
+        make_head(spaces.MultiDiscrete([3, 2]), 0.0).check(np.array([[True] * 3 + [False] * 2]))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"ent_coef": float("nan")}, {"vf_coef": -1.0}, {"target_kl": -1.0}, {"learning_rate": np.inf}],
+    ids=str,
+)
+def test_numbers_that_would_spoil_a_run_in_silence_are_refused(wrong):
+    with pytest.raises(errors.ConfigError, match=next(iter(wrong))):
+        PPOOptions(**wrong)
+
+
+def test_progress_is_a_part_of_the_run():
+    with opened("CartPole-v1", 1) as envs:
+        trainer = PPOTrainer(envs, SMALL)
+        with pytest.raises(errors.ConfigError, match=r"from 0 to 1; got 1\.5"):
+            trainer.train_episode(1.5)

@@ -1,5 +1,6 @@
 """A run: what it keeps, how it goes on, what it says of its time."""
 
+import dataclasses
 import json
 import os
 import signal
@@ -254,6 +255,42 @@ def test_an_environment_that_raises_costs_its_episode_also_in_this_process(tmp_p
         del gymnasium.registry["RaisesOnce-v0"]
     assert outcome.incidents == 1
     assert outcome.env_steps == 64
+
+
+class RaisesOften(RaisesOnce):
+    """Raises once in a while, by its own numbers."""
+
+    def step(self, action):
+        if self.np_random.random() < 0.05:
+            raise RuntimeError("again")
+        return self.np_random.uniform(size=1), 1.0, False, False, {}
+
+
+@pytest.fixture
+def raises_often():
+    gymnasium.register("RaisesOften-v0", lambda **_: RaisesOften(), max_episode_steps=20)
+    yield TrainOptions("RaisesOften-v0", n_envs=2, num_episodes=6, backend="serial", save_every=64)
+    del gymnasium.registry["RaisesOften-v0"]
+
+
+def weights_of(folder):
+    return {
+        name: value.tolist() for name, value in load_agent(folder)[1].policy.state_dict().items()
+    }
+
+
+@pytest.mark.filterwarnings("ignore:the evaluation at")  # it raises there too
+def test_failures_cost_episodes_and_a_resume_is_exact_after_them(raises_often, tmp_path):
+    whole = train(raises_often, PPO, tmp_path / "whole")
+    assert whole.incidents > 5
+    train(raises_often, PPO, tmp_path / "parts", StopAt(3))
+    train(raises_often, PPO, tmp_path / "parts", is_resumed=True)
+    assert weights_of(tmp_path / "parts") == weights_of(tmp_path / "whole")
+
+
+def test_failures_beyond_the_budget_end_the_run(raises_often, tmp_path):
+    with pytest.raises(errors.SlotQuarantined, match="raise max_restarts"):
+        train(dataclasses.replace(raises_often, max_restarts=2), PPO, tmp_path)
 
 
 class RaisesInEvaluation(RaisesOnce):
