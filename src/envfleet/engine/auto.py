@@ -86,7 +86,13 @@ def choose_start_method(asked: StartMethod | None) -> StartMethod:
 
 
 def decide(
-    num_envs: int, cores: int, measured: Measured, start_method: StartMethod, *, may_be_serial: bool
+    num_envs: int,
+    cores: int,
+    measured: Measured,
+    start_method: StartMethod,
+    *,
+    may_be_serial: bool,
+    min_gain: float = MIN_GAIN,
 ) -> Plan:
     """The fastest of serial, threads and processes by what was measured."""
     step_s = measured.step_s
@@ -97,16 +103,16 @@ def decide(
     if measured.cpu_share < WAITING_SHARE:
         waiting = min(num_envs, MAX_WAITING_WORKERS)
         thread_s = -(-num_envs // waiting) * step_s + THREAD_TRIP_S
-        if thread_s * MIN_GAIN < min(serial_s, process_s):
+        if thread_s * min_gain < min(serial_s, process_s):
             why = (
                 f"{took} and waits for {1 - measured.cpu_share:.0%} of it, so threads that wait "
                 f"side by "
                 f"side are {serial_s / thread_s:.1f} times as fast as one"
             )
             return Plan("thread", start_method, waiting, why)
-    if process_s * MIN_GAIN < serial_s or not may_be_serial:
+    if process_s * min_gain < serial_s or not may_be_serial:
         gain = serial_s / process_s
-        if not may_be_serial and process_s * MIN_GAIN >= serial_s:
+        if not may_be_serial and process_s * min_gain >= serial_s:
             why = f"{took}, which does not pay for processes, but only they can be supervised"
         else:
             why = f"{took}, so {workers} of {cores} cores promise {gain:.1f} times the speed of one"
@@ -133,8 +139,21 @@ def decide_native(
     return Plan("process", start_method, workers, why)
 
 
-def plan_fleet(env_fns: Sequence[EnvFn], start_method: StartMethod, *, may_be_serial: bool) -> Plan:
-    """Measure and decide for these environments on this machine."""
+def plan_fleet(
+    env_fns: Sequence[EnvFn],
+    start_method: StartMethod,
+    *,
+    may_be_serial: bool,
+    min_gain: float = MIN_GAIN,
+) -> Plan:
+    """Measure and decide for these environments on this machine.
+
+    Args:
+        env_fns: What builds them.
+        start_method: Of worker processes.
+        may_be_serial: Whether this process will do.
+        min_gain: How many times as fast workers must promise to be.
+    """
     cores = usable_cores()
     num_envs = len(env_fns)
     first = env_fns[0]
@@ -150,7 +169,9 @@ def plan_fleet(env_fns: Sequence[EnvFn], start_method: StartMethod, *, may_be_se
     if cores == 1 and may_be_serial:
         return Plan("serial", start_method, 1, "there is one core to use")
     measured = measure(env_fns[0], start_method)
-    return decide(num_envs, cores, measured, start_method, may_be_serial=may_be_serial)
+    return decide(
+        num_envs, cores, measured, start_method, may_be_serial=may_be_serial, min_gain=min_gain
+    )
 
 
 def measure(env_fn: EnvFn, start_method: StartMethod) -> Measured:

@@ -248,6 +248,15 @@ class Fleet:
             self._advance(None, want_all=False)
         now_s = time.perf_counter()
         self._wait_s += now_s - started_s
+        if not traffic.take_ready_parts(route.parts):
+            self._take_apart(slots)
+        batch = self._hand_out(route.slots, route.rows)
+        self._copy_s += time.perf_counter() - now_s
+        return batch
+
+    def _take_apart(self, slots: list[int]) -> None:
+        """Take what is ready of these slots out of what was sent together with others."""
+        traffic = self._traffic
         missing = set(slots) - {slot for pending in traffic.ready for slot in pending.slots}
         if missing:
             self._check_sendable(self._router.find(sorted(missing)))
@@ -256,9 +265,6 @@ class Fleet:
             rest = [slot for slot in pending.slots if slot not in slots]
             pending.part = self._router.part_of(rest)
             traffic.make_ready(pending)
-        batch = self._hand_out(route.slots, route.rows)
-        self._copy_s += time.perf_counter() - now_s
-        return batch
 
     def _hand_out(self, slots: Slots, rows: slice | Slots) -> Batch:
         batch = self._gatherer.batch(slots, rows)

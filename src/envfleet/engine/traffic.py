@@ -156,6 +156,15 @@ class Traffic:
         self.ready, self.num_ready = [], 0
         return parts
 
+    def take_ready_parts(self, parts: Sequence[Part]) -> bool:
+        """Hand out exactly these, if they are ready as they were sent."""
+        mine = [pending for pending in self.ready if any(pending.part is part for part in parts)]
+        if len(mine) < len(parts):
+            return False
+        self.ready = [pending for pending in self.ready if pending not in mine]
+        self.num_ready -= sum(len(part.slots) for part in parts)
+        return True
+
     def take_ready_of(self, slots: Set[int]) -> list[Pending]:
         """Hand out what these slots have ready; returns commands that answered for others too."""
         touched = [pending for pending in self.ready if not slots.isdisjoint(pending.slots)]

@@ -201,9 +201,10 @@ class Collector:
             self._note_ends(store.finals, step, half, batch)
         for mine, leaf in zip(store.obs, self._agent.look(batch.obs, learns=True), strict=True):
             mine[step + 1, half] = leaf
-        masks = self._agent.masks(batch.obs, batch.infos)
-        if masks is not None:
-            store.mask(step + 1, half, masks)
+        if self._agent.policy.head.takes_masks:  # infos take time to put together
+            masks = self._agent.masks(batch.obs, batch.infos)
+            if masks is not None:
+                store.mask(step + 1, half, masks)
 
     def _note_ends(self, finals: _Finals, step: int, half: slice, batch: Batch) -> None:
         truncated = np.flatnonzero(batch.truncated)

@@ -38,6 +38,8 @@ class Head(nn.Module, ABC):
     """Of actions."""
     shape: tuple[int, ...]
     """Of one action."""
+    takes_masks = False
+    """Whether some actions can be forbidden."""
 
     @abstractmethod
     def noise(self, rows: Sequence[int], generator: torch.Generator) -> Tensor:
@@ -85,6 +87,7 @@ class Choices(Head):
     """One or several independent choices among a few."""
 
     dtype = torch.int64
+    takes_masks = True
 
     def __init__(self, counts: Sequence[int], *, is_scalar: bool) -> None:
         super().__init__()

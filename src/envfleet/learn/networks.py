@@ -35,9 +35,12 @@ class _Bend:
     """From the gradient of its result, and its result, to the gradient of what it was given."""
 
 
+_MINUS_ONE = torch.tensor(-1.0)
+
+
 def _tanh_in_place(values: Tensor) -> Tensor:
     # a third of the time of tanh_ on thousands of numbers, and the same to seven digits
-    return values.mul_(2).sigmoid_().mul_(2).sub_(1)
+    return torch.add(_MINUS_ONE.to(values.device), values.mul_(2).sigmoid_(), alpha=2)
 
 
 _BENDS: dict[str, _Bend] = {

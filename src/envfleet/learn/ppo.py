@@ -260,7 +260,7 @@ class PPOTrainer:
         if len(chosen) > size or len(chosen) < len(rows):  # else all of them, in any order
             rows = rows.at(self.agent.tensor(self._shuffler.permutation(chosen)))
         for start in range(0, len(rows), size):
-            some = rows.at(slice(start, start + size))
+            some = rows.at(slice(start, start + size)) if len(rows) > size else rows
             if self.policy.is_plain:
                 yield closed_form(self.policy, some, weights)
             else:

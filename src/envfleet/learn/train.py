@@ -37,6 +37,9 @@ from envfleet.observe import video, weights_and_biases
 from envfleet.observe.figures import SECONDS
 
 DEVICES = re.compile(r"auto|cpu|mps|cuda(:\d+)?")
+MIN_GAIN = 1.5
+"""What workers must promise: between the policy's turns they fall asleep, and waking them takes
+longer than a round trip from step to step."""
 RECENT = 100
 """Episodes in the mean that is shown."""
 
@@ -249,7 +252,7 @@ def _fleet(options: TrainOptions) -> FleetVectorEnv:
         # in this process too, and for small ones that is much the faster place
         method = choose_start_method(options.parallel_start_method)
         env_fns = [env_fn(options)] * options.n_envs
-        plan = plan_fleet(env_fns, method, may_be_serial=True)
+        plan = plan_fleet(env_fns, method, may_be_serial=True, min_gain=MIN_GAIN)
         backend, num_workers, why = plan.backend, plan.num_workers, plan.describe(options.n_envs)
     envs = make_vec(
         find(options.env).source,
