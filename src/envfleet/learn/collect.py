@@ -1,8 +1,8 @@
 """Experience: the fleet steps, the actor acts, and [time, slot] arrays fill up.
 
     act ─► send ─► recv ─► note ─┐      one half of the slots steps while the actor thinks about
-     ▲                           │      the other, where there are slots enough; which slots form
-     └───────────────────────────┘      a half depends on their number only, so results do too
+     ▲                           │      the other, where there are slots and cores enough; which
+     └───────────────────────────┘      slots form a half depends on their number only
 
 Only acting is done in the loop. Values and log-probabilities are worked out afterwards for all rows
 at once, rewards are scaled and episodes counted then too.
@@ -22,6 +22,7 @@ from torch import Tensor
 
 from envfleet.adapters.gymnasium import FleetVectorEnv
 from envfleet.engine import Batch
+from envfleet.engine.machine import usable_cores
 from envfleet.learn.advantages import successor_values
 from envfleet.learn.agent import Agent
 from envfleet.learn.inputs import Leaves
@@ -34,6 +35,8 @@ Floats = npt.NDArray[np.float32]
 Flags = npt.NDArray[np.bool_]
 OVERLAP_FROM = 16
 """Slots: with fewer, a second forward pass costs more than it hides."""
+OVERLAP_CORES = 3
+"""With fewer the policy takes a core away from the half that steps: measured, it loses."""
 _ROWS_AT_ONCE = 4096
 """In forward passes over whole rollouts: pictures need memory."""
 
@@ -109,7 +112,9 @@ class Collector:
         self._envs, self._agent, self._times = envs, agent, options.n_steps
         self._generator = torch.Generator(agent.device).manual_seed(seed)
         count = envs.num_envs
-        overlaps = count >= OVERLAP_FROM if options.overlap is None else options.overlap
+        overlaps = options.overlap
+        if overlaps is None:
+            overlaps = count >= OVERLAP_FROM and usable_cores() >= OVERLAP_CORES
         bounds = [0, count // 2, count] if overlaps and count > 1 else [0, count]
         self._halves = [slice(*pair) for pair in pairwise(bounds)]
         self._slots = [

@@ -60,7 +60,8 @@ class PPOOptions:
     memory_size: int = 64
     """Units of the memory."""
     overlap: bool | None = None
-    """Act for one half of the slots while the other steps; None does so from 16 slots on."""
+    """Act for one half of the slots while the other steps; None does so from 16 slots and three
+    cores on."""
 
     def __post_init__(self) -> None:
         for name in ("n_steps", "batch_size", "n_epochs", "memory_size"):

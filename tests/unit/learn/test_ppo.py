@@ -15,7 +15,7 @@ from gymnasium import spaces
 
 import envfleet
 from envfleet import errors
-from envfleet.learn import ppo
+from envfleet.learn import collect, ppo
 from envfleet.learn.evaluate import evaluate
 from envfleet.learn.heads import make_head
 from envfleet.learn.inputs import Inputs
@@ -77,14 +77,16 @@ def test_parameters_are_bit_equal_wherever_the_environments_live(where, kind):
         assert digest(trainer) == digest_of_serial(options)
 
 
-def test_from_sixteen_slots_on_one_half_steps_while_the_other_is_thought_about():
-    alike = [dataclasses.replace(SMALL, overlap=overlap) for overlap in (None, True)]
-    assert len({digest_of_serial(options, 16) for options in alike}) == 1
-    with opened("CartPole-v1", 16) as envs:
+@pytest.mark.parametrize(("cores", "num_envs", "sends"), [(3, 16, 2), (2, 16, 1), (3, 15, 1)])
+def test_one_half_steps_while_the_other_is_thought_about(cores, num_envs, sends, monkeypatch):
+    monkeypatch.setattr(collect, "usable_cores", lambda: cores)
+    with opened("CartPole-v1", num_envs) as envs:
         trainer = PPOTrainer(envs, SMALL)
         with mock.patch.object(envs, "send", wraps=envs.send) as send:
             trainer.collect()
-    assert [len(call.args[1]) for call in send.call_args_list] == [8] * 32
+    assert send.call_count == SMALL.n_steps * sends
+    if sends == 2:
+        assert {len(call.args[1]) for call in send.call_args_list} == {num_envs // 2}
 
 
 def test_another_seed_is_another_run():
