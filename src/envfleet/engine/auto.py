@@ -209,21 +209,32 @@ class _Probe(gymnasium.Env[Any, Any]):
             raise ConfigError(f"the function returned {type(env).__name__}, not a gymnasium.Env")
         try:
             self.result = _timed(env)
-        except Exception:  # it may well refuse actions drawn at random; whoever uses it knows which
+        except _Refused:
             self.result = Measured(1.0, 1.0)
         env.close()
+
+
+class _Refused(Exception):
+    """An environment did not like an action drawn at random; whoever uses it knows better ones."""
+
+
+def _step(env: gymnasium.Env[Any, Any], action: Any) -> Any:
+    try:
+        return env.step(action)
+    except Exception as exc:
+        raise _Refused from exc
 
 
 def _timed(env: gymnasium.Env[Any, Any]) -> Measured:
     env.action_space.seed(0)
     env.reset(seed=0)
-    env.step(env.action_space.sample())  # the first step often builds caches
+    _step(env, env.action_space.sample())  # the first step often builds caches
     actions = [env.action_space.sample() for _ in range(64)]
     env.reset(seed=0)
     steps = 0
     started_s, started_cpu_s, started_waits = time.perf_counter(), time.thread_time(), _waits()
     while (spent_s := time.perf_counter() - started_s) < PROBE_S or steps < 3:
-        _, _, terminated, truncated, _ = env.step(actions[steps % 64])
+        _, _, terminated, truncated, _ = _step(env, actions[steps % 64])
         steps += 1
         if terminated or truncated:
             env.reset()

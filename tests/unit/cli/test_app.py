@@ -252,6 +252,7 @@ TRAINING = YES_OR_NO | {
     "--backend",
     "--num-workers",
     "--parallel-start-method",
+    "--max-restarts",
     "--save-every",
     "--keep-checkpoints",
     "--eval-every",

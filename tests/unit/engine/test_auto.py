@@ -3,6 +3,8 @@
 import re
 from contextlib import closing
 
+import gymnasium
+import numpy as np
 import pytest
 
 import envfleet
@@ -83,3 +85,25 @@ def test_both_sizes_are_measured_of_what_will_run(monkeypatch):
     plan = auto.plan_fleet([envfleet.native("CartPole-v1")] * 5, "spawn", may_be_serial=True)
     assert probes == [((5, 3), "spawn")]
     assert plan == decide_native(2, (10 * MS, 4 * MS), "spawn", may_be_serial=True)
+
+
+class Refuses(gymnasium.Env):
+    """Raises at any action but the one that only its user knows."""
+
+    observation_space = gymnasium.spaces.Discrete(2)
+    action_space = gymnasium.spaces.Discrete(1_000_000)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return 0, {}
+
+    def step(self, action):
+        if action != 123_456:
+            raise ValueError("not this one")
+        return 1, 1.0, False, False, {}
+
+
+def test_an_environment_that_refuses_actions_drawn_at_random_can_be_planned_for():
+    with closing(envfleet.make_vec(Refuses, 2)) as envs:
+        envs.reset(seed=0)
+        assert envs.step(np.full(2, 123_456))[1].tolist() == [1.0, 1.0]
