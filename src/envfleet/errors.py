@@ -36,7 +36,8 @@ its own sentence: what happened, where, and what to do next.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import difflib
+from collections.abc import Iterable, Sequence
 
 import gymnasium.error
 
@@ -70,6 +71,7 @@ __all__ = [
     "TooManyOpenFiles",
     "VideoError",
     "WorkerDied",
+    "did_you_mean",
 ]
 
 
@@ -432,3 +434,9 @@ def describe_exit(exitcode: int | None) -> str:
     if exitcode < 0:
         return f"killed by signal {-exitcode}"
     return f"exit code {exitcode}"
+
+
+def did_you_mean(wrong: str, known: Iterable[str]) -> str:
+    """The end of a sentence about a name that does not exist: the nearest one, if any is near."""
+    close = difflib.get_close_matches(wrong.lower(), list(known), n=1, cutoff=0.6)
+    return f"; did you mean {close[0]}?" if close else ""

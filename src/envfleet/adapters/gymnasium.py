@@ -12,6 +12,7 @@ import importlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
+from dataclasses import replace
 from typing import Any, Literal, Self
 
 import gymnasium
@@ -472,7 +473,8 @@ def _bound(env_fn: Any, kwargs: dict[str, Any]) -> EnvFn:
 
 def _make(spec: EnvSpec, kwargs: dict[str, Any], *, is_checked: bool) -> Any:
     checker = {} if is_checked else {"disable_env_checker": True}
-    return gymnasium.make(spec, **{**checker, **kwargs})
+    # the fleet itself holds step and reset in order; a wrapper for it costs 2 % of a CartPole step
+    return gymnasium.make(replace(spec, order_enforce=False), **{**checker, **kwargs})
 
 
 def _make_native(spec: EnvSpec, kwargs: dict[str, Any], num_envs: int) -> VectorEnv:

@@ -9,8 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from envfleet.cli.options import did_you_mean, options_of
-from envfleet.errors import ConfigError, MissingExtra
+from envfleet.cli.options import options_of
+from envfleet.errors import ConfigError, MissingExtra, did_you_mean
 
 __all__ = ["read_config"]
 

@@ -9,19 +9,18 @@ lie over what was chosen before.
 from __future__ import annotations
 
 import ast
-import difflib
 import inspect
 import itertools
 import json
 import math
 import textwrap
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-__all__ = ["Option", "did_you_mean", "docstrings", "options_of"]
+__all__ = ["Option", "docstrings", "options_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,12 +105,6 @@ def docstrings(kind: type[Any]) -> dict[str, str]:
             case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(ast.Constant(value=str(text))):
                 found[name] = " ".join(text.split())
     return found
-
-
-def did_you_mean(wrong: str, known: Iterable[str]) -> str:
-    """The end of a sentence about a name that does not exist: the nearest one, if any is near."""
-    close = difflib.get_close_matches(wrong.lower(), list(known), n=1, cutoff=0.6)
-    return f"; did you mean {close[0]}?" if close else ""
 
 
 def _without_none(hint: Any) -> tuple[Any, bool]:

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
 from envfleet.cli.command import Help, Usage
-from envfleet.cli.options import did_you_mean
+from envfleet.errors import did_you_mean
 
 __all__ = ["Parser"]
 

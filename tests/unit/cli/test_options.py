@@ -10,8 +10,8 @@ import pytest
 from envfleet.cli.asked import StartOptions
 from envfleet.cli.config import read_config
 from envfleet.cli.flags import add_flags, given
-from envfleet.cli.options import did_you_mean, docstrings, options_of
-from envfleet.errors import ConfigError, MissingExtra
+from envfleet.cli.options import docstrings, options_of
+from envfleet.errors import ConfigError, MissingExtra, did_you_mean
 from envfleet.learn.options import PPOOptions
 from envfleet.learn.train import TrainOptions
 

@@ -1,0 +1,1 @@
+"""Text environments for language models, and the manager that plays many of them at once."""

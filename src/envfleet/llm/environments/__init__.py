@@ -1,0 +1,1 @@
+"""Six text environments and what they have in common."""

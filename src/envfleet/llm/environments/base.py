@@ -1,0 +1,146 @@
+"""What a text environment is: a Gymnasium environment that is read and answered in words.
+
+Law: what an episode shows depends on its seed, its mode and the configuration only. No environment
+reads or writes global random numbers, hash order, the clock, or another environment.
+"""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, get_args
+
+import gymnasium
+import numpy as np
+import numpy.typing as npt
+from gymnasium import spaces
+
+from envfleet.errors import ConfigError, OutOfOrder
+
+Mode = Literal["train", "val", "test"]
+Picture = npt.NDArray[np.uint8]
+Step = tuple[str, float, bool, bool, dict[str, Any]]
+
+
+class Words(spaces.Space[str]):
+    """Any text at all. Gymnasium's Text wants to know its characters and its length."""
+
+    def __init__(self, seed: int | np.random.Generator | None = None) -> None:
+        super().__init__(None, None, seed)
+
+    @property
+    def is_np_flattenable(self) -> bool:
+        """Text has no fixed size."""
+        return False
+
+    def sample(self, mask: None = None, probability: None = None) -> str:
+        """A few printable characters."""
+        size = int(self.np_random.integers(1, 17))
+        return bytes(self.np_random.integers(32, 127, size, np.uint8)).decode("ascii")
+
+    def contains(self, x: Any) -> bool:
+        """Whether it is text."""
+        return isinstance(x, str)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Words)
+
+    def __hash__(self) -> int:
+        return hash(Words)
+
+    def __repr__(self) -> str:
+        return "Words()"
+
+
+@dataclass(slots=True, kw_only=True)
+class TextEnvConfig:
+    """What every text environment can be told."""
+
+    action_lookup: dict[int, str] | None = None
+    """Names of the actions, by number; None if an action is free text."""
+    render_mode: str = "text"
+
+
+class TextEnv(gymnasium.Env[str, Any]):
+    """One episode at a time; `render()` says what a player sees.
+
+    A subclass gives `config_class`, `_begin` and `_act`. An action is a number of
+    `config.action_lookup`, or text where there is none. Text of any kind, length and content is
+    answered by an observation and a reward, never by an exception.
+    """
+
+    config_class: ClassVar[type[TextEnvConfig]] = TextEnvConfig
+    metadata: dict[str, Any] = {"render_modes": ["text"]}  # noqa: RUF012  (Gymnasium's own form)
+
+    def __init__(self, config: TextEnvConfig | None = None, render_mode: str | None = None) -> None:
+        """Take a configuration of this environment's kind; the default is its class's."""
+        self.config = deepcopy(config) if config is not None else self.config_class()
+        if not isinstance(self.config, self.config_class):
+            raise ConfigError(
+                f"{type(self).__name__} takes a {self.config_class.__name__}, "
+                f"got a {type(config).__name__}"
+            )
+        self.config.render_mode = self.render_mode = render_mode or self.config.render_mode
+        self._check_mode(self.config.render_mode)
+        self.observation_space = Words()
+        names = self.config.action_lookup
+        self.action_space: spaces.Space[Any] = (
+            Words() if names is None else spaces.Discrete(len(names), start=min(names))
+        )
+        self._is_running = False
+
+    # ---- Gymnasium ------------------------------------------------------------------------------
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[str, dict[str, Any]]:
+        """Begin an episode; `options={"mode": "train" | "val" | "test"}` chooses where it is from.
+
+        Without a seed the episode is drawn from the generator, as in all of Gymnasium.
+        """
+        super().reset(seed=seed)
+        mode = (options or {}).get("mode", "train")
+        if mode not in get_args(Mode):
+            raise ConfigError(f"mode must be one of {', '.join(get_args(Mode))}, got {mode!r}")
+        self._begin(int(self.np_random.integers(2**31)) if seed is None else seed, mode)
+        self._is_running = True
+        return self.render("text"), {}
+
+    def step(self, action: Any) -> Step:
+        """Take one action."""
+        if not self._is_running:
+            raise OutOfOrder(f"{type(self).__name__} has no running episode; call reset first")
+        said, reward, is_terminated, is_truncated, info = self._act(action)
+        self._is_running = not (is_terminated or is_truncated)
+        return said, reward, is_terminated, is_truncated, info
+
+    def render(self, mode: str | None = None) -> Any:
+        """What a player sees now: text, or a picture for "rgb_array"."""
+        mode = mode or self.config.render_mode
+        self._check_mode(mode)
+        return self._text() if mode == "text" else self._picture()
+
+    # ---- what a subclass says -------------------------------------------------------------------
+
+    def _begin(self, seed: int, mode: Mode) -> None:
+        """Set up the episode of this seed."""
+        raise NotImplementedError
+
+    def _act(self, action: Any) -> Step:
+        """Take an action in a running episode."""
+        raise NotImplementedError
+
+    def _text(self) -> str:
+        """What a player reads now."""
+        raise NotImplementedError
+
+    def _picture(self) -> Picture:
+        """What a player sees now, [row, column, colour]; only if metadata offers it."""
+        raise NotImplementedError
+
+    def _check_mode(self, mode: str) -> None:
+        offered = self.metadata["render_modes"]
+        if mode not in offered:
+            raise ConfigError(
+                f"{type(self).__name__} renders as {' or '.join(offered)}, not as {mode!r}"
+            )

@@ -1,0 +1,91 @@
+"""Environment types by name: six of our own, others by one call of `register_env`.
+
+A class is imported when its type is first used, so that a type whose packages are missing costs
+nothing until then.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from envfleet.errors import ConfigError, did_you_mean
+
+
+@dataclass(frozen=True, slots=True)
+class EnvType:
+    """How environments of one name are made."""
+
+    env_class: type[Any]
+    config_class: type[Any]
+
+    def make(self, settings: Mapping[str, Any] | None) -> Any:
+        """An environment; `settings` are the fields of its configuration that differ."""
+        return self.env_class(self.config(settings))
+
+    def config(self, settings: Mapping[str, Any] | None) -> Any:
+        """Its configuration, checked by name."""
+        given = dict(settings or {})
+        known = [one.name for one in fields(self.config_class) if one.init]
+        for key in given:
+            if key not in known:
+                raise ConfigError(
+                    f"{self.config_class.__name__} has no field {key!r}"
+                    f"{did_you_mean(str(key), known) or '; it has ' + ', '.join(known)}"
+                )
+        return self.config_class(**given)
+
+
+_OURS = {
+    "bandit": ("envfleet.llm.environments.bandit", "BanditEnv"),
+    "countdown": ("envfleet.llm.environments.countdown", "CountdownEnv"),
+    "frozen_lake": ("envfleet.llm.environments.frozen_lake", "FrozenLakeEnv"),
+    "metamathqa": ("envfleet.llm.environments.metamathqa", "MetaMathQAEnv"),
+    "sokoban": ("envfleet.llm.environments.sokoban", "SokobanEnv"),
+    "webshop": ("envfleet.llm.environments.webshop", "WebShopEnv"),
+}
+_registered: dict[str, EnvType] = {}
+
+
+def register_env(
+    name: str, env_class: type[Any], config_class: type[Any] | None = None, *, replace: bool = False
+) -> None:
+    """Make an environment class usable as `env_type: <name>`.
+
+    Args:
+        name: What configurations call it.
+        env_class: Called with one configuration. Its environments have `reset(seed=...)`, with
+            `mode` or `options` if they care where an episode is from, `step(action)` with four or
+            five results, `render()` and perhaps `close()`.
+        config_class: A dataclass; `env_class.config_class` unless given.
+        replace: Whether a type of this name may be there already.
+    """
+    config_class = config_class or getattr(env_class, "config_class", None)
+    if config_class is None:
+        raise ConfigError(
+            f"{env_class.__name__} has no config_class: give the dataclass of its settings, "
+            f"register_env({name!r}, {env_class.__name__}, ItsConfig)"
+        )
+    if not replace and name in env_types():
+        raise ConfigError(f"there is an environment type {name!r} already; say replace=True")
+    _registered[name] = EnvType(env_class, config_class)
+
+
+def env_types() -> list[str]:
+    """Every name that `env_type` can be."""
+    return sorted({*_OURS, *_registered})
+
+
+def env_type(name: str) -> EnvType:
+    """The type of this name."""
+    if name not in _registered:
+        if name not in _OURS:
+            known = env_types()
+            nearest = did_you_mean(name, known) or f"; there are {', '.join(known)}"
+            raise ConfigError(f"there is no environment type {name!r}{nearest}")
+        module, class_name = _OURS[name]
+        found = getattr(importlib.import_module(module), class_name)
+        _registered[name] = EnvType(found, found.config_class)
+    return _registered[name]

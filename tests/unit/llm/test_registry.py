@@ -1,0 +1,59 @@
+"""Environment types by name: found, made with settings, registered; mistakes named."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from envfleet.errors import ConfigError
+from envfleet.llm import registry
+from envfleet.llm.environments.base import TextEnv, TextEnvConfig
+from envfleet.llm.registry import env_type, env_types, register_env
+
+
+@dataclass
+class EchoConfig:
+    word: str = "echo"
+
+
+class Echo:
+    def __init__(self, config: EchoConfig) -> None:
+        self.config = config
+
+
+@pytest.fixture(autouse=True)
+def _as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_registered", dict(registry._registered))
+
+
+def test_a_registered_type_is_made_with_its_settings() -> None:
+    register_env("echo", Echo, EchoConfig)
+    assert "echo" in env_types()
+    assert env_type("echo").make(None).config == EchoConfig()
+    assert env_type("echo").make({"word": "hello"}).config.word == "hello"
+
+
+@pytest.mark.parametrize(
+    ("do", "said"),
+    [
+        (lambda: env_type("socoban"), "did you mean sokoban?"),
+        (lambda: env_type("zzz"), "there are bandit"),
+        (lambda: register_env("sokoban", Echo, EchoConfig), "say replace=True"),
+        (lambda: register_env("echo", Echo), "has no config_class"),
+        (
+            lambda: registry.EnvType(Echo, EchoConfig).make({"wrod": 1}),
+            "no field 'wrod'; did you mean word?",
+        ),
+        (lambda: TextEnv(TextEnvConfig(render_mode="rgb_array")), "renders as text"),
+        (lambda: TextEnv("6x6"), "takes a TextEnvConfig, got a str"),
+    ],
+)
+def test_mistakes_are_named(do: Any, said: str) -> None:
+    with pytest.raises(ConfigError, match=said.replace("?", r"\?")):
+        do()
+
+
+def test_one_environment_s_configuration_is_its_own() -> None:
+    shared = TextEnvConfig(action_lookup={1: "Up"})
+    env = TextEnv(shared)
+    assert env.config.action_lookup is not shared.action_lookup
