@@ -1,0 +1,144 @@
+"""Parallel where it pays: measure a kind of environment, then choose where its episodes are played.
+
+Stepping text takes microseconds, and crossing to a worker tens of them; making a level, searching,
+checking an answer or waiting for somebody else may take milliseconds.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import cloudpickle
+
+from envfleet.llm.turns import Player
+
+Where = Literal["here", "thread", "process"]
+TRANSPORT_S = 60e-6
+"""What an order and its answer cost between processes, per environment."""
+HANDOVER_S = 30e-6
+"""The same between threads."""
+WORTH = 1.2
+"""Leave this process only for at least this gain."""
+LEAST_S = 5e-3
+"""Work of a whole batch below which nothing is worth leaving for."""
+_PROBE_S = 0.05
+_MOST_PROBES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Seconds for one environment; those on a processor apart."""
+
+    reset_s: float
+    reset_cpu_s: float
+    turn_s: float
+    turn_cpu_s: float
+    move_s: float | None
+    """To pickle it and back, after a reset; None if it cannot be pickled."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where turns are played and where episodes begin."""
+
+    turns: Where
+    resets: Where
+    why: str
+
+
+def measure(make: Callable[[], Any]) -> Cost:
+    """Play a few episodes' beginnings of an environment that nobody else sees."""
+    env = make()
+    player, begun_s = Player(env), time.perf_counter()
+    resets, turns = _Clock(), _Clock()
+    for seed in range(_MOST_PROBES):
+        with resets:
+            player.begin(seed, "train")
+        with turns:
+            player.play(_some_actions(env), 1)
+        if time.perf_counter() - begun_s > _PROBE_S:
+            break
+    move_s = _move_s(env)
+    close = getattr(env, "close", None)
+    if close is not None:
+        close()
+    return Cost(*resets.means, *turns.means, move_s)
+
+
+def choose(cost: Cost, num_envs: int, max_workers: int, cores: int) -> Placement:
+    """Where `num_envs` environments of this cost are played soonest."""
+    workers = min(max_workers, num_envs)
+    turns, turn_s = _soonest(cost.turn_s, cost.turn_cpu_s, num_envs, workers, cores)
+    if turns != "here":
+        name = "workers" if turns == "process" else "threads"
+        why = f"reset and step in {name}: {_time(cost.turn_s)} per step"
+        return Placement(turns, turns, f"{why} > {_time(turn_s / num_envs)} shared by {workers}")
+    step = f"step in-process: {_time(cost.turn_s)} < {_time(TRANSPORT_S)} transport"
+    if cost.turn_s > TRANSPORT_S:
+        step = f"step in-process: {_time(cost.turn_s)} each, and too few to share"
+    if cost.move_s is not None:
+        here_s = num_envs * cost.reset_s
+        at_once = min(workers, cores)
+        away_s = here_s / at_once + num_envs * (cost.move_s + TRANSPORT_S)
+        if at_once > 1 and here_s > LEAST_S and here_s > WORTH * away_s:
+            return Placement("here", "process", f"reset in workers, {step}")
+    return Placement("here", "here", f"reset in-process: {_time(cost.reset_s)}, {step}")
+
+
+def _soonest(
+    wall_s: float, cpu_s: float, num_envs: int, workers: int, cores: int
+) -> tuple[Where, float]:
+    """The place where one call of each takes the least time, and that time."""
+    here_s = num_envs * wall_s
+    shared_s = here_s / workers
+    away: dict[Where, float] = {
+        "thread": max(num_envs * cpu_s, shared_s) + num_envs * HANDOVER_S,
+        "process": max(num_envs * cpu_s / min(workers, cores), shared_s) + num_envs * TRANSPORT_S,
+    }
+    best = min(away, key=lambda where: away[where])
+    if workers > 1 and here_s > LEAST_S and here_s > WORTH * away[best]:
+        return best, away[best]
+    return "here", here_s
+
+
+def _some_actions(env: Any) -> list[str]:
+    lookup = getattr(getattr(env, "config", None), "action_lookup", None)
+    return list(lookup.values())[:1] if lookup else ["1"]
+
+
+def _move_s(env: Any) -> float | None:
+    begun_s = time.perf_counter()
+    try:
+        cloudpickle.loads(cloudpickle.dumps(env))
+    except Exception:
+        return None
+    return time.perf_counter() - begun_s
+
+
+def _time(seconds: float) -> str:
+    if seconds >= 1:
+        return f"{seconds:.1f} s"
+    return f"{seconds * 1e3:.1f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.0f} us"
+
+
+class _Clock:
+    """Wall and processor time of this thread, over several stretches; the first may warm up."""
+
+    def __init__(self) -> None:
+        self._stretches: list[tuple[float, float]] = []
+
+    def __enter__(self) -> None:
+        self._begun = time.perf_counter(), time.thread_time()
+
+    def __exit__(self, *_: object) -> None:
+        wall, cpu = self._begun
+        self._stretches.append((time.perf_counter() - wall, time.thread_time() - cpu))
+
+    @property
+    def means(self) -> tuple[float, float]:
+        kept = self._stretches[1:] or self._stretches
+        walls, cpus = zip(*kept, strict=True)
+        return sum(walls) / len(kept), sum(cpus) / len(kept)

@@ -1,0 +1,178 @@
+"""Configurations by name: presets of this package or files of one's own, and `key=value` changes.
+
+A file may build on others by Hydra's `defaults:` list; later ones win. A change names a key that is
+there (`es_manager.max_workers=4`), a new one with a plus (`+custom_envs.Mine.env_type=mine`), or
+takes one away (`~seed`). Values are YAML.
+
+Law: whatever is wrong is one sentence that names the file or the change, the key, and the nearest
+right one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from envfleet.errors import ConfigError, MissingExtra, did_you_mean
+
+__all__ = ["Config", "load_config", "plain", "preset_names"]
+
+
+class Config(dict[str, Any]):
+    """A mapping whose keys can be read as attributes too: `config.es_manager.max_workers`."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(
+                f"the configuration has no key {name!r}{did_you_mean(name, map(str, self))}"
+            ) from None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self[name] = value
+
+
+def preset_names() -> list[str]:
+    """The configurations that come with the package."""
+    folder = resources.files("envfleet.llm") / "presets"
+    return sorted(one.name.removesuffix(".yaml") for one in folder.iterdir())
+
+
+def load_config(name: str | Path = "base", overrides: Sequence[str] = ()) -> Config:
+    """Read a configuration.
+
+    Args:
+        name: A preset, or the path of a YAML file.
+        overrides: Changes, like "es_manager.train.env_groups=2".
+    """
+    settings = _read(str(name), ())
+    for change in overrides:
+        _apply(settings, change)
+    config: Config = _as_config(settings)
+    return config
+
+
+def plain(config: Any) -> dict[str, Any]:
+    """A configuration in any form (mapping, OmegaConf, name or path of YAML) as plain data."""
+    if isinstance(config, str | Path):
+        return dict(load_config(config))
+    if type(config).__module__.partition(".")[0] == "omegaconf":
+        from omegaconf import OmegaConf
+
+        config = OmegaConf.to_container(config, resolve=True)
+    if not isinstance(config, Mapping):
+        raise ConfigError(
+            "a configuration is a mapping, an OmegaConf object, or the name or path of a YAML "
+            f"file; got {type(config).__name__}"
+        )
+    return deepcopy(dict(config))
+
+
+def _as_config(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return Config({key: _as_config(one) for key, one in value.items()})
+    return [_as_config(one) for one in value] if isinstance(value, list) else value
+
+
+# ---- files --------------------------------------------------------------------------------------
+
+
+def _read(name: str, above: tuple[str, ...], folder: Path | None = None) -> dict[str, Any]:
+    where = _find(name, folder)
+    if str(where) in above:
+        raise ConfigError(f"{where} builds on itself: {' -> '.join([*above, str(where)])}")
+    found = _yaml(_text(where), str(where))
+    if found is None:
+        found = {}
+    if not isinstance(found, dict):
+        raise ConfigError(f"{where} must hold keys with their values, but holds {found!r:.60}")
+    settings: dict[str, Any] = {}
+    for base in found.pop("defaults", []):
+        if base != "_self_":
+            below = where.parent if isinstance(where, Path) else None
+            _merge(settings, _read(str(base), (*above, str(where)), below))
+    _merge(settings, found)
+    return settings
+
+
+def _find(name: str, folder: Path | None) -> Any:
+    """The file of this name: beside the one that asks, as a path, or among the presets."""
+    beside = [folder / name, folder / f"{name}.yaml"] if folder is not None else []
+    for path in [*beside, Path(name), Path(f"{name}.yaml")]:
+        if path.is_file():
+            return path
+    known = preset_names()
+    if name in known:
+        return resources.files("envfleet.llm") / "presets" / f"{name}.yaml"
+    nearest = did_you_mean(name, known) or f"; there are {', '.join(known)}"
+    raise ConfigError(f"there is no configuration and no file {name!r}{nearest}")
+
+
+def _text(where: Any) -> str:
+    try:
+        text: str = where.read_text(encoding="utf-8")
+    except OSError as exc:
+        raise ConfigError(f"{where} cannot be read: {exc.strerror}") from exc
+    except UnicodeDecodeError as exc:
+        raise ConfigError(f"{where} cannot be read: it is not text") from exc
+    return text
+
+
+def _yaml(text: str, where: str) -> Any:
+    try:
+        import yaml
+    except ModuleNotFoundError as exc:
+        raise MissingExtra("configurations need PyYAML: pip install 'envfleet[llm]'") from exc
+
+    try:
+        return yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError) as exc:
+        raise ConfigError(f"{where} is not YAML: {' '.join(str(exc).split())}") from exc
+
+
+def _merge(below: dict[str, Any], above: Mapping[str, Any]) -> None:
+    for key, value in above.items():
+        if isinstance(value, Mapping) and isinstance(below.get(key), dict):
+            _merge(below[key], value)
+        else:
+            below[key] = deepcopy(value)
+
+
+# ---- changes ------------------------------------------------------------------------------------
+
+
+def _apply(settings: dict[str, Any], change: str) -> None:
+    key, is_set, text = change.partition("=")
+    is_new, is_gone = key.startswith("+"), key.startswith("~")
+    *path, last = key.lstrip("+~").split(".")
+    if not last or not (is_set or is_gone):
+        raise ConfigError(f"a change is written key=value, +key=value or ~key; got {change!r}")
+    inner = settings
+    for depth, name in enumerate(path):
+        if is_new:
+            inner.setdefault(name, {})
+        inner = _inside(inner, [*path[:depth], name], change)
+    if not is_new and last not in inner:
+        _no_such_key(inner, [*path, last], change, "; a new one is written with a plus in front")
+    if is_gone:
+        del inner[last]
+    else:
+        inner[last] = _yaml(text, f"the value of {change!r}")
+
+
+def _inside(inner: dict[str, Any], path: list[str], change: str) -> dict[str, Any]:
+    if path[-1] not in inner:
+        _no_such_key(inner, path, change, "")
+    found = inner[path[-1]]
+    if not isinstance(found, dict):
+        raise ConfigError(f"{change!r}: {'.'.join(path)} is {found!r:.60} and has no keys")
+    return found
+
+
+def _no_such_key(inner: dict[str, Any], path: list[str], change: str, else_said: str) -> None:
+    nearest = did_you_mean(path[-1], map(str, inner)) or else_said
+    raise ConfigError(f"{change!r}: there is no key {'.'.join(path)}{nearest}")

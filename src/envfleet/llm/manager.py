@@ -1,0 +1,321 @@
+"""`EnvStateManager`: many text environments, played turn by turn, wherever each one lives best.
+
+    inputs ─► checked ─► orders ─► here and in workers at once ─► answers ─► caches, in input order
+
+Laws: caches, statuses, rewards and metrics are the same wherever environments live and whatever
+happens to workers meanwhile. An environment that fails ends with a `failure` in its own cache; the
+others do not notice. Input that makes no sense is refused before anybody has moved.
+"""
+
+from __future__ import annotations
+
+import random
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Self
+
+from envfleet.errors import ActionError, FleetClosed, OutOfOrder
+from envfleet.llm.entries import Cache, Elsewhere, Entry, EnvStatus
+from envfleet.llm.metrics import sum_up
+from envfleet.llm.pictures import seen
+from envfleet.llm.places import Answer, Order, bring_home
+from envfleet.llm.placing import Places
+from envfleet.llm.settings import (
+    Settings,
+    Tag,
+    UseMultiprocessing,
+    read_settings,
+    read_use_multiprocessing,
+)
+from envfleet.llm.turns import Failure, Opening, State, Turn
+
+_VAL_SEED = 123
+"""Where validation begins if the configuration does not say."""
+
+
+class EnvStateManager:
+    """The environments of a configuration, in groups that share their seeds."""
+
+    def __init__(self, config: Any, mode: str = "train") -> None:
+        """Build every environment.
+
+        Args:
+            config: A mapping, an OmegaConf object, or the name or path of a YAML file.
+            mode: "train" or "val": which block of `es_manager` counts.
+        """
+        self.settings: Settings = read_settings(config, mode)
+        self.mode = mode
+        self.group_size = self.settings.group_size
+        tags = [tag for tag, groups in self.settings.groups for _ in range(groups)]
+        self._tags: list[Tag] = [tag for tag in tags for _ in range(self.group_size)]
+        self._use_multiprocessing = self.settings.use_multiprocessing
+        self._seed_counter = 0
+        self._done: list[list[Any]] = [[] for _ in self._tags]
+        """What has been done in each environment's episode, to bring it back if it is lost."""
+        self._states: list[State] = ["" for _ in self._tags]
+        self._answers: list[Any] = [None for _ in self._tags]
+        self._places = Places(self._tags, self.settings)
+        self._places.settle(self._use_multiprocessing)
+        self.envs: list[Entry] = [self._entry(env_id) for env_id in range(len(self._tags))]
+        self.rollout_cache: list[Cache] = []
+        self._needs_reset = "there is no rollout yet"
+        self._is_closed = False
+
+    # ---- how it is played -----------------------------------------------------------------------
+
+    @property
+    def plan(self) -> str:
+        """Where environments live and why, one line per kind."""
+        return self._places.said
+
+    @property
+    def use_multiprocessing(self) -> UseMultiprocessing:
+        """Whether environments live in workers: True, False, "auto" or "threads"."""
+        return self._use_multiprocessing
+
+    @use_multiprocessing.setter
+    def use_multiprocessing(self, value: UseMultiprocessing) -> None:
+        """False brings everybody home at once, as they stand; others count from the next reset."""
+        self._use_multiprocessing = read_use_multiprocessing(value)
+        if value is False:
+            self._places.come_home(self._orders_to_stand())
+            self._show_where()
+
+    # ---- rollouts -------------------------------------------------------------------------------
+
+    def reset(self, seed: int | None = None) -> list[Cache]:
+        """Begin a rollout: every environment of group g by `seed + g`.
+
+        Without a seed, training goes on from `seed.train` by as many seeds as there are groups;
+        validation begins at `seed.val` every time.
+        """
+        self._check_open()
+        self._needs_reset = "the last reset was interrupted"
+        first = self._first_seed(seed)
+        self._places.settle(self._use_multiprocessing)
+        self._places.refresh()
+        self._show_where()
+        for entry in self.envs:
+            entry["status"] = EnvStatus(seed=first + entry["group_id"])
+        for actions in self._done:
+            actions.clear()
+        orders = {
+            entry["env_id"]: Order(first + entry["group_id"], self.mode, is_new=True)
+            for entry in self.envs
+        }
+        answers = self._places.begin(orders, self._go_on_here)
+        self.rollout_cache = [self._opened(entry, answers[entry["env_id"]]) for entry in self.envs]
+        self._needs_reset = ""
+        return self.rollout_cache
+
+    def step(self, all_env_inputs: Sequence[Mapping[str, Any]]) -> list[Cache]:
+        """Play one turn of some environments; the caches of those that go on, in input order."""
+        self._check_open()
+        if self._needs_reset:
+            raise OutOfOrder(f"{self._needs_reset}; call reset first")
+        inputs = self._checked(all_env_inputs)
+        orders = {
+            env_id: self._order(env_id, named=tuple(given["actions"]))
+            for env_id, given in inputs.items()
+        }
+        self._needs_reset = "the last step was interrupted"
+        answers = self._places.play(orders, self._done.__getitem__, self._go_on_here)
+        self._needs_reset = ""
+        going_on = []
+        for env_id, given in inputs.items():
+            turn = answers[env_id]
+            assert isinstance(turn, Turn)
+            if not self._took(self.envs[env_id], given, turn):
+                going_on.append(self.rollout_cache[env_id])
+        return going_on
+
+    def get_rollout_states(self) -> list[Cache]:
+        """Every cache of this rollout, finished or not, with its metrics."""
+        self._check_open()
+        sum_up(self.envs, self.rollout_cache, self.group_size)
+        for entry, cache in zip(self.envs, self.rollout_cache, strict=True):
+            if entry["tag"] == "MetamathQA":
+                cache["correct_answer"] = self._answers[entry["env_id"]]
+        return self.rollout_cache
+
+    def render(self) -> list[Any]:
+        """What every environment shows now."""
+        self._check_open()
+        return [
+            state[0] if isinstance(state, list) and len(state) == 1 else state
+            for state in self._states
+        ]
+
+    def close(self) -> None:
+        """Close every environment and end the workers; doing it twice changes nothing."""
+        self._is_closed = True
+        self._places.close()
+
+    def __enter__(self) -> Self:
+        """Use it in a `with` statement."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close it."""
+        self.close()
+
+    # ---- parts of a reset -----------------------------------------------------------------------
+
+    def _first_seed(self, seed: int | None) -> int:
+        base, is_training = self.settings.seed, self.mode == "train"
+        if seed is not None:
+            if is_training and base is not None:
+                self._seed_counter = seed - base + 1
+            return seed
+        if not is_training:
+            return _VAL_SEED if base is None else base
+        if base is None:
+            return random.SystemRandom().randint(0, 1_000_000)
+        first = base + self._seed_counter
+        self._seed_counter += self.settings.num_groups
+        return first
+
+    def _opened(self, entry: Entry, opening: Answer) -> Cache:
+        assert isinstance(opening, Opening)
+        env_id = entry["env_id"]
+        self._states[env_id], self._answers[env_id] = opening.state, opening.answer
+        cache: Cache = {
+            "env_id": env_id,
+            "history": [{**seen(opening.state), "actions_left": entry["max_actions_per_traj"]}],
+            "group_id": entry["group_id"],
+            "tag": entry["tag"],
+            "penalty": 0,
+        }
+        if opening.failure is not None:
+            self._give_up(entry, cache, opening.failure)
+        return cache
+
+    # ---- parts of a step ------------------------------------------------------------------------
+
+    def _checked(self, inputs: Any) -> dict[int, Mapping[str, Any]]:
+        if isinstance(inputs, str | Mapping) or not isinstance(inputs, Sequence):
+            raise ActionError(
+                f"step takes a list with a mapping for each environment, got {inputs!r:.60}"
+            )
+        found: dict[int, Mapping[str, Any]] = {}
+        for given in inputs:
+            if not isinstance(given, Mapping) or "env_id" not in given or "actions" not in given:
+                raise ActionError(
+                    f"an input is a mapping with env_id and actions, got {given!r:.60}"
+                )
+            env_id, actions = given["env_id"], given["actions"]
+            if isinstance(env_id, bool) or not isinstance(env_id, int):
+                raise ActionError(f"env_id must be a whole number, got {env_id!r:.60}")
+            if not 0 <= env_id < len(self.envs):
+                raise ActionError(
+                    f"there is no environment {env_id!r:.60}; there are 0 to {len(self.envs) - 1}"
+                )
+            if env_id in found:
+                raise ActionError(f"environment {env_id} was given two turns; give it one")
+            if self.envs[env_id]["status"].terminated:
+                raise ActionError(
+                    f"the episode of environment {env_id} is over; step those that step returned"
+                )
+            if not isinstance(actions, list | tuple):
+                raise ActionError(
+                    f"the actions of environment {env_id} must be a list of names, "
+                    f"got {actions!r:.60}"
+                )
+            found[env_id] = given
+        return found
+
+    def _order(self, env_id: int, named: tuple[Any, ...] | None) -> Order:
+        entry = self.envs[env_id]
+        status = entry["status"]
+        assert status.seed is not None
+        left = entry["max_actions_per_traj"] - status.num_actions
+        return Order(status.seed, self.mode, named=named, left=left)
+
+    def _took(self, entry: Entry, given: Mapping[str, Any], turn: Turn) -> bool:
+        """Write a turn down; True if the episode is over."""
+        env_id, status = entry["env_id"], entry["status"]
+        cache = self.rollout_cache[env_id]
+        if turn.num_valid != len(given["actions"]) or not turn.num_valid:
+            cache["penalty"] += self.settings.format_penalty
+        status.num_actions += len(turn.actions)
+        status.rewards.append(turn.reward)
+        self._done[env_id] += turn.actions
+        cache["history"][-1].update(
+            actions=list(turn.actions),
+            reward=turn.reward,
+            info=turn.info,
+            llm_response=given.get("llm_response", ""),
+            llm_raw_response=given.get("llm_raw_response", ""),
+        )
+        left = entry["max_actions_per_traj"] - status.num_actions
+        if turn.failure is None:
+            self._states[env_id] = turn.state
+        cache["history"].append({**seen(self._states[env_id]), "actions_left": left})
+        if turn.failure is not None:
+            self._give_up(entry, cache, turn.failure)
+        elif turn.is_done:
+            status.terminated, status.truncated = True, not turn.info.get("success", False)
+        elif left <= 0:
+            status.terminated = status.truncated = True
+        return status.terminated
+
+    def _give_up(self, entry: Entry, cache: Cache, failure: Failure) -> None:
+        entry["status"].terminated = entry["status"].truncated = True
+        cache["failure"] = {
+            "doing": failure.doing,
+            "error": failure.error,
+            "turn": len(entry["status"].rewards),
+        }
+        warnings.warn(
+            f"environment {entry['env_id']} ({entry['tag']}, seed {entry['status'].seed}) failed "
+            f"in {failure.doing}: {failure.error}; its rollout ends here",
+            RuntimeWarning,
+            stacklevel=4,
+        )
+
+    # ---- where environments live ----------------------------------------------------------------
+
+    def _entry(self, env_id: int) -> Entry:
+        tag = self._tags[env_id]
+        return {
+            "tag": tag.name,
+            "group_id": env_id // self.group_size,
+            "env_id": env_id,
+            "env": self._env(env_id),
+            "config": tag.env_type.config(tag.env_config),
+            "status": EnvStatus(),
+            "max_actions_per_traj": tag.max_actions_per_traj,
+        }
+
+    def _env(self, env_id: int) -> Any:
+        tag, player = self._tags[env_id], self._places.here.players.get(env_id)
+        if player is not None:
+            return player.env
+        return Elsewhere(tag.env_type.config(tag.env_config), "in a worker")
+
+    def _show_where(self) -> None:
+        for entry in self.envs:
+            entry["env"] = self._env(entry["env_id"])
+
+    def _go_on_here(self, env_id: int, order: Order, why: str) -> Answer:
+        actions = self._done[env_id]
+        make: Callable[[], Any] = partial(Tag.make, self._tags[env_id])
+        answer = bring_home(self._places.here, env_id, make, order, actions, why)
+        self.envs[env_id]["env"] = self._env(env_id)
+        return answer
+
+    def _orders_to_stand(self) -> dict[int, Order]:
+        """What brings each environment to where its episode stands."""
+        if not self.rollout_cache:
+            return {}
+        return {
+            entry["env_id"]: self._order(entry["env_id"], named=None).anew(
+                self._done[entry["env_id"]]
+            )
+            for entry in self.envs
+        }
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise FleetClosed("this manager is closed; make a new one")

@@ -1,0 +1,296 @@
+"""Where environments live: here, or in the slots of a fleet.
+
+    manager ─► Order(begin? repeat? play?) ─► Player next to its environment ─► Opening or Turn
+
+Each environment stays where it is; an order and its answer are all that travels. A lost environment
+is built anew, brought back by its seed and the actions of its episode so far, and asked again, so
+its answer is the one that was lost.
+
+Law: whoever is asked answers: by what the environment did, or by a `Failure` once it has cost more
+workers than its budget allows. If something outside killed them, the environment comes home instead
+and goes on here.
+"""
+
+from __future__ import annotations
+
+import signal
+import warnings
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+from envfleet.engine import Deadlines, Fleet, Incident, ResetPlan
+from envfleet.engine.auto import choose_start_method
+from envfleet.engine.options import RestartPolicy, StartMethod
+from envfleet.llm.turns import Failure, Opening, Player, Turn
+
+Answer = Opening | Turn
+_FROM_OUTSIDE = {-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP}
+"""Exit codes of workers that somebody else ended, the kernel short of memory say."""
+_UNLIMITED = RestartPolicy(max_restarts=10**9)
+"""This room counts for itself, by what a loss was due to."""
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What an environment is to do."""
+
+    seed: int
+    mode: str
+    is_new: bool = False
+    """Begin the episode of this seed first."""
+    repeat: tuple[Any, ...] = ()
+    """Actions to take first, whose answers are known."""
+    named: tuple[Any, ...] | None = None
+    """Actions of the turn to play; None: only begin."""
+    left: int = 0
+
+    def anew(self, actions: Sequence[Any]) -> Order:
+        """The same for an environment that has been built anew, after these actions."""
+        return self if self.is_new else replace(self, is_new=True, repeat=tuple(actions))
+
+
+def carry_out(player: Player, order: Order) -> Answer:
+    """Do what is ordered."""
+    opening = Opening("")
+    if order.is_new:
+        opening = player.begin(order.seed, order.mode)
+        for action in order.repeat:
+            player.env.step(action)
+    return opening if order.named is None else player.play(order.named, order.left)
+
+
+class Here:
+    """Environments in this process."""
+
+    def __init__(self) -> None:
+        self.players: dict[int, Player] = {}
+
+    def take_in(self, env_id: int, env: Any) -> None:
+        """Let an environment live here."""
+        self.players[env_id] = Player(env)
+
+    def ask(self, orders: Mapping[int, Order]) -> dict[int, Answer]:
+        """Have everybody carry out their order, one after another."""
+        return {env_id: carry_out(self.players[env_id], one) for env_id, one in orders.items()}
+
+    def close(self) -> None:
+        """Close every environment, and forget it."""
+        for player in self.players.values():
+            close = getattr(player.env, "close", None)
+            if close is not None:
+                close()
+        self.players.clear()
+
+
+class Anything(spaces.Space[Any]):
+    """Whatever can be pickled: it crosses on the control path, as it is."""
+
+    def __init__(self) -> None:
+        super().__init__(None, None)
+
+    @property
+    def is_np_flattenable(self) -> bool:
+        """It may have any size."""
+        return False
+
+    def sample(self, mask: None = None, probability: None = None) -> Any:
+        """Nothing."""
+        return None
+
+    def contains(self, x: Any) -> bool:
+        """It does."""
+        return True
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Anything)
+
+    def __hash__(self) -> int:
+        return hash(Anything)
+
+
+class Seat(gymnasium.Env[Any, Any]):
+    """An environment in a slot: a step carries out an order."""
+
+    metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012  (Gymnasium's own form)
+    observation_space, action_space = Anything(), Anything()
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._player = Player(make())
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Nothing: an episode begins by an order."""
+        return None, {}
+
+    def step(self, action: Order) -> tuple[Answer, float, bool, bool, dict[str, Any]]:
+        """Carry out an order."""
+        return carry_out(self._player, action), 0.0, False, False, {}
+
+    def close(self) -> None:
+        """Close the environment."""
+        close = getattr(self._player.env, "close", None)
+        if close is not None:
+            close()
+
+
+class Seats:
+    """Environments in the slots of a fleet; each stays with one worker for as long as both live."""
+
+    def __init__(
+        self,
+        makers: Mapping[int, Callable[[], Any]],
+        *,
+        backend: Literal["thread", "process"],
+        max_workers: int,
+        start_method: StartMethod | None,
+        step_timeout_s: float | None,
+        max_restarts: int,
+    ) -> None:
+        """Build the environment of every id."""
+        self._slots = {env_id: slot for slot, env_id in enumerate(makers)}
+        self._ids = list(makers)
+        self._max_restarts = max_restarts
+        self._losses: Counter[int] = Counter()
+        self.fleet = open_fleet(
+            [_seat_of(make) for make in makers.values()],
+            min(max_workers, len(makers)),
+            start_method,
+            backend=backend,
+            step_timeout_s=step_timeout_s,
+        )
+        self._is_ordered: dict[int, Order] = {}
+
+    @property
+    def ids(self) -> list[int]:
+        """Who lives here."""
+        return list(self._slots)
+
+    def refresh(self) -> None:
+        """Forget the past: a new episode begins for everybody."""
+        self._losses.clear()
+        self.fleet.reset([ResetPlan()] * self.fleet.num_slots)
+
+    def send(self, orders: Mapping[int, Order]) -> None:
+        """Have these environments begin with their orders."""
+        self._is_ordered = dict(orders)
+        if orders:
+            slots = [self._slots[env_id] for env_id in orders]
+            self.fleet.send(batch_of(list(orders.values())), slots)
+
+    def recv(
+        self, actions_of: Callable[[int], Sequence[Any]]
+    ) -> tuple[dict[int, Answer], dict[int, str]]:
+        """Everybody's answer, and who has to come home, with the reason.
+
+        `actions_of` says what has been done in an environment's episode so far.
+        """
+        answers: dict[int, Answer] = {}
+        leaving: dict[int, str] = {}
+        missing = set(self._is_ordered)
+        while missing:
+            batch = self.fleet.recv(min_slots=1)
+            lost: list[int] = []
+            for row, slot in enumerate(batch.slots.tolist()):
+                env_id = self._ids[slot]
+                if batch.valid[row]:
+                    answers[env_id] = batch.obs[row]
+                    missing.discard(env_id)
+                else:
+                    lost.append(env_id)
+            missing -= self._judge(batch.incidents, answers, leaving)
+            again = [env_id for env_id in lost if env_id in missing]
+            if again:
+                self._ask_again({one: self._is_ordered[one].anew(actions_of(one)) for one in again})
+        return answers, leaving
+
+    def close(self) -> None:
+        """End the fleet."""
+        self.fleet.close()
+
+    def _ask_again(self, orders: Mapping[int, Order]) -> None:
+        slots = [self._slots[env_id] for env_id in orders]
+        self.fleet.reset([ResetPlan()] * len(slots), slots)
+        self.fleet.send(batch_of(list(orders.values())), slots)
+
+    def _judge(
+        self,
+        incidents: Sequence[Incident],
+        answers: dict[int, Answer],
+        leaving: dict[int, str],
+    ) -> set[int]:
+        """Who is not asked again: it has cost too many workers."""
+        settled: set[int] = set()
+        for incident in incidents:
+            env_id = self._ids[incident.slot]
+            if env_id not in self._is_ordered or env_id in settled:
+                continue
+            self._losses[env_id] += 1
+            if self._losses[env_id] <= self._max_restarts:
+                continue
+            settled.add(env_id)
+            times = f"{self._losses[env_id]} times in one episode"
+            if incident.kind == "death" and incident.exitcode in _FROM_OUTSIDE:
+                leaving[env_id] = f"its worker was killed {times} (exit code {incident.exitcode})"
+            else:
+                what = "died" if incident.kind == "death" else "passed its deadline"
+                answers[env_id] = _failed(self._is_ordered[env_id], f"its worker {what} {times}")
+        return settled
+
+
+def open_fleet(
+    env_fns: Sequence[Callable[[], Any]],
+    num_workers: int,
+    start_method: StartMethod | None,
+    *,
+    backend: Literal["thread", "process"] = "process",
+    step_timeout_s: float | None = None,
+) -> Fleet:
+    """A fleet whose slots come back after any loss, and wait for orders."""
+    return Fleet(
+        env_fns,
+        num_workers=num_workers,
+        backend=backend,
+        start_method=choose_start_method(start_method),
+        autoreset="disabled",
+        deadlines=Deadlines(step_s=step_timeout_s),
+        on_failure="restart",
+        restarts=_UNLIMITED,
+    )
+
+
+def bring_home(
+    here: Here, env_id: int, make: Callable[[], Any], order: Order, actions: Sequence[Any], why: str
+) -> Answer:
+    """Build an environment here as it stood elsewhere, and ask it there."""
+    warnings.warn(
+        f"environment {env_id} goes on in this process, with its state: {why}. Look into what "
+        "kills the workers (memory, most often), or set es_manager.sequential_env_types",
+        RuntimeWarning,
+        stacklevel=4,
+    )
+    here.take_in(env_id, make())
+    return carry_out(here.players[env_id], order.anew(actions))
+
+
+def _failed(order: Order, error: str) -> Answer:
+    failure = Failure("reset" if order.named is None else "step", error)
+    return Opening("", failure=failure) if order.named is None else Turn("", failure=failure)
+
+
+def _seat_of(make: Callable[[], Any]) -> Callable[[], Seat]:
+    return lambda: Seat(make)
+
+
+def batch_of(orders: Sequence[Any]) -> Any:
+    """Orders as a batch of actions, whatever they are made of."""
+    batch = np.empty(len(orders), object)
+    for place, order in enumerate(orders):
+        batch[place] = order
+    return batch

@@ -1,0 +1,184 @@
+"""Which environments live where, and who asks whom.
+
+By "auto" every kind is measured once and placed by `choice.choose`; True and "threads" put all kinds
+but `sequential_env_types` into workers or threads; False keeps everything here. Workers are started once and serve
+every rollout until the placing changes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Protocol
+
+from envfleet.engine.machine import usable_cores
+from envfleet.llm.choice import Placement, choose, measure
+from envfleet.llm.makers import Makers
+from envfleet.llm.places import Answer, Here, Order, Seats, carry_out
+from envfleet.llm.settings import Settings, Tag, UseMultiprocessing
+
+
+class GoOnHere(Protocol):
+    """Brings an environment home that no worker can keep, and has it answer."""
+
+    def __call__(self, env_id: int, order: Order, why: str) -> Answer:
+        """Its answer."""
+        ...
+
+
+class Places:
+    """All places of one manager."""
+
+    def __init__(self, tags: Sequence[Tag], settings: Settings) -> None:
+        self._tags, self._settings = list(tags), settings
+        self.here = Here()
+        self.said = ""
+        self._seats: list[Seats] = []
+        self._makers: Makers | None = None
+        self._made_elsewhere: set[str] = set()
+        """Tags whose episodes begin in workers and are then played here."""
+        self._settled: UseMultiprocessing | None = None
+
+    def settle(self, wish: UseMultiprocessing) -> None:
+        """Build every environment where it is to live; nothing to do if that is known already."""
+        if wish == self._settled:
+            return
+        self.close()
+        placements = self._placements(wish)
+        self.said = "\n".join(f"{name}: {one.why}" for name, one in placements.items())
+        kinds = {"here": {}, "thread": {}, "process": {}}  # type: dict[str, dict[int, Any]]
+        for env_id, tag in enumerate(self._tags):
+            kinds[placements[tag.name].turns][env_id] = partial(Tag.make, tag)
+        for env_id, make in kinds["here"].items():
+            self.here.take_in(env_id, make())
+        if kinds["thread"]:
+            self._seats.append(self._open(kinds["thread"], "thread"))
+        if kinds["process"]:
+            self._seats.append(self._open(kinds["process"], "process"))
+        self._made_elsewhere = {
+            name
+            for name, one in placements.items()
+            if one.turns == "here" and one.resets == "process"
+        }
+        if self._made_elsewhere:
+            self._makers = Makers(
+                {tag.name: tag for tag in self._tags if tag.name in self._made_elsewhere},
+                num_workers=min(self._settings.max_workers, usable_cores()),
+                start_method=self._settings.start_method,
+            )
+        self._settled = wish
+
+    def refresh(self) -> None:
+        """A new episode begins for everybody."""
+        for seats in self._seats:
+            seats.refresh()
+
+    def begin(self, orders: Mapping[int, Order], go_on_here: GoOnHere) -> dict[int, Answer]:
+        """Begin everybody's episode."""
+        elsewhere = {
+            env_id: order
+            for env_id, order in orders.items()
+            if self._tags[env_id].name in self._made_elsewhere
+        }
+        if not elsewhere or self._makers is None:
+            return self._ask(orders, lambda _: (), go_on_here)
+        wanted = {
+            env_id: (self._tags[env_id].name, order.seed, order.mode)
+            for env_id, order in elsewhere.items()
+        }
+        self._makers.send(wanted)
+        rest = {env_id: order for env_id, order in orders.items() if env_id not in elsewhere}
+        answers = self._ask(rest, lambda _: (), go_on_here)
+        for env_id, made in self._makers.recv().items():
+            if made is None:
+                answers[env_id] = carry_out(self.here.players[env_id], elsewhere[env_id])
+            else:
+                env, answers[env_id] = made
+                self.here.take_in(env_id, env)
+        return answers
+
+    def play(
+        self,
+        orders: Mapping[int, Order],
+        actions_of: Callable[[int], Sequence[Any]],
+        go_on_here: GoOnHere,
+    ) -> dict[int, Answer]:
+        """Play everybody's turn."""
+        return self._ask(orders, actions_of, go_on_here)
+
+    def come_home(self, standing: Mapping[int, Order]) -> None:
+        """Build everybody here as they stand, and end the workers."""
+        for seats in self._seats:
+            for env_id in seats.ids:
+                if env_id not in self.here.players:
+                    self.here.take_in(env_id, self._tags[env_id].make())
+                    if env_id in standing:
+                        carry_out(self.here.players[env_id], standing[env_id])
+        self._end_workers()
+        self.said = "\n".join(f"{name}: in this process, as asked" for name in self._names())
+        self._settled = False
+
+    def close(self) -> None:
+        """Close every environment and end the workers."""
+        self._settled = None
+        self.here.close()
+        self._end_workers()
+
+    def _end_workers(self) -> None:
+        for seats in self._seats:
+            seats.close()
+        self._seats = []
+        if self._makers is not None:
+            self._makers.close()
+            self._makers = None
+        self._made_elsewhere = set()
+
+    def _ask(
+        self,
+        orders: Mapping[int, Order],
+        actions_of: Callable[[int], Sequence[Any]],
+        go_on_here: GoOnHere,
+    ) -> dict[int, Answer]:
+        """Have workers and this process carry out orders at the same time."""
+        here = self.here.players
+        for seats in self._seats:
+            seats.send({one: orders[one] for one in seats.ids if one in orders and one not in here})
+        answers = self.here.ask({one: order for one, order in orders.items() if one in here})
+        for seats in self._seats:
+            found, leaving = seats.recv(actions_of)
+            answers |= found
+            for env_id, why in leaving.items():
+                answers[env_id] = go_on_here(env_id, orders[env_id], why)
+        return answers
+
+    def _open(self, makers: Mapping[int, Callable[[], Any]], backend: Any) -> Seats:
+        settings = self._settings
+        return Seats(
+            makers,
+            backend=backend,
+            max_workers=settings.max_workers,
+            start_method=settings.start_method,
+            step_timeout_s=settings.step_timeout_s,
+            max_restarts=settings.max_restarts,
+        )
+
+    def _placements(self, wish: UseMultiprocessing) -> dict[str, Placement]:
+        counts = Counter(tag.name for tag in self._tags)
+        by_name = {tag.name: tag for tag in self._tags}
+        found: dict[str, Placement] = {}
+        for name, count in counts.items():
+            tag = by_name[name]
+            if tag.type_name in self._settings.sequential_env_types or wish is False:
+                found[name] = Placement("here", "here", "in this process, as asked")
+            elif wish is True:
+                found[name] = Placement("process", "process", "in workers, as asked")
+            elif wish == "threads":
+                found[name] = Placement("thread", "thread", "in threads, as asked")
+            else:
+                workers = self._settings.max_workers
+                found[name] = choose(measure(tag.make), count, workers, usable_cores())
+        return found
+
+    def _names(self) -> list[str]:
+        return list(dict.fromkeys(tag.name for tag in self._tags))

@@ -1,0 +1,226 @@
+"""What a configuration says to an `EnvStateManager`, checked and typed.
+
+Law: a wrong key or value is one sentence with its full path, before anything is built.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+from envfleet.engine.options import StartMethod, one_of
+from envfleet.errors import ConfigError, did_you_mean
+from envfleet.llm.config import plain
+from envfleet.llm.registry import EnvType, env_type, env_types
+
+ManagerMode = Literal["train", "val"]
+UseMultiprocessing = bool | Literal["auto", "threads"]
+
+_GROUPS = ("env_groups", "group_size", "env_configs")
+_MANAGER = (
+    "format_penalty",
+    "use_multiprocessing",
+    "max_workers",
+    "sequential_env_types",
+    "start_method",
+    "step_timeout_s",
+    "max_restarts",
+    "train",
+    "val",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Tag:
+    """One kind of environment in a configuration."""
+
+    name: str
+    type_name: str
+    env_type: EnvType
+    env_config: dict[str, Any] | None
+    max_actions_per_traj: int
+
+    def make(self) -> Any:
+        """One environment of this kind."""
+        return self.env_type.make(self.env_config)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """All that a manager is told."""
+
+    mode: ManagerMode
+    group_size: int
+    groups: tuple[tuple[Tag, int], ...]
+    """Tags with their number of groups, in order."""
+    seed: int | None
+    """Where the seeds of this mode begin."""
+    format_penalty: float
+    """Never above zero: it is added."""
+    use_multiprocessing: UseMultiprocessing
+    max_workers: int
+    sequential_env_types: frozenset[str]
+    start_method: StartMethod | None
+    step_timeout_s: float | None
+    max_restarts: int
+
+    @property
+    def num_groups(self) -> int:
+        """Of all tags together."""
+        return sum(count for _, count in self.groups)
+
+
+def read_settings(config: Any, mode: str) -> Settings:
+    """What `config` says for this mode."""
+    if mode not in ("train", "val"):
+        raise ConfigError(f"mode must be train or val, got {mode!r}")
+    whole = plain(config)
+    manager = _mapping(whole, "es_manager")
+    _check_keys(manager, _MANAGER, "es_manager")
+    block = _mapping(manager, mode, "es_manager.")
+    _check_keys(block, _GROUPS, f"es_manager.{mode}")
+    methods = manager.get("start_method")
+    if methods is not None:
+        one_of("es_manager.start_method", methods, StartMethod)
+    return Settings(
+        mode=cast(ManagerMode, mode),
+        group_size=_count(block, "group_size", f"es_manager.{mode}."),
+        groups=_groups(whole, block, f"es_manager.{mode}."),
+        seed=_seed(whole, mode),
+        format_penalty=-abs(_number(manager, "format_penalty", "es_manager.", -0.1)),
+        use_multiprocessing=read_use_multiprocessing(manager.get("use_multiprocessing", "auto")),
+        max_workers=_count(manager, "max_workers", "es_manager.", min(8, os.cpu_count() or 1)),
+        sequential_env_types=_type_names(manager, "sequential_env_types", "es_manager."),
+        start_method=methods,
+        step_timeout_s=_timeout(manager),
+        max_restarts=_count(manager, "max_restarts", "es_manager.", 3, least=0),
+    )
+
+
+def read_use_multiprocessing(value: Any) -> UseMultiprocessing:
+    """True, False, "auto" or "threads"."""
+    if not isinstance(value, bool) and value not in ("auto", "threads"):
+        raise ConfigError(
+            f"es_manager.use_multiprocessing must be true, false, auto or threads, got {value!r}"
+        )
+    return cast(UseMultiprocessing, value)
+
+
+def _groups(
+    whole: Mapping[str, Any], block: Mapping[str, Any], path: str
+) -> tuple[tuple[Tag, int], ...]:
+    kinds = _mapping(block, "env_configs", path)
+    path += "env_configs."
+    _check_keys(kinds, ("tags", "n_groups"), path.rstrip("."))
+    names, counts = _list(kinds, "tags", path), _list(kinds, "n_groups", path)
+    if len(names) != len(counts):
+        raise ConfigError(
+            f"{path}n_groups must have one number for each of the {len(names)} tags, got {counts}"
+        )
+    for count in counts:
+        if isinstance(count, bool) or not isinstance(count, int) or count < 0:
+            raise ConfigError(f"{path}n_groups must hold whole numbers, got {count!r}")
+    wanted = _count(block, "env_groups", path.removesuffix("env_configs."))
+    if sum(counts) != wanted:
+        raise ConfigError(
+            f"{path}n_groups must add up to env_groups, but {counts} gives {sum(counts)} and "
+            f"env_groups is {wanted}"
+        )
+    return tuple((_tag(whole, str(name)), count) for name, count in zip(names, counts, strict=True))
+
+
+def _tag(whole: Mapping[str, Any], name: str) -> Tag:
+    known = _mapping(whole, "custom_envs")
+    if name not in known:
+        nearest = did_you_mean(name, known) or f"; there are {', '.join(map(str, known))}"
+        raise ConfigError(f"custom_envs has no environment {name!r}{nearest}")
+    entry, path = _mapping(known, name, "custom_envs."), f"custom_envs.{name}."
+    if "env_type" not in entry:
+        raise ConfigError(f"{path}env_type is missing")
+    type_name, settings = str(entry["env_type"]), entry.get("env_config")
+    if settings is not None and not isinstance(settings, Mapping):
+        raise ConfigError(f"{path}env_config must be a mapping or null, got {settings!r}")
+    try:
+        kind = env_type(type_name)
+        kind.config(settings)
+    except ConfigError as exc:
+        raise ConfigError(f"{path.rstrip('.')}: {exc}") from exc
+    most = _count(entry, "max_actions_per_traj", path)
+    return Tag(name, type_name, kind, None if settings is None else dict(settings), most)
+
+
+def _seed(whole: Mapping[str, Any], mode: str) -> int | None:
+    seeds = whole.get("seed")
+    if seeds is None:
+        return None
+    if not isinstance(seeds, Mapping):
+        raise ConfigError(f"seed must be a mapping with train and val, got {seeds!r}")
+    if seeds.get(mode) is None:
+        return None
+    return _count(seeds, mode, "seed.", least=0)
+
+
+def _timeout(manager: Mapping[str, Any]) -> float | None:
+    if manager.get("step_timeout_s") is None:
+        return None
+    seconds = _number(manager, "step_timeout_s", "es_manager.", 0.0)
+    if seconds <= 0:
+        raise ConfigError(f"es_manager.step_timeout_s must be above 0 seconds, got {seconds}")
+    return seconds
+
+
+# ---- values -------------------------------------------------------------------------------------
+
+
+def _check_keys(block: Mapping[str, Any], known: tuple[str, ...], path: str) -> None:
+    for key in block:
+        if key not in known:
+            nearest = did_you_mean(str(key), known) or f"; it has {', '.join(known)}"
+            raise ConfigError(f"{path} has no key {key!r}{nearest}")
+
+
+def _mapping(block: Mapping[str, Any], key: str, path: str = "") -> Mapping[str, Any]:
+    if key not in block:
+        raise ConfigError(f"the configuration has no {path}{key}")
+    if not isinstance(block[key], Mapping):
+        raise ConfigError(f"{path}{key} must be a mapping, got {block[key]!r:.60}")
+    return cast(Mapping[str, Any], block[key])
+
+
+def _list(block: Mapping[str, Any], key: str, path: str) -> list[Any]:
+    value = block.get(key)
+    if isinstance(value, str) or not isinstance(value, list | tuple):
+        raise ConfigError(f"{path}{key} must be a list, got {value!r:.60}")
+    return list(value)
+
+
+def _type_names(block: Mapping[str, Any], key: str, path: str) -> frozenset[str]:
+    names, known = _list({key: [], **block}, key, path), env_types()
+    for name in names:
+        if name not in known:
+            nearest = did_you_mean(str(name), known) or f"; there are {', '.join(known)}"
+            raise ConfigError(f"{path}{key}: there is no environment type {name!r}{nearest}")
+    return frozenset(names)
+
+
+def _count(
+    block: Mapping[str, Any], key: str, path: str, default: int | None = None, *, least: int = 1
+) -> int:
+    value = block.get(key, default)
+    if value is None and key not in block:
+        raise ConfigError(f"the configuration has no {path}{key}")
+    if value is None:
+        value = default
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ConfigError(f"{path}{key} must be a whole number from {least}, got {value!r}")
+    return value
+
+
+def _number(block: Mapping[str, Any], key: str, path: str, default: float) -> float:
+    value = block.get(key, default)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ConfigError(f"{path}{key} must be a number, got {value!r}")
+    return float(value)

@@ -1,0 +1,148 @@
+"""One turn of one environment: which actions count, and what they bring.
+
+A turn is played next to its environment, here or in a worker, by the same code. What comes back is
+all that anybody needs to know of it, so the environment itself never has to travel.
+
+Law: an environment that raises ends its episode by a `Failure`; nothing else is touched by it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import numbers
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+State = str | list[Any]
+"""What a player sees: text, or pictures."""
+_MAX_ERROR = 500
+"""Characters of an exception's text that are kept."""
+_ITS_OWN = (Exception, SystemExit)
+"""What an environment is to blame for; Ctrl-C is somebody else's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An environment raised, or could not be brought to an answer."""
+
+    doing: str
+    error: str
+
+    @classmethod
+    def of(cls, doing: str, exc: BaseException) -> Failure:
+        """What went wrong, in words that do not depend on where it did."""
+        said = " ".join(str(exc).split())[:_MAX_ERROR]
+        return cls(doing, f"{type(exc).__name__}: {said}" if said else type(exc).__name__)
+
+
+@dataclass(slots=True)
+class Opening:
+    """How an episode begins."""
+
+    state: State
+    answer: Any = None
+    """What would have been right, where an environment knows."""
+    failure: Failure | None = None
+
+
+@dataclass(slots=True)
+class Turn:
+    """What one turn brought."""
+
+    state: State
+    actions: list[Any] = field(default_factory=list)
+    """As the environment got them, only those that were carried out."""
+    num_valid: int = 0
+    """How many of the named actions exist, carried out or not."""
+    reward: float = 0.0
+    info: dict[str, Any] = field(default_factory=dict)
+    is_done: bool = False
+    failure: Failure | None = None
+
+
+class Player:
+    """Plays the episodes of one environment, turn by turn."""
+
+    def __init__(self, env: Any) -> None:
+        self.env = env
+        self._takes = frozenset(inspect.signature(env.reset).parameters)
+
+    def begin(self, seed: int, mode: str) -> Opening:
+        """Begin the episode of this seed."""
+        asked: dict[str, Any] = {"seed": seed}
+        if "mode" in self._takes:
+            asked["mode"] = mode
+        elif "options" in self._takes:
+            asked["options"] = {"mode": mode}
+        try:
+            self.env.reset(**asked)
+            return Opening(self._state(), getattr(self.env, "correct_answer", None))
+        except _ITS_OWN as exc:
+            return Opening("", failure=Failure.of("reset", exc))
+
+    def play(self, named: Sequence[Any], left: int) -> Turn:
+        """Carry out the named actions, at most `left` of them, until the episode ends."""
+        lookup = getattr(getattr(self.env, "config", None), "action_lookup", None)
+        valid = known_actions(lookup, named)
+        turn = Turn("", num_valid=len(valid))
+        try:
+            for action in valid[: max(0, left)]:
+                reward, turn.is_done, info = _outcome(self.env.step(action))
+                turn.reward += reward
+                turn.info.update(info)
+                turn.actions.append(action)
+                if turn.is_done:
+                    break
+            turn.state = self._state()
+        except _ITS_OWN as exc:
+            turn.failure, turn.is_done = Failure.of("step", exc), True
+        return turn
+
+    def _state(self) -> State:
+        seen = self.env.render()
+        if isinstance(seen, str):
+            return seen
+        return list(seen) if isinstance(seen, list | tuple) else [seen]
+
+
+def known_actions(lookup: Mapping[Any, str] | None, named: Sequence[Any]) -> list[Any]:
+    """The actions of these names, without regard to case; without a lookup, the names themselves.
+
+    What is no text is no name.
+    """
+    names = [name for name in named if isinstance(name, str)]
+    if lookup is None:
+        return names
+    numbers_of = {name.lower(): number for number, name in lookup.items()}
+    longest = max(map(len, numbers_of), default=0)
+    return [
+        numbers_of[name.lower()]
+        for name in names
+        if len(name) <= 4 * longest and name.lower() in numbers_of
+    ]
+
+
+def _outcome(result: Any) -> tuple[float, bool, Mapping[str, Any]]:
+    """Reward, end and info of a step in Gymnasium's form, or in the older one of four."""
+    if len(result) == 5:
+        _, reward, is_terminated, is_truncated, info = result
+        is_done = bool(is_terminated) or bool(is_truncated)
+    else:
+        _, reward, is_done, info = result
+    number = float(reward)
+    if not math.isfinite(number):
+        raise ValueError(f"the reward must be a finite number, got {reward!r}")
+    return number, bool(is_done), info or {}
+
+
+def as_number(value: Any) -> float | None:
+    """What a value of an info counts in a mean; None if it is no number."""
+    if isinstance(value, np.ndarray) and value.size == 1:
+        value = value.item()
+    if isinstance(value, numbers.Real | np.bool_):
+        return float(value)
+    return None

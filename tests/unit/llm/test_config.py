@@ -1,0 +1,218 @@
+"""Configurations: presets, files, changes, forms; and what a manager reads out of them."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+
+from envfleet.errors import ConfigError
+from envfleet.llm.config import Config, load_config, plain, preset_names
+from envfleet.llm.settings import Settings, read_settings
+from tests.unit.llm import games
+
+NAMES = [
+    "bandit",
+    "base",
+    "base-parallel",
+    "countdown",
+    "frozen_lake",
+    "metamathqa",
+    "mixed",
+    "sokoban",
+    "webshop",
+]
+
+
+class TestLoading:
+    def test_these_come_with_the_package(self) -> None:
+        assert preset_names() == NAMES
+
+    def test_a_preset_builds_on_another(self) -> None:
+        base, parallel = load_config("base"), load_config("base-parallel")
+        assert base.es_manager.use_multiprocessing == "auto"
+        assert parallel.es_manager.use_multiprocessing is True
+        assert parallel.es_manager.train == base.es_manager.train
+
+    def test_keys_are_attributes_and_items(self) -> None:
+        config = load_config("base")
+        assert config.es_manager.train.env_groups == config["es_manager"]["train"]["env_groups"]
+        config.es_manager.train.env_groups = 3
+        assert config["es_manager"]["train"]["env_groups"] == 3
+        with pytest.raises(AttributeError, match="no key 'es_manger'; did you mean es_manager"):
+            _ = config.es_manger
+
+    def test_a_file_builds_on_its_neighbour_and_on_presets(self, tmp_path: Path) -> None:
+        (tmp_path / "mine.yaml").write_text("defaults: [base, other]\nseed: {train: 1}\n")
+        (tmp_path / "other.yaml").write_text("seed: {train: 2, val: 3}\nnew: 1\n")
+        config = load_config(tmp_path / "mine.yaml")
+        assert config.seed == {"train": 1, "val": 3}
+        assert config.new == 1
+        assert config.es_manager.max_restarts == 3
+        assert load_config(tmp_path / "mine") == config
+
+    @pytest.mark.parametrize(
+        ("change", "path", "value"),
+        [
+            ("es_manager.max_workers=4", ("es_manager", "max_workers"), 4),
+            ("seed.train=1e3", ("seed", "train"), "1e3"),  # YAML's own idea of a number
+            ("agent_proxy.action_sep=;", ("agent_proxy", "action_sep"), ";"),
+            (
+                "es_manager.train.env_configs.tags=[Bandit]",
+                ("es_manager", "train", "env_configs", "tags"),
+                ["Bandit"],
+            ),
+            ("+custom_envs.Mine.env_type=mine", ("custom_envs", "Mine", "env_type"), "mine"),
+            ("+new=null", ("new",), None),
+        ],
+    )
+    def test_changes(self, change: str, path: tuple[str, ...], value: Any) -> None:
+        found: Any = load_config("base", [change])
+        for key in path:
+            found = found[key]
+        assert found == value
+
+    def test_a_key_can_be_taken_away(self) -> None:
+        assert "seed" not in load_config("base", ["~seed"])
+
+    @pytest.mark.parametrize(
+        ("change", "said"),
+        [
+            (
+                "es_manager.max_worker=4",
+                "there is no key es_manager.max_worker; did you mean max_w",
+            ),
+            ("es_manger.max_workers=4", "there is no key es_manger; did you mean es_manager"),
+            ("zzz=4", "a new one is written with a plus"),
+            ("es_manager.max_workers", "key=value, .key=value or ~key"),
+            ("=4", "key=value"),
+            ("seed.train.more=4", "seed.train is 10000 and has no keys"),
+            ("seed.train=[1", "is not YAML"),
+            ("~nothing", "there is no key nothing"),
+        ],
+    )
+    def test_a_wrong_change_is_named(self, change: str, said: str) -> None:
+        with pytest.raises(ConfigError, match=said):
+            load_config("base", [change])
+
+    def test_wrong_files_are_named(self, tmp_path: Path) -> None:
+        with pytest.raises(ConfigError, match=r"no file 'bse'; did you mean base\?"):
+            load_config("bse")
+        for name, text, said in [
+            ("a", "[1, 2]", "must hold keys with their values"),
+            ("b", "x: [", "is not YAML"),
+            ("c", "defaults: [c]", "builds on itself"),
+        ]:
+            (tmp_path / f"{name}.yaml").write_text(text)
+            with pytest.raises(ConfigError, match=said):
+                load_config(tmp_path / f"{name}.yaml")
+        (tmp_path / "d.yaml").write_bytes(b"\xff\xfe\x00")
+        with pytest.raises(ConfigError, match="it is not text"):
+            load_config(tmp_path / "d.yaml")
+
+    def test_any_form_is_the_same(self, tmp_path: Path) -> None:
+        config = load_config("base")
+        assert plain(OmegaConf.create(config)) == config
+        assert plain("base") == config
+        assert plain(dict(config)) == config
+        with pytest.raises(ConfigError, match="got int"):
+            plain(3)
+
+    def test_what_a_manager_reads_is_a_copy(self) -> None:
+        config = load_config("base")
+        plain(config)["es_manager"]["train"]["env_groups"] = 99
+        assert config.es_manager.train.env_groups == 8
+
+
+class TestSettings:
+    @pytest.fixture(autouse=True)
+    def _games(self) -> None:
+        games.register()
+
+    def read(self, **manager: Any) -> Settings:
+        return read_settings(games.config(("Climb", 2), **manager), "train")
+
+    def test_what_is_not_said_has_a_value(self) -> None:
+        settings = self.read()
+        assert settings.format_penalty == -0.1
+        assert 1 <= settings.max_workers <= 8
+        assert settings.step_timeout_s is None
+        assert settings.num_groups == 2
+        assert settings.groups[0][0].name == "Climb"
+        del (config := games.config(("Climb", 2)))["es_manager"]["use_multiprocessing"]
+        assert read_settings(config, "train").use_multiprocessing == "auto"
+
+    @pytest.mark.parametrize("given", [0.1, -0.1])
+    def test_a_penalty_is_a_penalty(self, given: float) -> None:
+        assert self.read(format_penalty=given).format_penalty == -0.1
+
+    @pytest.mark.parametrize(
+        ("manager", "said"),
+        [
+            ({"max_worker": 2}, "es_manager has no key 'max_worker'; did you mean max_workers"),
+            ({"max_workers": 0}, "es_manager.max_workers must be a whole number from 1, got 0"),
+            ({"max_workers": "two"}, "es_manager.max_workers must be a whole number"),
+            ({"use_multiprocessing": "yes"}, "must be true, false, auto or threads, got 'yes'"),
+            ({"format_penalty": "much"}, "es_manager.format_penalty must be a number"),
+            ({"format_penalty": float("nan")}, "es_manager.format_penalty must be a number"),
+            (
+                {"sequential_env_types": ["climp"]},
+                r"no environment type 'climp'; did you mean climb",
+            ),
+            ({"sequential_env_types": "climb"}, "es_manager.sequential_env_types must be a list"),
+            ({"start_method": "frok"}, "es_manager.start_method"),
+            ({"step_timeout_s": 0}, "es_manager.step_timeout_s must be above 0"),
+            ({"max_restarts": -1}, "es_manager.max_restarts must be a whole number from 0"),
+            ({"train": {}}, "has no es_manager.train.group_size"),
+            ({"train": 3}, "es_manager.train must be a mapping"),
+        ],
+    )
+    def test_what_is_wrong_is_named(self, manager: Any, said: str) -> None:
+        with pytest.raises(ConfigError, match=said):
+            self.read(**manager)
+
+    @pytest.mark.parametrize(
+        ("change", "said"),
+        [
+            ({"tags": ["Climb"], "n_groups": [1]}, r"\[1\] gives 1 and env_groups is 2"),
+            ({"tags": ["Climb"], "n_groups": [1, 1]}, "one number for each of the 1 tags"),
+            ({"tags": ["Climb"], "n_groups": [2.0]}, "must hold whole numbers"),
+            ({"tags": ["Clmb"], "n_groups": [2]}, r"no environment 'Clmb'; did you mean Climb\?"),
+            ({"tags": "Climb", "n_groups": [2]}, "env_configs.tags must be a list"),
+            ({"tag": ["Climb"], "n_groups": [2]}, "has no key 'tag'; did you mean tags"),
+        ],
+    )
+    def test_wrong_groups_are_named(self, change: Any, said: str) -> None:
+        config = games.config(("Climb", 2))
+        config["es_manager"]["train"]["env_configs"] = change
+        with pytest.raises(ConfigError, match=said):
+            read_settings(config, "train")
+
+    @pytest.mark.parametrize(
+        ("change", "said"),
+        [
+            ({"env_type": "clim"}, r"custom_envs.Climb: there is no environment type 'clim'"),
+            ({"env_type": None}, "there is no environment type 'None'"),
+            ({"env_config": 3}, "custom_envs.Climb.env_config must be a mapping or null"),
+            ({"env_config": {"gaol": 3}}, "ClimbConfig has no field 'gaol'; did you mean goal"),
+            ({"max_actions_per_traj": 0}, "max_actions_per_traj must be a whole number from 1"),
+        ],
+    )
+    def test_wrong_environments_are_named(self, change: Any, said: str) -> None:
+        config = games.config(("Climb", 2))
+        config["custom_envs"]["Climb"] |= change
+        with pytest.raises(ConfigError, match=said):
+            read_settings(config, "train")
+
+    def test_modes_and_seeds(self) -> None:
+        config = games.config(("Climb", 2))
+        with pytest.raises(ConfigError, match="mode must be train or val, got 'test'"):
+            read_settings(config, "test")
+        for seeds, said in [(3, "seed must be a mapping"), ({"train": -1}, "seed.train must be")]:
+            with pytest.raises(ConfigError, match=said):
+                read_settings({**config, "seed": seeds}, "train")
+        with pytest.raises(ConfigError, match="the configuration has no es_manager"):
+            read_settings({}, "train")
+
+    def test_a_config_object_of_ours_is_taken(self) -> None:
+        assert isinstance(load_config("base"), Config)
