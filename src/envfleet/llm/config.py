@@ -52,14 +52,14 @@ def load_config(name: str | Path = "base", overrides: Sequence[str] = ()) -> Con
     settings = _read(str(name), ())
     for change in overrides:
         _apply(settings, change)
-    config: Config = _as_config(settings)
+    config: Config = _rebuilt(settings, Config)
     return config
 
 
 def plain(config: Any) -> dict[str, Any]:
     """A configuration in any form (mapping, OmegaConf, name or path of YAML) as plain data."""
     if isinstance(config, str | Path):
-        return dict(load_config(config))
+        config = load_config(config)
     if type(config).__module__.partition(".")[0] == "omegaconf":
         from omegaconf import OmegaConf
 
@@ -69,13 +69,15 @@ def plain(config: Any) -> dict[str, Any]:
             "a configuration is a mapping, an OmegaConf object, or the name or path of a YAML "
             f"file; got {type(config).__name__}"
         )
-    return deepcopy(dict(config))
+    data: dict[str, Any] = _rebuilt(config, dict)
+    return data
 
 
-def _as_config(value: Any) -> Any:
+def _rebuilt(value: Any, kind: type[dict[str, Any]]) -> Any:
+    """The same, with every mapping in it of this kind."""
     if isinstance(value, Mapping):
-        return Config({key: _as_config(one) for key, one in value.items()})
-    return [_as_config(one) for one in value] if isinstance(value, list) else value
+        return kind({key: _rebuilt(one, kind) for key, one in value.items()})
+    return [_rebuilt(one, kind) for one in value] if isinstance(value, list) else value
 
 
 # ---- files --------------------------------------------------------------------------------------

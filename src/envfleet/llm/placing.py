@@ -1,8 +1,8 @@
 """Which environments live where, and who asks whom.
 
-By "auto" every kind is measured once and placed by `choice.choose`; True and "threads" put all kinds
-but `sequential_env_types` into workers or threads; False keeps everything here. Workers are started once and serve
-every rollout until the placing changes.
+By "auto" every kind is measured once and placed by `choice.choose`; True and "threads" put all
+kinds but `sequential_env_types` into workers or threads; False keeps everything here. Workers are
+started once and serve every rollout until the placing changes.
 """
 
 from __future__ import annotations

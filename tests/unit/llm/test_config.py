@@ -112,7 +112,7 @@ class TestLoading:
 
     def test_any_form_is_the_same(self, tmp_path: Path) -> None:
         config = load_config("base")
-        assert plain(OmegaConf.create(config)) == config
+        assert plain(OmegaConf.create(plain(config))) == config
         assert plain("base") == config
         assert plain(dict(config)) == config
         with pytest.raises(ConfigError, match="got int"):
