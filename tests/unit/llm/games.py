@@ -45,6 +45,8 @@ class TroubleConfig:
     action_lookup: None = None
     folder: str = ""
     """Where it counts what it has done, for troubles that pass."""
+    reset_s: float = 0.0
+    """How long a beginning keeps a processor busy."""
 
 
 class Trouble:
@@ -56,6 +58,9 @@ class Trouble:
     def reset(self, seed: int, mode: str) -> None:
         if seed == 666:
             raise RuntimeError("no such episode")
+        until_s = time.perf_counter() + self.config.reset_s
+        while time.perf_counter() < until_s:
+            pass
         self._said: list[str] = [f"{mode} {seed}"]
 
     def step(self, action: str) -> tuple[str, float, bool, dict[str, Any]]:

@@ -1,0 +1,184 @@
+"""Workers of a manager that die, hang and are killed: the rollout is the one nobody disturbed."""
+
+import os
+import random
+import signal
+import threading
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envfleet.errors import OutOfOrder
+from envfleet.llm.manager import EnvStateManager
+from tests.unit.llm import games
+from tests.unit.llm.games import config, inputs
+
+
+@pytest.fixture(autouse=True)
+def _games() -> None:
+    games.register()
+
+
+def troubled(folder: Path, way: Any = True, **manager: Any) -> EnvStateManager:
+    (folder / "pid").write_text(str(os.getpid()))
+    settings = config(("Trouble", 2), use_multiprocessing=way, max_workers=2, **manager)
+    settings["custom_envs"]["Trouble"] |= {
+        "env_config": {"folder": str(folder)},
+        "max_actions_per_traj": 20,
+    }
+    return EnvStateManager(settings)
+
+
+def pids(manager: EnvStateManager) -> list[int]:
+    found = [pid for seats in manager._places._seats for pid in seats.fleet.worker_pids()]
+    return [pid for pid in found if pid is not None]
+
+
+def played(manager: EnvStateManager, turns: list[list[dict[str, Any]]]) -> Any:
+    manager.reset(seed=1)
+    for turn in turns:
+        manager.step(turn)
+    return manager.get_rollout_states()
+
+
+TURNS = [inputs(e0=["a"], e1=["b"], e2=["c"], e3=["d"]), inputs(e3=["e"], e0=["f"])]
+
+
+@pytest.mark.parametrize("start_method", ["fork", "spawn"])
+@pytest.mark.parametrize("trouble", ["crash once", "killed once"])
+def test_a_lost_turn_is_played_again(tmp_path: Path, trouble: str, start_method: str) -> None:
+    turns = [*TURNS, inputs(e1=["g"], e0=["h", trouble, "i"]), inputs(e0=["j"], e1=["k"], e3=["l"])]
+    with troubled(tmp_path, start_method=start_method) as manager:
+        disturbed = played(manager, turns)
+        assert (tmp_path / trouble.split()[0]).exists()
+    with troubled(tmp_path, way=False) as manager:  # what happens once has happened
+        assert disturbed == played(manager, turns)
+
+
+def test_a_deadline_costs_a_worker_and_no_turn(tmp_path: Path) -> None:
+    turns = [*TURNS, inputs(e0=["hang once", "i"], e1=["g"])]
+    with troubled(tmp_path, step_timeout_s=0.5) as manager:
+        disturbed = played(manager, turns)
+    with troubled(tmp_path, way=False) as manager:
+        assert disturbed == played(manager, turns)
+
+
+@pytest.mark.parametrize(
+    ("trouble", "error"),
+    [
+        ("die", "its worker died 3 times in one episode"),
+        ("hang", "its worker passed its deadline 3 times in one episode"),
+    ],
+)
+def test_who_costs_too_many_workers_fails_alone(tmp_path: Path, trouble: str, error: str) -> None:
+    with troubled(tmp_path, max_restarts=2, step_timeout_s=0.5) as manager:
+        manager.reset(seed=1)
+        manager.step(TURNS[0])
+        with pytest.warns(RuntimeWarning, match=error):
+            going_on = manager.step(inputs(e0=["e"], e1=[trouble], e2=["f"], e3=["g"]))
+        assert [cache["env_id"] for cache in going_on] == [0, 2, 3]
+        assert manager.rollout_cache[1]["failure"] == {"doing": "step", "error": error, "turn": 2}
+        manager.step(inputs(e0=["h"]))
+        assert manager.render()[0] == "train 1 a e h"
+        manager.reset(seed=1)  # a new episode, a new budget
+        assert len(manager.step(TURNS[0])) == 4
+
+
+def test_who_is_killed_too_often_goes_on_here(tmp_path: Path) -> None:
+    turns = [*TURNS, inputs(e0=["killed in workers"], e2=["g"]), inputs(e0=["h"], e1=["i"])]
+    with troubled(tmp_path, way=False) as manager:
+        alone = played(manager, turns)
+    with troubled(tmp_path, max_restarts=1) as manager:
+        with pytest.warns(RuntimeWarning, match="environment 0 goes on in this process"):
+            assert played(manager, turns) == alone
+        assert isinstance(manager.envs[0]["env"], games.Trouble)
+        assert not isinstance(manager.envs[2]["env"], games.Trouble)
+        assert played(manager, TURNS)[0]["history"][-1]["state"] == "train 1 a f"
+
+
+def test_idle_workers_may_be_killed(tmp_path: Path) -> None:
+    with troubled(tmp_path, way=False) as manager:
+        alone = played(manager, TURNS)
+    with troubled(tmp_path) as manager:
+        for _ in range(2):
+            manager.reset(seed=1)
+            for turn in TURNS:
+                for pid in pids(manager):
+                    os.kill(pid, signal.SIGKILL)
+                manager.step(turn)
+            assert manager.get_rollout_states() == alone
+
+
+def test_killed_at_random_moments(tmp_path: Path) -> None:
+    turns = [inputs(e0=["wait"], e1=["a"], e2=["wait", "b"], e3=["wait"]) for _ in range(8)]
+    with troubled(tmp_path, way=False) as manager:
+        alone = played(manager, turns)
+    with troubled(tmp_path, max_restarts=100) as manager:
+        is_over = threading.Event()
+        killer = threading.Thread(target=_kill_now_and_then, args=(manager, is_over))
+        killer.start()
+        try:
+            for _ in range(3):
+                assert played(manager, turns) == alone
+        finally:
+            is_over.set()
+            killer.join()
+
+
+def _kill_now_and_then(manager: EnvStateManager, is_over: threading.Event) -> None:
+    chance = random.Random(0)
+    while not is_over.wait(chance.uniform(0.05, 0.4)):
+        victim = chance.choice(pids(manager))
+        try:
+            os.kill(victim, signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+
+
+def test_makers_may_be_killed(tmp_path: Path) -> None:
+    settings = config(("Trouble", 20), use_multiprocessing="auto", max_workers=2)
+    settings["custom_envs"]["Trouble"]["env_config"] = {"reset_s": 0.01}
+    with EnvStateManager(settings) as manager:
+        assert "reset in workers, step in-process" in manager.plan
+        makers = manager._places._makers
+        assert makers is not None
+        undisturbed = [cache["history"][0]["state"] for cache in manager.reset(seed=1)]
+        killer = threading.Timer(0.05, lambda: _kill_all(makers._fleet.worker_pids()))
+        killer.start()
+        assert [cache["history"][0]["state"] for cache in manager.reset(seed=1)] == undisturbed
+        killer.join()
+        assert [cache["history"][0]["state"] for cache in manager.reset(seed=1)] == undisturbed
+        assert len(manager.step(inputs(e0=["a"], e39=["b"]))) == 2
+
+
+def _kill_all(victims: list[int | None]) -> None:
+    for pid in victims:
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+
+
+def test_an_interrupted_step_wants_a_reset(tmp_path: Path) -> None:
+    with troubled(tmp_path) as manager:
+        manager.reset(seed=1)
+        main = threading.get_ident()
+        threading.Timer(0.3, lambda: signal.pthread_kill(main, signal.SIGINT)).start()
+        with pytest.raises(KeyboardInterrupt):
+            manager.step(inputs(e0=["hang"], e1=["a"]))
+        with pytest.raises(OutOfOrder, match="the last step was interrupted; call reset first"):
+            manager.step(inputs(e1=["a"]))
+
+
+def test_closing_leaves_no_process(tmp_path: Path) -> None:
+    manager = troubled(tmp_path)
+    manager.reset(seed=1)
+    children = pids(manager)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        manager.close()
+    deadline_s = time.monotonic() + 5
+    while any(Path(f"/proc/{pid}").exists() for pid in children):
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
