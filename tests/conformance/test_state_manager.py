@@ -92,7 +92,7 @@ def test_one_rollout_everywhere(play: Any, way: dict[str, Any], kills: set[int])
 def test_however_workers_start(start_method: str) -> None:
     games.register()
     config = games.config(("Climb", 2), ("Trouble", 1), ("Picture", 1))
-    said = (["Up"], ["down", "x"], ["Up", "Up", "Up"], [], ["a"], ["raise"], ["ab"], None)
+    said: Any = (["Up"], ["down", "x"], ["Up", "Up", "Up"], [], ["a"], ["raise"], ["ab"], None)
     turns = [said, (["Up", "Up"], None, None, ["Up"], ["done"], None, None, ["c"])]
     alone = played(config, 7, turns, set())
     config["es_manager"] |= {
