@@ -1,0 +1,94 @@
+"""Bandit: one pull of one of two named arms; a sure small reward against a rare large one.
+
+Law: the seed alone decides which arm is listed first and whether the risky one would pay, so
+environments of one seed agree whatever was made or played before them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from gymnasium import spaces
+
+from envfleet.errors import ConfigError
+from envfleet.llm.environments.base import Mode, Step, TextEnv, TextEnvConfig
+from envfleet.llm.environments.choices import chosen
+
+
+@dataclass(slots=True, kw_only=True)
+class BanditConfig(TextEnvConfig):
+    """Names and rewards of the arms. `action_lookup` is filled at every reset."""
+
+    lo_arm_name: str = "phoenix"
+    """The sure arm."""
+    hi_arm_name: str = "dragon"
+    """The risky arm, better on average."""
+    split_names: bool = False
+    """Whether episodes of the modes "val" and "test" have the test names instead."""
+    test_lo_arm_name: str = "trader"
+    test_hi_arm_name: str = "librarian"
+    lo_arm_score: float = 0.1
+    hi_arm_loscore: float = 0.0
+    hi_arm_hiscore: float = 1.0
+    hi_arm_hiscore_prob: float = 0.25
+
+    def __post_init__(self) -> None:
+        for lo, hi in (
+            (self.lo_arm_name, self.hi_arm_name),
+            (self.test_lo_arm_name, self.test_hi_arm_name),
+        ):
+            if not lo or not hi or lo.lower() == hi.lower():
+                raise ConfigError(f"two arms need two different names, got {lo!r} and {hi!r}")
+        if not 0 <= self.hi_arm_hiscore_prob <= 1:
+            raise ConfigError(
+                f"hi_arm_hiscore_prob must be from 0 to 1, got {self.hi_arm_hiscore_prob}"
+            )
+
+
+class BanditEnv(TextEnv):
+    """An action is 1 or 2, or the name of an arm; the first valid one ends the episode."""
+
+    config_class: ClassVar[type[TextEnvConfig]] = BanditConfig
+    config: BanditConfig
+
+    def __init__(self, config: BanditConfig | None = None, render_mode: str | None = None) -> None:
+        super().__init__(config, render_mode)
+        self.action_space = spaces.Discrete(2, start=1)
+        self._arms: dict[int, str] = {}
+        self._hi_arm_name = ""
+        self._hi_arm_pays = False
+        self._seen = ""
+
+    def _begin(self, seed: int, mode: Mode) -> None:
+        config = self.config
+        is_test = config.split_names and mode != "train"
+        lo_name = config.test_lo_arm_name if is_test else config.lo_arm_name
+        hi_name = config.test_hi_arm_name if is_test else config.hi_arm_name
+        generator = np.random.Generator(np.random.PCG64(seed))
+        first, second = (lo_name, hi_name) if generator.random() < 0.5 else (hi_name, lo_name)
+        self._arms = {1: first, 2: second}
+        config.action_lookup = dict(self._arms)
+        self._hi_arm_name = hi_name
+        self._hi_arm_pays = bool(generator.random() < config.hi_arm_hiscore_prob)
+        self._seen = f"Arms: {first}, {second}"
+
+    def _act(self, action: Any) -> Step:
+        number = chosen(action, self._arms)
+        if number is None:
+            info = {"action_is_effective": False, "action_is_valid": False, "success": False}
+            return self._seen, 0.0, False, False, info
+        arm = self._arms[number]
+        is_hi = arm == self._hi_arm_name
+        reward = self._hi_reward() if is_hi else float(self.config.lo_arm_score)
+        self._seen = f"{arm}: {reward} points"
+        info = {"action_is_effective": True, "action_is_valid": True, "success": is_hi}
+        return self._seen, reward, True, False, info
+
+    def _hi_reward(self) -> float:
+        config = self.config
+        return float(config.hi_arm_hiscore if self._hi_arm_pays else config.hi_arm_loscore)
+
+    def _text(self) -> str:
+        return self._seen
