@@ -9,7 +9,10 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-PAGES = ("failures.md", "fleet.md", "gymnasium.md", "layout.md", "ppo.md", "runs.md", "testing.md")
+PAGES = (
+    *("failures.md", "fleet.md", "gymnasium.md", "layout.md", "ppo.md", "runs.md", "testing.md"),
+    *sorted(f"environments/{page.name}" for page in (DOCS / "environments").glob("*.md")),
+)
 
 
 def blocks_of(page):
