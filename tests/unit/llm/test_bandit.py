@@ -78,6 +78,12 @@ class TestArms:
         with pytest.raises(OutOfOrder, match="call reset first"):
             env.step(1)
 
+    def test_are_not_changed_by_what_is_done_to_the_lookup(self):
+        env = begun(0)
+        assert env.config.action_lookup is not None
+        env.config.action_lookup.clear()
+        assert env.step(1) == begun(0).step(1)
+
     def test_scores_can_be_set(self):
         config = BanditConfig(
             lo_arm_score=2, hi_arm_loscore=3, hi_arm_hiscore=4, hi_arm_hiscore_prob=1

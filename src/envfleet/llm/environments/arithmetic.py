@@ -26,7 +26,7 @@ MAX_NUMBERS = 100
 
 _TOKEN = re.compile(
     r"[ \t\r\n]*(?:(?P<number>[0-9]+(?:\.[0-9]+)?)"
-    r"|(?P<sign>[-+*/()=\u00d7\u00b7\u00f7\u2212\u2013]|\\(?:times|cdot|div)(?![A-Za-z])))"
+    r"|(?P<sign>[-+*/()=\u00d7\u00b7\u00f7\u2212\u2013]|\\(?:times|cdot|div)))"
 )
 _MEANING = {
     "\N{MULTIPLICATION SIGN}": "*",
