@@ -14,7 +14,7 @@ from gymnasium import spaces
 
 from envfleet.errors import ConfigError
 from envfleet.llm.environments.base import Mode, Step, TextEnv, TextEnvConfig
-from envfleet.llm.environments.choices import chosen
+from envfleet.llm.environments.named_actions import chosen
 
 
 @dataclass(slots=True, kw_only=True)

@@ -13,7 +13,6 @@ import numpy as np
 
 from envfleet.errors import ConfigError
 from envfleet.llm.environments.base import Mode, Picture, Step, TextEnv, TextEnvConfig
-from envfleet.llm.environments.choices import chosen
 from envfleet.llm.environments.frozen_lake_maps import (
     Lake,
     Place,
@@ -22,6 +21,7 @@ from envfleet.llm.environments.frozen_lake_maps import (
     start_of,
 )
 from envfleet.llm.environments.frozen_lake_picture import lake_picture
+from envfleet.llm.environments.named_actions import chosen
 
 MEANINGS = ("player", "empty", "hole", "goal", "player in hole", "player on goal")
 """Of the numbers in `grid_lookup`."""

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from envfleet.llm.environments.choices import chosen
+from envfleet.llm.environments.named_actions import chosen
 
 NAMES = {1: "Left", 2: "Straße"}
 
