@@ -193,6 +193,12 @@ def test_an_environment_by_its_class_is_found_again(tmp_path):
     assert train(*resumed_options(tmp_path), tmp_path, is_resumed=True).new_steps == 0
 
 
+def test_an_id_that_a_module_registers_is_found(tmp_path):
+    options = replace(RUN, env="benchmarks.partial:CartPoleNoVel-v1", total_steps=64)
+    train(options, PPO, tmp_path)
+    assert load_agent(tmp_path)[0] == options
+
+
 def test_torch_s_threads_are_given_back(tmp_path):
     before = torch.get_num_threads()
     train(RUN, PPO, tmp_path, StopAt(1))
