@@ -526,9 +526,9 @@ def _device(name: str) -> str:
 def _packages(env: str) -> list[str]:
     """Where an environment comes from, as far as its name tells."""
     source = find(env).source
-    # "module:Id": the module has been imported, and Gymnasium knows the id alone
-    is_id = isinstance(source, str)
-    entry = gymnasium.spec(source.rpartition(":")[2]).entry_point if is_id else source
+    entry: Any = source
+    if isinstance(source, str):  # "module:Id": once imported, Gymnasium knows the id alone
+        entry = gymnasium.spec(source.rpartition(":")[2]).entry_point
     where = entry if isinstance(entry, str) else getattr(entry, "__module__", "")
     return [where.partition(".")[0], *(["mujoco"] if "mujoco" in where else [])]
 
