@@ -1,7 +1,7 @@
 """Sokoban: push every box onto a target. Boxes are pushed, never pulled, one at a time.
 
 Laws: every level can be solved within its steps, and its solution is known. An action is the
-number of a direction; anything else is answered too, moves nothing and costs a step.
+number or the name of a direction; anything else is answered too, moves nothing and costs a step.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ class SokobanEnv(TextEnv):
         try:
             step = self._step_of.get(index(action))
         except TypeError:
-            step = None
+            step = self._step_named(action)
         before = self._num_on_target
         has_moved = step is not None and self._move(step)
         self._num_steps += 1
@@ -159,6 +159,14 @@ class SokobanEnv(TextEnv):
         }
         is_late = self._num_steps >= self.config.max_steps and not is_solved
         return self._text(), reward, is_solved, is_late, info
+
+    def _step_named(self, action: Any) -> int | None:
+        names = self.config.action_lookup or {}
+        # A megabyte is no name, and not worth a copy in lower case.
+        if not isinstance(action, str) or len(action) > 2 * max(map(len, names.values())):
+            return None
+        said = action.lower()
+        return next((self._step_of[one] for one in names if names[one].lower() == said), None)
 
     def _move(self, step: int) -> bool:
         """Move the player, and the box before them if there is one; whether they could."""
