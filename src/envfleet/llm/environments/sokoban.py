@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Literal, get_args
 
 from envfleet.errors import ConfigError, OutOfOrder
 from envfleet.llm.environments.base import Mode, Picture, Step, TextEnv, TextEnvConfig
+from envfleet.llm.environments.named_actions import chosen
 from envfleet.llm.environments.sokoban_cells import ACTIONS, DOWN, LEFT, RIGHT, UP
 from envfleet.llm.environments.sokoban_levels import (
     BOX,
@@ -117,6 +118,7 @@ class SokobanEnv(TextEnv):
         self._wish = Wish(num_rows, self._num_columns, self.config.num_boxes, longest)
         check(self._wish)
         steps = (-self._num_columns, self._num_columns, -1, 1)
+        self._names = self.config.action_lookup or {}
         self._step_of = dict(zip(ACTIONS, steps, strict=True))
         self._level: Level | None = None
 
@@ -141,12 +143,9 @@ class SokobanEnv(TextEnv):
         self._num_steps = 0
 
     def _act(self, action: Any) -> Step:
-        try:
-            step = self._step_of.get(index(action))
-        except TypeError:
-            step = self._step_named(action)
+        number = chosen(action, self._names)
         before = self._num_on_target
-        has_moved = step is not None and self._move(step)
+        has_moved = number is not None and self._move(self._step_of[number])
         self._num_steps += 1
         reward = STEP_REWARD + BOX_REWARD * (self._num_on_target - before)
         is_solved = self._num_on_target == self.config.num_boxes
@@ -154,19 +153,11 @@ class SokobanEnv(TextEnv):
             reward += SOLVED_REWARD
         info = {
             "action_is_effective": has_moved,
-            "action_is_valid": step is not None,
+            "action_is_valid": number is not None,
             "success": is_solved,
         }
         is_late = self._num_steps >= self.config.max_steps and not is_solved
         return self._text(), reward, is_solved, is_late, info
-
-    def _step_named(self, action: Any) -> int | None:
-        names = self.config.action_lookup or {}
-        # A megabyte is no name, and not worth a copy in lower case.
-        if not isinstance(action, str) or len(action) > 2 * max(map(len, names.values())):
-            return None
-        said = action.lower()
-        return next((self._step_of[one] for one in names if names[one].lower() == said), None)
 
     def _move(self, step: int) -> bool:
         """Move the player, and the box before them if there is one; whether they could."""
