@@ -5,7 +5,7 @@ from typing import Any, cast
 
 import pytest
 
-from envfleet.errors import ConfigError
+from envfleet.errors import ConfigError, OutOfOrder
 from envfleet.llm import registry
 from envfleet.llm.environments.base import TextEnv, TextEnvConfig
 from envfleet.llm.registry import env_type, env_types, register_env
@@ -57,3 +57,11 @@ def test_one_environment_s_configuration_is_its_own() -> None:
     shared = TextEnvConfig(action_lookup={1: "Up"})
     env = TextEnv(shared)
     assert env.config.action_lookup is not shared.action_lookup
+
+
+def test_nothing_is_shown_or_done_before_a_reset() -> None:
+    for env in (env_type("bandit").make(None), env_type("sokoban").make(None)):
+        with pytest.raises(OutOfOrder, match="nothing to show yet; call reset first"):
+            env.render()
+        with pytest.raises(OutOfOrder, match="no running episode; call reset first"):
+            env.step(1)

@@ -87,7 +87,7 @@ class TextEnv(gymnasium.Env[str, Any]):
         self.action_space: spaces.Space[Any] = (
             Words() if names is None else spaces.Discrete(len(names), start=min(names))
         )
-        self._is_running = False
+        self._has_begun = self._is_running = False
 
     # ---- Gymnasium ------------------------------------------------------------------------------
 
@@ -103,7 +103,7 @@ class TextEnv(gymnasium.Env[str, Any]):
         if mode not in get_args(Mode):
             raise ConfigError(f"mode must be one of {', '.join(get_args(Mode))}, got {mode!r}")
         self._begin(int(self.np_random.integers(2**31)) if seed is None else seed, mode)
-        self._is_running = True
+        self._has_begun = self._is_running = True
         return self.render("text"), {}
 
     def step(self, action: Any) -> Step:
@@ -118,6 +118,8 @@ class TextEnv(gymnasium.Env[str, Any]):
         """What a player sees now: text, or a picture for "rgb_array"."""
         mode = mode or self.config.render_mode
         self._check_mode(mode)
+        if not self._has_begun:
+            raise OutOfOrder(f"{type(self).__name__} has nothing to show yet; call reset first")
         return self._text() if mode == "text" else self._picture()
 
     # ---- what a subclass says -------------------------------------------------------------------
