@@ -9,6 +9,7 @@ from itertools import product as every_combination
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -24,6 +25,7 @@ from envfleet.llm.environments.webshop import (
 from envfleet.llm.environments.webshop import json_stream as json_stream_module
 from envfleet.llm.environments.webshop import store as store_module
 from envfleet.llm.environments.webshop.catalogue import (
+    Instruction,
     Product,
     price_cap,
     prices_of,
@@ -318,6 +320,18 @@ class TestGoals:
         assert len(few) == len(set(few.order.tolist())) == 10
         assert store.goals(limit=10) is few
         assert len(store.goals(limit=10**9)) == len(everything)
+
+    def test_rare_attributes_weigh_more(self, tmp_path):
+        writer = GoalWriter()
+        wanted = [(["a", "b"], {"size": ["s", "m"]}), (["a"], {}), (["c"], {})]
+        for number, (attributes, options) in enumerate(wanted):
+            goal = Instruction("x", attributes)
+            writer.add(number, Product(str(number), "x", options=options, wanted=goal))
+        assert writer.finish(tmp_path) == {"synthetic": 4, "human": 0}
+        numbers = np.load(tmp_path / "synthetic_goals.npy")[:, 0].tolist()
+        weights = np.load(tmp_path / "synthetic_weights.npy").tolist()
+        expected = {0: (1 / 3 + 1 / 2) / 2, 1: 1 / 3, 2: 1.0}
+        assert weights == pytest.approx([expected[number] for number in numbers])
 
     def test_no_goals_is_an_error_that_says_what_to_give(self, tmp_path):
         (tmp_path / "items.json").write_text(json.dumps([{"asin": "B1"}]))

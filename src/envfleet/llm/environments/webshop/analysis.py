@@ -27,8 +27,7 @@ MAX_WORD = 64
 
 def words_of(text: str) -> list[str]:
     """Every searchable word of a text, in order, as often as it stands there."""
-    found = (_searchable(word) for word in _WORD.findall(text.lower()))
-    return [word for word in found if word]
+    return [word for word in map(_searchable, _WORD.findall(text.lower())) if word]
 
 
 @lru_cache(maxsize=50_000)

@@ -11,7 +11,7 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Any
 
@@ -81,7 +81,7 @@ class Product:
 
     def to_bytes(self) -> bytes:
         """As one line of JSON."""
-        return json.dumps(asdict(self), ensure_ascii=False, separators=(",", ":")).encode()
+        return _ENCODER.encode(self).encode()
 
     @classmethod
     def from_bytes(cls, line: bytes) -> Product:
@@ -93,6 +93,14 @@ class Product:
             wanted=Instruction(**wanted) if wanted else None,
             human=[Instruction(**one) for one in human],
         )
+
+
+def _fields(record: Any) -> dict[str, Any]:
+    """Like `dataclasses.asdict`, without its copies: half the time of building was in those."""
+    return {name: getattr(record, name) for name in record.__slots__}
+
+
+_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=_fields)
 
 
 def stable_fraction(key: str) -> float:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -137,8 +137,9 @@ class GoalWriter:
 
     def __init__(self) -> None:
         self._synthetic, self._human = array("i"), array("i")
-        self._shares: list[tuple[int, Sequence[str]]] = []
-        self._popularity: dict[str, int] = {}
+        # Per product with an instruction: how many goals, how many attributes, and which.
+        self._num_goals, self._num_attributes, self._attributes = array("i"), array("i"), array("i")
+        self._numbers: dict[str, int] = {}
 
     def add(self, number: int, product: Product) -> None:
         """Take in the goals of the next product."""
@@ -146,30 +147,35 @@ class GoalWriter:
             self._human.extend((number, place))
         if product.wanted is None:
             return
-        count = num_combinations(product.options)
-        for combination in range(count):
+        num_goals = num_combinations(product.options)
+        for combination in range(num_goals):
             self._synthetic.extend((number, combination))
-        self._shares.append((count, product.wanted.attributes))
-        for attribute in product.wanted.attributes:
-            self._popularity[attribute] = self._popularity.get(attribute, 0) + count
+        numbers = self._numbers
+        self._num_goals.append(num_goals)
+        self._num_attributes.append(len(product.wanted.attributes))
+        self._attributes.extend(
+            numbers.setdefault(attribute, len(numbers)) for attribute in product.wanted.attributes
+        )
 
     def finish(self, folder: Path) -> dict[str, int]:
         """Write them; how many there are of each sort."""
-        weights = np.fromiter(self._weights(), np.float32, len(self._synthetic) // 2)
+        ones = np.ones(len(self._human) // 2, np.float32)
         return {
-            "synthetic": _write(folder, "synthetic", self._synthetic, weights),
-            "human": _write(
-                folder, "human", self._human, np.ones(len(self._human) // 2, np.float32)
-            ),
+            "synthetic": _write(folder, "synthetic", self._synthetic, self._weights()),
+            "human": _write(folder, "human", self._human, ones),
         }
 
-    def _weights(self) -> Iterator[float]:
+    def _weights(self) -> npt.NDArray[np.float32]:
         """A goal weighs the more the rarer its attributes are."""
-        for count, attributes in self._shares:
-            rarity = [1.0 / self._popularity[attribute] for attribute in attributes]
-            weight = sum(rarity) / len(rarity)
-            for _ in range(count):
-                yield weight
+        num_goals = np.array(self._num_goals, np.int64)
+        if not len(num_goals):
+            return np.ones(0, np.float32)
+        num_attributes = np.array(self._num_attributes, np.int64)
+        attributes = np.array(self._attributes, np.int64)
+        popularity = np.bincount(attributes, np.repeat(num_goals, num_attributes))
+        firsts = np.cumsum(num_attributes) - num_attributes
+        means = np.add.reduceat(1.0 / popularity[attributes], firsts) / num_attributes
+        return np.repeat(means, num_goals).astype(np.float32)
 
 
 def _write(folder: Path, kind: str, flat: Any, weights: npt.NDArray[np.float32]) -> int:

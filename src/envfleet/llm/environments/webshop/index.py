@@ -24,8 +24,10 @@ from envfleet.llm.environments.webshop.mapped import bytes_of, mapped, saved
 K1 = 0.9
 B = 0.4
 
-BLOCK = 4_000_000
+BLOCK = 2_000_000
 """Postings held while building, 10 bytes each."""
+
+MAX_COUNT = 65535
 
 Ints = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float32]
@@ -52,10 +54,9 @@ class IndexBuilder:
         ids = self._ids
         for label in labels:
             counts[label] = 1
-        for term, count in counts.items():
-            self._terms.append(ids.setdefault(term, len(ids)))
-            self._docs.append(doc)
-            self._counts.append(min(count, 65535))
+        self._terms.extend([ids.setdefault(term, len(ids)) for term in counts])
+        self._docs.extend([doc] * len(counts))
+        self._counts.extend([min(count, MAX_COUNT) for count in counts.values()])
         if len(self._terms) >= self._block:
             self._flush()
 

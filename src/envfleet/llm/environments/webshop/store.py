@@ -15,6 +15,7 @@ import os
 import shutil
 import sys
 import tempfile
+from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -160,7 +161,7 @@ def build(source: Source, folder: Path, progress: Progress | None = None) -> Non
     progress = progress or (
         Silent() if about is not None and about < LONG else progress_on(sys.stderr, rich=False)
     )
-    index, goals, starts = IndexBuilder(folder), GoalWriter(), [0]
+    index, goals, starts = IndexBuilder(folder), GoalWriter(), array("q", [0])
     try:
         with (
             (folder / "products.bin").open("wb") as rows,
