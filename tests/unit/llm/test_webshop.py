@@ -287,6 +287,8 @@ class TestRewards:
             ({"prices": [50.01]}, RIGHT, 4 / 5),
             ({"attributes": ["slim fit"]}, RIGHT, 4 / 5),
             ({"attributes": ["fit, slim"]}, RIGHT, 4 / 5),
+            ({"attributes": ["machine washed", "slim fit"]}, RIGHT, 1.0),
+            ({"attributes": ["machine dry", "slim fit"]}, RIGHT, 4 / 5),
             ({"attributes": [], "bullets": ["Machine Wash", "Slim Fit"]}, RIGHT, 1.0),
             ({"attributes": [], "description": "slim fit"}, RIGHT, 4 / 5),
             ({}, {}, 3 / 5),
@@ -431,6 +433,12 @@ class TestLaws:
         env = make()
         self.play(env, 5, 4)
         assert len(pickle.dumps(env)) < 4000
+        env.reset(seed=0)
+        env.step("search[beauty]")
+        few = len(pickle.dumps(env))
+        env.step("search[<c> beauty]")
+        assert len(env._all_found()) > 50
+        assert len(pickle.dumps(env)) < few + 50
 
     def test_modes_have_goals_of_their_own(self, make):
         env = make()

@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import random
 import tempfile
+from contextlib import contextmanager
 from itertools import product as every_combination
 from pathlib import Path
 from typing import Any
@@ -226,6 +227,21 @@ class TestStore:
         (left / "products.bin").write_bytes(b"half")
         prepare(Generated(5, 0), tmp_path)
         assert not left.exists()
+
+    def test_whoever_waited_for_a_builder_takes_what_was_built(self, tmp_path, monkeypatch):
+        alone = store_module._alone
+
+        @contextmanager
+        def after_another(lock):
+            with monkeypatch.context() as patch:
+                patch.setattr(store_module, "_alone", alone)
+                prepare(Generated(5, 0), tmp_path)
+            monkeypatch.setattr(store_module, "build", None)
+            with alone(lock):
+                yield
+
+        monkeypatch.setattr(store_module, "_alone", after_another)
+        assert Store(prepare(Generated(5, 0), tmp_path)).num_products == 5
 
     def test_another_source_is_another_store(self, tmp_path):
         write_catalogue(tmp_path, 5, 0)

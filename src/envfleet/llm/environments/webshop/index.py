@@ -67,13 +67,12 @@ class IndexBuilder:
         rank = np.empty(len(names), np.int32)
         for place, name in enumerate(names):
             rank[self._ids[name]] = place
-        is_label = np.array([is_label_term(name) for name in names], bool)
         self._ids.clear()
         frequencies = np.zeros(len(names), np.int64)
         for block in self._blocks():
             frequencies += np.bincount(rank[block["term"]], minlength=len(names))
         starts = np.concatenate((np.zeros(1, np.int64), np.cumsum(frequencies)))
-        self._scatter(rank, starts, frequencies, is_label)
+        self._scatter(rank, starts, frequencies)
         saved(self._folder / "posting_starts.npy", starts)
         _write_names(self._folder, names)
         self.close()
@@ -99,7 +98,6 @@ class IndexBuilder:
         rank: Ints,
         starts: npt.NDArray[np.int64],
         frequencies: npt.NDArray[np.int64],
-        is_label: npt.NDArray[np.bool_],
     ) -> None:
         """Put every posting in its place, block by block; documents of a term stay in order."""
         lengths = np.array(self._lengths, np.float64)
@@ -123,7 +121,7 @@ class IndexBuilder:
             counts = block["count"].astype(np.float64)
             found = idf[terms] * counts / (counts + norms[block["doc"]])
             docs[places] = block["doc"]
-            weights[places] = np.where(is_label[terms], 1.0, found)
+            weights[places] = found
             filled += here
 
 
@@ -191,11 +189,6 @@ def best(scores: Floats, num: int) -> list[int]:
 def label(kind: str, value: str) -> str:
     """The term that stands for a label; words never hold its sign."""
     return f"{kind}={value}"
-
-
-def is_label_term(term: str) -> bool:
-    """Whether a term is a label and not a word."""
-    return "=" in term
 
 
 def _write_names(folder: Path, names: list[str]) -> None:
