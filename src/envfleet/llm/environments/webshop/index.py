@@ -147,7 +147,8 @@ class Index:
         scores = np.zeros(self.num_docs, np.float32)
         for span, count in spans:
             weights = self._weights[span]
-            scores[self._docs[span]] += weights if count == 1 else weights * np.float32(count)
+            weights = weights if count == 1 else weights * np.float32(count)
+            np.add.at(scores, self._docs[span], weights)
         return best(scores, num)
 
     def labelled(self, label: str) -> Ints:
@@ -175,14 +176,14 @@ class Index:
 
 def best(scores: Floats, num: int) -> list[int]:
     """Places of the highest scores above zero, equal ones in order of place."""
-    if num < len(scores):
+    places = np.flatnonzero(scores > 0)
+    found = scores[places]
+    if num < len(places):
         # The value of the last one that is in decides; which of equal ones a partition puts first
         # differs between processors.
-        least = np.partition(scores, len(scores) - num)[len(scores) - num]
-        places = np.flatnonzero((scores >= least) & (scores > 0))
-    else:
-        places = np.flatnonzero(scores > 0)
-    order = np.argsort(-scores[places], kind="stable")[:num]
+        is_in = found >= np.partition(found, len(found) - num)[len(found) - num]
+        places, found = places[is_in], found[is_in]
+    order = np.argsort(-found, kind="stable")[:num]
     return [int(place) for place in places[order]]
 
 
