@@ -193,7 +193,8 @@ def label(kind: str, value: str) -> str:
 
 
 def _write_names(folder: Path, names: list[str]) -> None:
-    encoded = [name.encode() for name in names]
-    sizes = np.array([0, *(len(name) for name in encoded)], np.int64)
-    saved(folder / "term_starts.npy", np.cumsum(sizes))
-    (folder / "terms.bin").write_bytes(b"".join(encoded))
+    starts = array("q", [0])
+    with (folder / "terms.bin").open("wb") as file:
+        for name in names:
+            starts.append(starts[-1] + file.write(name.encode()))
+    saved(folder / "term_starts.npy", np.array(starts, np.int64))
