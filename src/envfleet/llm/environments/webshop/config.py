@@ -1,0 +1,97 @@
+"""What a shop is told: which catalogue, which goals, and how a purchase is paid."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from envfleet.errors import ConfigError
+from envfleet.llm.environments.base import TextEnvConfig
+from envfleet.llm.environments.webshop.goals import FilterGoals
+from envfleet.llm.environments.webshop.reward import Nouns
+from envfleet.llm.environments.webshop.sources import Files, Generated, Source, locate
+from envfleet.llm.environments.webshop.store import prepare
+from envfleet.observe.progress import Progress
+
+NUM_GENERATED = {"small": 1000, "full": 100_000}
+
+
+@dataclass(slots=True, kw_only=True)
+class WebShopConfig(TextEnvConfig):
+    """Which shop it is, and what is asked for in it."""
+
+    dataset: str = "small"
+    """"small" or "full": which files a folder is searched for, and how many are generated."""
+    file_path: str | None = None
+    """WebShop's products: a .json or .jsonl file, or a folder; None generates a catalogue."""
+    attr_path: str | None = None
+    """items_ins_v2*.json; found beside the products unless given."""
+    human_path: str | None = None
+    """items_human_ins.json; found beside the products unless given."""
+    human_goals: bool = False
+    """Goals that people wrote, instead of one for each combination of a product's options."""
+    num_products: int | None = None
+    """The first so many rows; all of a file, 1000 or 100,000 of a generated catalogue."""
+    limit_goals: int = -1
+    """How many goals are drawn, rare attributes first; -1 keeps all."""
+    filter_goals: FilterGoals | str | None = None
+    """`f(number, goal)` says which goals are kept; or its name, "package.module:function"."""
+    show_attrs: bool = False
+    """Whether a product has a page of its attributes."""
+    observation_mode: str = "text"
+    """Only "text": there are no HTML pages, no URLs and no pictures."""
+    catalogue_seed: int = 0
+    """Of a generated catalogue."""
+    nouns: Nouns | str | None = None
+    """`f(title)` gives its nouns; or its name, "package.module:function"; None is a simple rule."""
+    binary_reward: bool = False
+    """A purchase is worth 1 if it is perfect and 0 otherwise; raw_reward in the info is not."""
+    cache_dir: str | None = None
+    """Where catalogues are built; $ENVFLEET_CACHE or the user's cache folder unless given."""
+
+    def __post_init__(self) -> None:
+        if self.dataset not in NUM_GENERATED:
+            raise ConfigError(f"dataset must be small or full, got {self.dataset!r}")
+        if self.observation_mode != "text":
+            raise ConfigError(
+                f"observation_mode must be text, got {self.observation_mode!r}: there are no HTML "
+                "pages, no URLs and no pictures here"
+            )
+        if self.num_products is not None and self.num_products < 1:
+            raise ConfigError(f"num_products must be positive or None, got {self.num_products}")
+
+
+def source_of(config: WebShopConfig) -> Source:
+    """What a configuration's catalogue is made from."""
+    if config.file_path is None:
+        if config.attr_path is not None or config.human_path is not None:
+            raise ConfigError("attr_path and human_path belong to products: give file_path as well")
+        number = config.num_products or NUM_GENERATED[config.dataset]
+        return Generated(number, config.catalogue_seed)
+    files = locate(config.file_path, config.attr_path, config.human_path, config.dataset)
+    return Files(*files, num_products=config.num_products)
+
+
+def prepare_catalogue(config: WebShopConfig, progress: Progress | None = None) -> Path:
+    """Build the catalogue of a configuration if it is not there; the folder it is in.
+
+    An environment does this when its first episode begins. Doing it before is kinder to whoever
+    waits for that.
+    """
+    cache = Path(config.cache_dir).expanduser() if config.cache_dir else None
+    return prepare(source_of(config), cache, progress)
+
+
+def function_named(named: Callable[..., Any] | str | None) -> Callable[..., Any] | None:
+    """A function, or the one of this name."""
+    if not isinstance(named, str):
+        return named
+    module, _, name = named.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as exc:
+        raise ConfigError(f'{named!r} is not a "package.module:function" that exists') from exc
+    return cast("Callable[..., Any]", found)

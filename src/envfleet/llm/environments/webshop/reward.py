@@ -1,0 +1,142 @@
+"""What a purchase is worth: how much of the goal it meets, times whether it is the right sort.
+
+Law: reward = r_type * (attributes met + options met + price met) / (attributes + options + 1), in
+[0, 1], and the goal's own product with the goal's own options is worth 1 if it has what the goal
+asks for.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from envfleet.llm.environments.webshop.catalogue import BRANCH, Product
+from envfleet.llm.environments.webshop.fuzzy import token_set_ratio
+from envfleet.llm.environments.webshop.goals import Goal
+
+ALIKE = 85
+
+Nouns = Callable[[str], Sequence[str]]
+
+# In this order the first one that stands in a text is its colour.
+_COLOURS = (
+    "alabaster apricot aqua ash asphalt azure banana beige black blue blush bordeaux bronze brown "
+    "burgundy camel camo caramel champagne charcoal cheetah chestnut chocolate christmas coffee "
+    "cognac copper coral cranberry cream crystal dark denim eggplant elephant espresso fuchsia "
+    "gold granite grape graphite grass gray green grey heather indigo ivory ivy khaki lavender "
+    "lemon leopard light lilac lime magenta maroon mauve merlot midnight mint mocha multicolor "
+    "mushroom mustard natural navy nude olive orange peach pewter pink plum purple rainbow red "
+    "rose royal rust sand sapphire seashell silver skull slate steel stone stonewash sunflower tan "
+    "taupe teal tiger turquoise violet walnut wheat white wine yellow"
+)
+COLOURS = tuple(_COLOURS.split())
+
+_OTHER_WORDS = (
+    "a an and or nor but the this that these those of in on at by for from to with without into "
+    "onto over under up down out off as is are be was were it its you your our my we us they them "
+    "all any each every more most other some such no not only own same so than too very new best "
+    "great good perfect easy free non super extra ultra multi made make makes fits fit use used "
+    "uses using includes included including up per vs via etc"
+)
+_NOT_NOUNS = frozenset(_OTHER_WORDS.split())
+_TITLE_WORD = re.compile(r"[a-z][a-z'-]*[a-z]")
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """A reward and the parts it is made of, as they are reported."""
+
+    reward: float
+    parts: dict[str, float | bool]
+
+
+def score(
+    product: Product, goal: Goal, chosen: Mapping[str, str], nouns: Nouns | None = None
+) -> Score:
+    """What buying this product with these options is worth."""
+    wanted = _wanted_options(goal)
+    kind = type_parts(product, goal, nouns or nouns_of)
+    num_attributes = sum(has_attribute(product, attribute) for attribute in goal.attributes)
+    num_options = num_options_met(list(chosen.values()), wanted)
+    is_price_met = product.price <= goal.price_upper
+    total = len(goal.attributes) + len(wanted) + 1
+    reward = kind["r_type"] * (num_attributes + num_options + is_price_met) / total
+    parts: dict[str, float | bool] = dict(kind)
+    parts["r_att"] = num_attributes / max(len(goal.attributes), 1)
+    parts["w_att"] = len(goal.attributes) / total
+    if wanted:
+        parts["r_option"] = num_options / len(wanted)
+        parts["w_option"] = len(wanted) / total
+    parts["r_price"] = is_price_met
+    parts["w_price"] = 1 / total
+    return Score(float(reward), parts)
+
+
+def type_parts(product: Product, goal: Goal, nouns: Nouns) -> dict[str, float | bool]:
+    """Whether it is the right sort: by the shop's query, its tree, and the nouns of the titles."""
+    query_match = product.query == goal.query
+    category_match = len(_branches(product.product_category) & _branches(goal.product_category)) > 1
+    desired = list(nouns(goal.title))
+    shared = set(nouns(product.title)) & set(desired)
+    title_score = len(shared) / len(desired) if desired else 0.2
+    r_type = 1.0 if query_match or category_match or title_score > 0.2 else 0.5
+    if title_score < 0.1:
+        r_type = 0.1 if title_score else 0.0
+    return {
+        "r_type": r_type,
+        "query_match": query_match,
+        "category_match": category_match,
+        "title_score": title_score,
+    }
+
+
+def has_attribute(product: Product, attribute: str) -> bool:
+    """Whether a product has it: something like it among its own, or the very words in its text."""
+    return any(token_set_ratio(own, attribute) > ALIKE for own in product.attributes) or any(
+        attribute in text.lower()
+        for text in (product.title, " ".join(product.bullets), product.description)
+    )
+
+
+def num_options_met(chosen: Sequence[str], wanted: Sequence[str | tuple[str, str]]) -> int:
+    """How many of the wanted options something chosen is like."""
+    return sum(any(_is_option_met(one, goal) for one in chosen) for goal in wanted)
+
+
+def nouns_of(title: str) -> list[str]:
+    """Nouns of a title by a rule: its words without numbers, measures and function words.
+
+    Nearly every word of a title in capitals is a noun to a tagger as well.
+    """
+    found: list[str] = _TITLE_WORD.findall(title.lower())
+    return [word for word in found if word not in _NOT_NOUNS]
+
+
+def colour_of(text: str) -> str:
+    """The first colour in a text; the text itself if there is none."""
+    return next((colour for colour in COLOURS if colour in text), text)
+
+
+def _wanted_options(goal: Goal) -> list[str | tuple[str, str]]:
+    if isinstance(goal.options, Mapping):
+        return list(goal.options.items())
+    return list(goal.options)
+
+
+def _is_option_met(chosen: str, wanted: str | tuple[str, str]) -> bool:
+    """A colour counts by its first name; an option with its name, as the original does.
+
+    So "large" is like ("size", "x-large"): its words are among the wanted ones. The very value that
+    is wanted always counts; by colours alone "charred oak" would be red and miss itself.
+    """
+    if isinstance(wanted, tuple):
+        name, value = wanted
+        text = value if value in COLOURS else f"{name} {value}"
+    else:
+        value, text = wanted, colour_of(wanted)
+    return chosen == value or token_set_ratio(colour_of(chosen), text) > ALIKE
+
+
+def _branches(path: str) -> set[str]:
+    return {branch.strip() for branch in path.split(BRANCH.strip())}

@@ -1,0 +1,218 @@
+"""A catalogue on disk: built once, shared by every process of the machine.
+
+Law: a store is a folder named after the digest of its source, it appears whole or not at all, and
+is never written again. One process builds, whoever else wants the same one waits. Opening one maps
+its files; products are read when they are looked at.
+
+`open_store` gives all environments of a process the same store, which closes with the last of them.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import sys
+import tempfile
+from array import array
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from weakref import WeakValueDictionary
+
+import numpy as np
+
+from envfleet.errors import ConfigError
+from envfleet.llm.environments.base import Mode
+from envfleet.llm.environments.webshop.catalogue import Product
+from envfleet.llm.environments.webshop.goals import (
+    ORDER_SEED,
+    FilterGoals,
+    Goal,
+    GoalWriter,
+    Numbers,
+    goal_place,
+    human_goal,
+    pick,
+    shuffled,
+    synthetic_goal,
+)
+from envfleet.llm.environments.webshop.index import Index, IndexBuilder, label
+from envfleet.llm.environments.webshop.mapped import bytes_of, mapped, saved
+from envfleet.llm.environments.webshop.sources import Source
+from envfleet.observe.progress import Progress, Silent, progress_on
+
+VERSION = 1
+"""To be raised whenever the files of a store change."""
+
+CACHE_VARIABLE = "ENVFLEET_CACHE"
+LONG = 20_000
+"""Products from which on building shows its progress: a few seconds."""
+
+_open: WeakValueDictionary[Path, Store] = WeakValueDictionary()
+
+
+class Store:
+    """An opened catalogue."""
+
+    def __init__(self, folder: Path) -> None:
+        """Map the files in `folder`, which `build` made."""
+        about = json.loads((folder / "about.json").read_text())
+        self.folder = folder
+        self.num_products: int = about["num_products"]
+        self.num_goals: dict[str, int] = about["num_goals"]
+        self.index = Index(folder, self.num_products)
+        self._rows = bytes_of(folder / "products.bin")
+        self._starts = mapped(folder / "product_starts.npy")
+        self._goals = {kind: mapped(folder / f"{kind}_goals.npy") for kind in self.num_goals}
+        self._books: dict[tuple[bool, FilterGoals | None, int], GoalBook] = {}
+
+    def product(self, number: int) -> Product:
+        """The product of this number."""
+        return Product.from_bytes(self._rows[self._starts[number] : self._starts[number + 1]])
+
+    def goal(self, number: int, *, is_human: bool = False) -> Goal:
+        """The goal of this number among all of its sort."""
+        product, which = self._goals[_kind(is_human)][number]
+        make = human_goal if is_human else synthetic_goal
+        return make(self.product(int(product)), int(which))
+
+    def goals(
+        self, *, is_human: bool = False, filter_goals: FilterGoals | None = None, limit: int = -1
+    ) -> GoalBook:
+        """Which goals episodes have. A filter looks at every goal, once in a process."""
+        key = (is_human, filter_goals, limit)
+        if key not in self._books:
+            self._books[key] = self._book(is_human, filter_goals, limit)
+        return self._books[key]
+
+    def _book(self, is_human: bool, filter_goals: FilterGoals | None, limit: int) -> GoalBook:
+        kind = _kind(is_human)
+        if filter_goals is None and limit < 0:
+            return GoalBook(mapped(self.folder / f"{kind}_order.npy"))
+        picked = pick(
+            self.num_goals[kind],
+            mapped(self.folder / f"{kind}_weights.npy"),
+            lambda number: self.goal(number, is_human=is_human),
+            filter_goals,
+            limit,
+        )
+        return GoalBook(picked[shuffled(len(picked), ORDER_SEED)])
+
+
+@dataclass(frozen=True, slots=True)
+class GoalBook:
+    """The numbers of goals, in the order episodes have them."""
+
+    order: Numbers
+
+    def __len__(self) -> int:
+        return len(self.order)
+
+    def number(self, seed: int, mode: Mode) -> int:
+        """The number of the goal an episode has."""
+        if not len(self):
+            raise ConfigError(
+                "this catalogue has no goals: give attr_path (synthetic goals), or human_path with "
+                "human_goals=True, or let filter_goals and limit_goals leave some"
+            )
+        return int(self.order[goal_place(seed, mode, len(self))])
+
+
+def open_store(folder: Path) -> Store:
+    """The store in this folder, one for the whole process."""
+    store = _open.get(folder)
+    if store is None:
+        store = _open[folder] = Store(folder)
+    return store
+
+
+def prepare(source: Source, cache: Path | None = None, progress: Progress | None = None) -> Path:
+    """The folder of a source's store, built if it is not there.
+
+    Args:
+        source: What it is built from.
+        cache: Where stores are kept; `default_cache()` unless given.
+        progress: Shows how far it is; by default a terminal sees it if there is much to do.
+    """
+    cache = cache or default_cache()
+    folder = cache / f"{source.digest()}-v{VERSION}"
+    if (folder / "about.json").is_file():
+        return folder
+    cache.mkdir(parents=True, exist_ok=True)
+    with _alone(cache / f"{folder.name}.lock"):
+        if not (folder / "about.json").is_file():
+            _build_beside(source, folder, progress)
+    return folder
+
+
+def default_cache() -> Path:
+    """$ENVFLEET_CACHE, or envfleet in the user's cache folder."""
+    told = os.environ.get(CACHE_VARIABLE)
+    users = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return (Path(told).expanduser() if told else users / "envfleet") / "webshop"
+
+
+def build(source: Source, folder: Path, progress: Progress | None = None) -> None:
+    """Write the files of a store into an empty folder, reading the source once."""
+    about = source.about()
+    progress = progress or (
+        Silent() if about is not None and about < LONG else progress_on(sys.stderr, rich=False)
+    )
+    index, goals, starts = IndexBuilder(folder), GoalWriter(), array("q", [0])
+    try:
+        with (
+            (folder / "products.bin").open("wb") as rows,
+            tempfile.TemporaryDirectory(dir=folder) as scratch,
+            progress.bar("WebShop: building the catalogue", about or 0) as bar,
+        ):
+            for number, product in enumerate(source.products(Path(scratch))):
+                starts.append(starts[-1] + rows.write(product.to_bytes()))
+                index.add(product.searchable, labels_of(product))
+                goals.add(number, product)
+                if number % 1000 == 999:
+                    bar.advance(1000)
+            bar.note("writing the index")
+            index.finish()
+    finally:
+        index.close()
+    saved(folder / "product_starts.npy", np.array(starts, np.int64))
+    found = {"num_products": len(starts) - 1, "num_goals": goals.finish(folder)}
+    (folder / "about.json").write_text(json.dumps(found))
+
+
+def labels_of(product: Product) -> Iterator[str]:
+    """What a product is found by with the keywords <a>, <c> and <q>."""
+    yield label("c", product.category.lower())
+    yield label("q", product.query)
+    for attribute in product.attributes:
+        yield label("a", attribute.lower())
+
+
+def _build_beside(source: Source, folder: Path, progress: Progress | None) -> None:
+    """Build under another name and rename: nobody ever sees half a store."""
+    # Whoever holds the lock is the only builder, so these are of processes that died.
+    for left in folder.parent.glob(f"{folder.name}.*.building"):
+        shutil.rmtree(left, ignore_errors=True)
+    unfinished = Path(
+        tempfile.mkdtemp(prefix=f"{folder.name}.", suffix=".building", dir=folder.parent)
+    )
+    try:
+        build(source, unfinished, progress)
+        unfinished.rename(folder)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def _kind(is_human: bool) -> str:
+    return "human" if is_human else "synthetic"
+
+
+@contextmanager
+def _alone(lock: Path) -> Iterator[None]:
+    """Hold a lock that the system gives back if this process dies."""
+    with lock.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
