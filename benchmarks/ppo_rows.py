@@ -19,13 +19,29 @@ from benchmarks.tables import Floor, Line
 from benchmarks.trainers import FleetTraining, TakenApart, Training, sb3_ways
 from benchmarks.workload import Workload
 from envfleet.learn.ppo import PPOOptions
-from envfleet.learn.recipes import RECIPES
+from envfleet.learn.recipes import RECIPES, Recipe
 from envfleet.observe.progress import Progress
 
 CARTPOLE = Training(Workload("CartPole-v1", 8), RECIPES["CartPole-v1"].options)
-REMEMBERING = replace(
-    RECIPES["CartPole-v1"], options=replace(RECIPES["CartPole-v1"].options, memory="lstm")
+REMEMBERING = Recipe(
+    8,
+    100_000,
+    PPOOptions(
+        n_steps=128,
+        batch_size=256,
+        n_epochs=10,
+        learning_rate=1e-3,
+        anneal_clip_range=True,
+        gamma=0.98,
+        gae_lambda=0.8,
+        normalise_obs=True,
+        normalise_rewards=True,
+        hidden=(64,),
+        memory="lstm",
+    ),
 )
+LEAST_SEEDS = 5
+"""Where every single seed must reach the figure, a few prove nothing."""
 HALF_CHEETAH = Training(
     Workload("HalfCheetah-v5", 16),
     PPOOptions(n_steps=128, batch_size=512, n_epochs=10, learning_rate=3e-4),
@@ -35,6 +51,8 @@ HALF_CHEETAH = Training(
 def cartpole(pace: Pace, progress: Progress, title: str) -> Outcome:
     """The highest return there is, for every seed."""
     lesson = Lesson("CartPole-v1", RECIPES["CartPole-v1"])
+    if pace.part == 1:
+        pace = replace(pace, seeds=max(pace.seeds, LEAST_SEEDS))
     return _learned(lesson, "RL zoo, 500 ± 0", 500.0, pace, progress, title, is_for_each=True)
 
 
