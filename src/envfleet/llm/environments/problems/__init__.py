@@ -1,0 +1,1 @@
+"""Templates of word problems: one function each, from choices to a story with its working."""

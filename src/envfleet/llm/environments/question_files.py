@@ -1,0 +1,234 @@
+"""Rows of a file, read where they lie: of each row only its place is held, eight or sixteen bytes.
+
+Law: no descriptor and no map outlives a call, so that any number of processes read one file and the
+system keeps one copy of it. A file that has changed since its rows were counted is an error, not
+another answer.
+"""
+
+from __future__ import annotations
+
+import functools
+import gzip
+import json
+import mmap
+import os
+import re
+import zlib
+from array import array
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from envfleet.errors import ConfigError
+from envfleet.llm.environments.extras import need
+
+Places = npt.NDArray[np.int64]
+
+BLOCK_LINES = 64
+"""Lines packed together: reading one unpacks this many, some 50 kB and 0.1 ms."""
+SCAN_BYTES = 1 << 22
+
+# Up to the next bracket, with strings taken as a whole so that brackets in them do not count.
+_TO_BRACKET = re.compile(rb'(?:[^"\[\]{}]++|"[^"\\]*+(?:\\.[^"\\]*+)*+")*+([\[\]{}])', re.DOTALL)
+
+
+class Rows(Protocol):
+    """Rows by number, and what an error calls one of them."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: int, /) -> Mapping[str, Any]: ...
+    def __iter__(self) -> Iterator[Mapping[str, Any]]: ...
+    def place(self, index: int, /) -> str:
+        """Where this row is."""
+
+
+class PlacedRows:
+    """JSON objects at known places of a file."""
+
+    def __init__(self, path: Path, starts: Places, stops: Places) -> None:
+        self._path, self._starts, self._stops = path, starts, stops
+        self._as_counted = _identity(os.stat(path))
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    def __getitem__(self, index: int) -> Mapping[str, Any]:
+        with self._opened() as descriptor:
+            return self._row(descriptor, index)
+
+    def __iter__(self) -> Iterator[Mapping[str, Any]]:
+        with self._opened() as descriptor:
+            for index in range(len(self)):
+                yield self._row(descriptor, index)
+
+    def _row(self, descriptor: int, index: int) -> Mapping[str, Any]:
+        start, stop = int(self._starts[index]), int(self._stops[index])
+        return _object(
+            os.pread(descriptor, stop - start, start), functools.partial(self.place, index)
+        )
+
+    @contextmanager
+    def _opened(self) -> Iterator[int]:
+        descriptor = os.open(self._path, os.O_RDONLY)
+        try:
+            if _identity(os.fstat(descriptor)) != self._as_counted:
+                raise ConfigError(
+                    f"{self._path} has changed since its rows were counted; "
+                    "start the processes that read it again"
+                )
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
+    def place(self, index: int) -> str:
+        """Where this row is."""
+        with open(self._path, "rb") as file:
+            before = file.read(int(self._starts[index]))
+        num_before = before.count(b"\n")
+        return f"{self._path}, line {num_before + 1}"
+
+
+class PackedRows:
+    """Lines of JSON in memory, packed by the block."""
+
+    def __init__(self, path: Path, blocks: list[bytes], numbers: array[int]) -> None:
+        self._path, self._blocks, self._numbers = path, blocks, numbers
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def __getitem__(self, index: int) -> Mapping[str, Any]:
+        index = range(len(self))[index]
+        lines = zlib.decompress(self._blocks[index // BLOCK_LINES]).split(b"\n")
+        return _object(lines[index % BLOCK_LINES], functools.partial(self.place, index))
+
+    def __iter__(self) -> Iterator[Mapping[str, Any]]:
+        lines = (line for block in self._blocks for line in zlib.decompress(block).split(b"\n"))
+        for index, line in enumerate(lines):
+            yield _object(line, functools.partial(self.place, index))
+
+    def place(self, index: int) -> str:
+        """Where this row is."""
+        return f"{self._path}, line {self._numbers[index]}"
+
+
+class TableRows:
+    """Rows of an Arrow table."""
+
+    def __init__(self, path: Path, table: Any) -> None:
+        self._path, self._table = path, table
+
+    def __len__(self) -> int:
+        return int(self._table.num_rows)
+
+    def __getitem__(self, index: int) -> Mapping[str, Any]:
+        row: Mapping[str, Any] = self._table.slice(range(len(self))[index], 1).to_pylist()[0]
+        return row
+
+    def __iter__(self) -> Iterator[Mapping[str, Any]]:
+        for batch in self._table.to_batches():
+            yield from batch.to_pylist()
+
+    def place(self, index: int) -> str:
+        """Where this row is."""
+        return f"{self._path}, row {index}"
+
+
+def json_lines_rows(path: Path) -> PlacedRows:
+    """One JSON object on each line; empty lines do not count."""
+    if os.path.getsize(path) == 0:
+        nothing = np.zeros(0, np.int64)
+        return PlacedRows(path, nothing, nothing)
+    data = np.memmap(path, np.uint8, "r")
+    ends = [
+        np.flatnonzero(data[start : start + SCAN_BYTES] == ord("\n")) + start
+        for start in range(0, len(data), SCAN_BYTES)
+    ]
+    stops = np.concatenate((*ends, [len(data)])).astype(np.int64)
+    starts = np.concatenate(([0], stops[:-1] + 1)).astype(np.int64)
+    sizes = stops - starts
+    # Of an empty line there is nothing, or the carriage return that some systems end lines with.
+    first = data[np.minimum(starts, len(data) - 1)]
+    is_row = (sizes > 1) | ((sizes == 1) & (first != ord("\r")))
+    return PlacedRows(path, starts[is_row], stops[is_row])
+
+
+def json_rows(path: Path) -> PlacedRows:
+    """One JSON list of objects; or lines, as some name them .json too."""
+    if os.path.getsize(path) == 0:
+        return json_lines_rows(path)
+    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        opening = data[: 1 << 16].lstrip(b"\xef\xbb\xbf \t\r\n")[:1]
+        if opening == b"[":
+            starts, stops = _objects_in_list(data, path)
+            return PlacedRows(path, np.frombuffer(starts, np.int64), np.frombuffer(stops, np.int64))
+    if opening == b"{":
+        return json_lines_rows(path)
+    raise ConfigError(f"{path}, line 1: a list of rows should begin with [, got {opening!r}")
+
+
+def _objects_in_list(data: mmap.mmap, path: Path) -> tuple[array[int], array[int]]:
+    starts, stops = array("q"), array("q")
+    depth = 0
+    for found in _TO_BRACKET.finditer(data):
+        if found[1] in b"[{":
+            depth += 1
+            if depth == 2:
+                starts.append(found.start(1))
+        else:
+            depth -= 1
+            if depth == 1:
+                stops.append(found.end())
+    if depth != 0:
+        raise ConfigError(f"{path} is no whole JSON list: its brackets do not match")
+    return starts, stops
+
+
+def packed_rows(path: Path) -> PackedRows:
+    """Lines of JSON in a gzip file, which can only be read from its beginning: held packed."""
+    blocks: list[bytes] = []
+    numbers = array("q")
+    pending: list[bytes] = []
+    try:
+        with gzip.open(path, "rb") as file:
+            for number, line in enumerate(file, start=1):
+                if not (line := line.strip()):
+                    continue
+                numbers.append(number)
+                pending.append(line)
+                if len(pending) == BLOCK_LINES:
+                    blocks.append(zlib.compress(b"\n".join(pending), 1))
+                    pending.clear()
+    except (OSError, EOFError, zlib.error) as exc:
+        raise ConfigError(f"{path} is no whole gzip file: {exc}") from exc
+    if pending:
+        blocks.append(zlib.compress(b"\n".join(pending), 1))
+    return PackedRows(path, blocks, numbers)
+
+
+def parquet_rows(path: Path) -> TableRows:
+    """A Parquet file, unpacked into memory once per process."""
+    arrow = need("pyarrow", wanted_by=f"{path}", install="pip install pyarrow")
+    parquet = need("pyarrow.parquet", wanted_by=f"{path}", install="pip install pyarrow")
+    try:
+        return TableRows(path, parquet.read_table(path))
+    except arrow.ArrowInvalid as exc:
+        raise ConfigError(f"{path} is no Parquet file: {exc}") from exc
+
+
+def _identity(status: os.stat_result) -> tuple[int, int, int]:
+    return status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def _object(text: bytes, place: Callable[[], str]) -> Mapping[str, Any]:
+    try:
+        row = json.loads(text)
+    except (ValueError, RecursionError) as exc:
+        raise ConfigError(f"{place()} is no JSON object: {exc}") from exc
+    if not isinstance(row, dict):
+        raise ConfigError(f"{place()} is no JSON object but a {type(row).__name__}")
+    return row

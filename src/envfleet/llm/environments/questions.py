@@ -1,0 +1,224 @@
+"""Questions with their answers, from a file, a dataset or a list, as MetaMath and GSM8K keep them.
+
+Law: what is loaded belongs to the process, once, and is never part of an environment. A row is
+checked when it is asked for; what is wrong with it is a ConfigError that names file, line and
+field. A row whose answer cannot be found is a question all the same: nothing answers it.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from envfleet.errors import ConfigError
+from envfleet.llm.environments.base import Mode
+from envfleet.llm.environments.extras import need
+from envfleet.llm.environments.question_files import (
+    Rows,
+    json_lines_rows,
+    json_rows,
+    packed_rows,
+    parquet_rows,
+)
+
+QUERY_FIELDS = ("query", "question")
+ANSWER_FIELDS = ("answer", "response")
+LARGEST_ANSWER = 10**100
+"""Of an answer that is a whole number and not text; Python refuses to write very long ones."""
+MARKS = ("The answer is: ", "####")
+
+_READERS: dict[str, Callable[[Path], Rows]] = {
+    ".json": json_rows,
+    ".jsonl": json_lines_rows,
+    ".jsonl.gz": packed_rows,
+    ".parquet": parquet_rows,
+}
+_HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What is asked, and the answer if there is one."""
+
+    query: str
+    answer: str | None
+
+
+class Questions:
+    """The questions in some rows."""
+
+    def __init__(self, rows: Rows) -> None:
+        self._rows = rows
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: int) -> Question:
+        return question_of(self._rows[index], functools.partial(self._rows.place, index))
+
+    @functools.cached_property
+    def num_without_answer(self) -> int:
+        """How many rows have no answer that can be found; reads all of them, once."""
+        return sum(
+            question_of(row, functools.partial(self._rows.place, index)).answer is None
+            for index, row in enumerate(self._rows)
+        )
+
+
+class ListedRows(Sequence[Mapping[str, Any]]):
+    """Rows given as a list. A copy of this is itself, so that environments share it."""
+
+    def __init__(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        self._rows = tuple(rows)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: Any) -> Any:
+        row = self._rows[index]
+        if not isinstance(row, Mapping):
+            raise ConfigError(f"{self.place(index)} is a {type(row).__name__}, not a row of fields")
+        return row
+
+    def place(self, index: int) -> str:
+        """Where this row is."""
+        return f"row {index} of the list"
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ListedRows:
+        return self
+
+
+class DatasetRows:
+    """Rows of a `datasets.Dataset`, which maps its files into memory."""
+
+    def __init__(self, dataset: Any, name: str) -> None:
+        self._dataset, self._name = dataset, name
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __getitem__(self, index: int) -> Mapping[str, Any]:
+        row: Mapping[str, Any] = self._dataset[index]
+        return row
+
+    def __iter__(self) -> Iterator[Mapping[str, Any]]:
+        return iter(self._dataset)
+
+    def place(self, index: int) -> str:
+        """Where this row is."""
+        return f"{self._name}, row {index}"
+
+
+def question_of(row: Mapping[str, Any], place: Callable[[], str] = lambda: "the row") -> Question:
+    """The question in one row; `place()` is what an error calls it."""
+    query = next((name for name in QUERY_FIELDS if name in row), None)
+    answer = next((name for name in ANSWER_FIELDS if name in row), None)
+    if query is None or answer is None:
+        missing = QUERY_FIELDS if query is None else ANSWER_FIELDS
+        raise ConfigError(
+            f"{place()} has no field {' or '.join(map(repr, missing))}; "
+            f"it has {', '.join(map(repr, row)) or 'none'}"
+        )
+    asked, said = row[query], row[answer]
+    if not isinstance(asked, str) or not asked.strip():
+        raise ConfigError(f"{place()}: field {query!r} should be text, got {_shown(asked)}")
+    is_text = isinstance(said, str | float | None) or (
+        isinstance(said, int) and not isinstance(said, bool) and abs(said) < LARGEST_ANSWER
+    )
+    if not is_text:
+        raise ConfigError(f"{place()}: field {answer!r} should be text, got {_shown(said)}")
+    if said is None:
+        return Question(asked, None)
+    return Question(asked, answer_in(str(said), is_bare=answer == "answer"))
+
+
+def answer_in(text: str, *, is_bare: bool = False) -> str | None:
+    """What follows "The answer is: " or "####"; all of it if it may be bare; None if nothing."""
+    for mark in MARKS:
+        _, found, answer = text.partition(mark)
+        if found:
+            return answer.strip() or None
+    return (text.strip() or None) if is_bare else None
+
+
+def _shown(value: Any) -> str:
+    return repr(value) if value == "" else f"a {type(value).__name__}"
+
+
+def rows_of_mode(mode: Mode, num_rows: int, fractions: Sequence[float] | None) -> range:
+    """The rows that a mode draws from: all, or its share in the order train, val, test."""
+    if fractions is None:
+        return range(num_rows)
+    part = ("train", "val", "test").index(mode)
+    start, stop = (round(num_rows * sum(fractions[:end])) for end in (part, part + 1))
+    return range(start, stop)
+
+
+def load_questions(
+    dataset: str | ListedRows, *, split: str = "train", cache_dir: str | None = None
+) -> Questions:
+    """The questions of a file, of a folder made by `save_to_disk`, of a hub id, or of a list.
+
+    Args:
+        dataset: `.json`, `.jsonl`, `.jsonl.gz`, `.parquet`, a folder, a hub id, or rows.
+        split: Which part of a folder or of a hub id that has several.
+        cache_dir: Where `datasets` keeps what it downloads.
+
+    Raises:
+        ConfigError: There is no such thing, or nothing in it.
+        MissingExtra: It needs a package that is not installed.
+    """
+    if isinstance(dataset, ListedRows):
+        questions = Questions(dataset)
+    else:
+        questions = _loaded(dataset, split, cache_dir)
+    if not len(questions):
+        raise ConfigError(f"{dataset if isinstance(dataset, str) else 'the list'} holds no rows")
+    return questions
+
+
+@functools.cache
+def _loaded(dataset: str, split: str, cache_dir: str | None) -> Questions:
+    path = Path(dataset)
+    if path.is_dir():
+        return Questions(_of_folder(path, split))
+    if path.exists():
+        return Questions(_of_file(path))
+    is_path = path.is_absolute() or dataset.startswith((".", "~")) or _kind(path) is not None
+    if is_path or not _HUB_ID.fullmatch(dataset):
+        raise ConfigError(f"there is no file {dataset}")
+    datasets = need(
+        "datasets",
+        wanted_by=f"there is no file {dataset}; to read it from the hub",
+        install="pip install datasets",
+    )
+    found = datasets.load_dataset(dataset, split=split, cache_dir=cache_dir)
+    return Questions(DatasetRows(found, f"{dataset} ({split})"))
+
+
+def _kind(path: Path) -> str | None:
+    return next((kind for kind in _READERS if path.name.lower().endswith(kind)), None)
+
+
+def _of_file(path: Path) -> Rows:
+    kind = _kind(path)
+    if kind is None:
+        raise ConfigError(f"{path} is none of {', '.join(_READERS)}")
+    return _READERS[kind](path)
+
+
+def _of_folder(path: Path, split: str) -> DatasetRows:
+    datasets = need("datasets", wanted_by=f"the folder {path}", install="pip install datasets")
+    try:
+        found = datasets.load_from_disk(str(path))
+    except FileNotFoundError as exc:
+        raise ConfigError(f"{path} is no folder made by save_to_disk: {exc}") from exc
+    if isinstance(found, Mapping):
+        if split not in found:
+            raise ConfigError(f"{path} has no split {split!r}; it has {', '.join(found)}")
+        found = found[split]
+    return DatasetRows(found, str(path))

@@ -1,0 +1,82 @@
+"""Word problems without end: number and seed give a problem, with its working and exact answer.
+
+Law: a problem is a function of (generator seed, number) only. Each number of its working is a
+number of its text or a result of an earlier line, so that the answer can be worked out again from
+what is written.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+from envfleet.errors import ConfigError
+from envfleet.llm.environments.problems.decimal_numbers import DECIMAL_NUMBERS
+from envfleet.llm.environments.problems.fraction_numbers import FRACTION_NUMBERS
+from envfleet.llm.environments.problems.measures import MEASURES
+from envfleet.llm.environments.problems.parts import Draw
+from envfleet.llm.environments.problems.things import THINGS
+
+TEMPLATES = (*THINGS, *MEASURES, *DECIMAL_NUMBERS, *FRACTION_NUMBERS)
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class WordProblem:
+    """A problem, its working, and its answer."""
+
+    template: str
+    query: str
+    working: tuple[str, ...]
+    answer: Fraction
+    answer_text: str
+
+    def row(self) -> Row:
+        """The problem as MetaMath keeps one."""
+        return {
+            "type": f"Generated_{self.template}",
+            "query": self.query,
+            "original_question": self.query,
+            "response": "\n".join((*self.working, f"The answer is: {self.answer_text}")),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class WordProblems:
+    """A set of generated problems; nothing is held but its seed and its size."""
+
+    generator_seed: int
+    num_problems: int
+
+    def __post_init__(self) -> None:
+        if self.num_problems < 1:
+            raise ConfigError(f"num_problems must be at least 1, got {self.num_problems}")
+
+    def __len__(self) -> int:
+        return self.num_problems
+
+    def __getitem__(self, index: int) -> Row:
+        return word_problem(self.generator_seed, range(self.num_problems)[index]).row()
+
+    def __iter__(self) -> Iterator[Row]:
+        return (self[index] for index in range(len(self)))
+
+    def place(self, index: int) -> str:
+        """What this problem is called."""
+        return f"generated problem {index} of seed {self.generator_seed}"
+
+
+def word_problem(generator_seed: int, index: int) -> WordProblem:
+    """The problem of this number."""
+    # Text as a seed goes through SHA-512: neighbouring numbers give unrelated problems.
+    draw = Draw(random.Random(f"word problem {generator_seed} {index}"))
+    template = draw.one_of(TEMPLATES)
+    story = template(draw)
+    while not story.is_well_told():
+        story = template(draw)
+    result, text = story.answer()
+    return WordProblem(template.__name__, story.query(), story.working(), result, text)
