@@ -1,4 +1,4 @@
-"""Environment types by name: six of our own, others by one call of `register_env`.
+"""Environment types by name: six of our own, two of others, more by one call of `register_env`.
 
 A class is imported when its type is first used, so that a type whose packages are missing costs
 nothing until then.
@@ -43,7 +43,9 @@ _OURS = {
     "countdown": ("envfleet.llm.environments.countdown", "CountdownEnv"),
     "frozen_lake": ("envfleet.llm.environments.frozen_lake", "FrozenLakeEnv"),
     "metamathqa": ("envfleet.llm.environments.metamathqa", "MetaMathQAEnv"),
+    "reasoning_gym": ("envfleet.llm.environments.reasoning_gym", "ReasoningGymEnv"),
     "sokoban": ("envfleet.llm.environments.sokoban", "SokobanEnv"),
+    "textworld": ("envfleet.llm.environments.textworld", "TextWorldEnv"),
     "webshop": ("envfleet.llm.environments.webshop", "WebShopEnv"),
 }
 _registered: dict[str, EnvType] = {}

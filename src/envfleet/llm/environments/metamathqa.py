@@ -18,6 +18,7 @@ from envfleet.llm.environments.base import Mode, Step, TextEnv, TextEnvConfig
 from envfleet.llm.environments.questions import (
     ListedRows,
     Questions,
+    checked_fractions,
     load_questions,
     rows_of_mode,
 )
@@ -54,17 +55,7 @@ class MetaMathQAConfig(TextEnvConfig):
         if self.dataset_path is not None and not isinstance(self.dataset_path, str | ListedRows):
             self.dataset_path = ListedRows(self.dataset_path)
         if self.split_fractions is not None:
-            self.split_fractions = _checked(self.split_fractions)
-
-
-def _checked(fractions: Sequence[float]) -> tuple[float, float, float]:
-    shares = tuple(map(float, fractions))
-    if len(shares) != 3 or min(shares) < 0 or not math.isclose(sum(shares), 1, abs_tol=1e-6):
-        raise ConfigError(
-            "split_fractions must be three shares of train, val and test that add up to 1, "
-            f"got {list(fractions)}"
-        )
-    return shares[0], shares[1], shares[2]
+            self.split_fractions = checked_fractions(self.split_fractions)
 
 
 class MetaMathQAEnv(TextEnv):
@@ -106,7 +97,7 @@ class MetaMathQAEnv(TextEnv):
         questions = self._questions()
         fractions = self.config.split_fractions
         rows = rows_of_mode(
-            mode, len(questions), None if fractions is None else _checked(fractions)
+            mode, len(questions), None if fractions is None else checked_fractions(fractions)
         )
         if not rows:
             raise ConfigError(

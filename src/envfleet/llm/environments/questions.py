@@ -8,6 +8,7 @@ field. A row whose answer cannot be found is a question all the same: nothing an
 from __future__ import annotations
 
 import functools
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -156,6 +157,17 @@ def rows_of_mode(mode: Mode, num_rows: int, fractions: Sequence[float] | None) -
     part = ("train", "val", "test").index(mode)
     start, stop = (round(num_rows * sum(fractions[:end])) for end in (part, part + 1))
     return range(start, stop)
+
+
+def checked_fractions(fractions: Sequence[float]) -> tuple[float, float, float]:
+    """Three shares that add up to 1, or ConfigError."""
+    shares = tuple(map(float, fractions))
+    if len(shares) != 3 or min(shares) < 0 or not math.isclose(sum(shares), 1, abs_tol=1e-6):
+        raise ConfigError(
+            "split_fractions must be three shares of train, val and test that add up to 1, "
+            f"got {list(fractions)}"
+        )
+    return shares[0], shares[1], shares[2]
 
 
 def load_questions(

@@ -1,8 +1,8 @@
 """Word problems without end: number and seed give a problem, with its working and exact answer.
 
 Law: a problem is a function of (generator seed, number) only. Each number of its working is a
-number of its text or a result of an earlier line, so that the answer can be worked out again from
-what is written.
+number of its text, a result of an earlier line, or the 100 of per cent, so that the answer can be
+worked out again from what is written.
 """
 
 from __future__ import annotations

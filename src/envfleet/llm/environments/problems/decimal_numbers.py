@@ -61,7 +61,7 @@ def fuel(draw: Draw) -> Story:
 
 def rainfall(draw: Draw) -> Story:
     """A sum of three, then a difference."""
-    monday, tuesday, wednesday = (draw.tenths(2, 95) for _ in range(3))
+    monday, tuesday, wednesday = (draw.tenths(11, 95) for _ in range(3))
     usual = monday + tuesday + wednesday - draw.tenths(1, int((monday + tuesday) * 10))
     story = Story("decimal")
     story.tell(

@@ -1,0 +1,81 @@
+"""Text that may be shown to code which evaluates it as Python: plain values, plain arithmetic.
+
+Law: nothing here evaluates. Whatever passes has no call, no attribute, no comprehension, and no
+power that is worth more than some thousand digits.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+
+MAX_CHARS = 2_000
+MAX_DEPTH = 30
+MAX_TREE_DEPTH = 200
+MAX_DIGITS = 12
+MAX_EXPONENT = 30
+MAX_NESTED_EXPONENT = 60
+
+_WORDS = re.compile(r"[A-Za-z0-9_ \n]*")
+_LETTERS_IN_A_ROW = re.compile(r"[^\W\d_]{2,}|_")
+
+
+def is_value_or_words(text: str) -> bool:
+    """Whether it is a Python value such as [[0, 1], [1, 0]], or words, which mean nothing there."""
+    if len(text) > MAX_CHARS or not _is_shallow(text):
+        return False
+    if _WORDS.fullmatch(text):
+        return True
+    try:
+        ast.literal_eval(text)
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        return False
+    return True
+
+
+def is_arithmetic(text: str) -> bool:
+    """Whether it is a sum of products and small powers of numbers and single letters."""
+    if len(text) > MAX_CHARS or not text.isascii() or not _is_shallow(text):
+        return False
+    if _LETTERS_IN_A_ROW.search(text):
+        return False
+    try:
+        tree = ast.parse(text.strip(), mode="eval")
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return False
+    return _power_in(tree.body) <= MAX_NESTED_EXPONENT
+
+
+def _is_shallow(text: str) -> bool:
+    return sum(map(text.count, "([{")) <= MAX_CHARS // 4 and _depth(text) <= MAX_DEPTH
+
+
+def _depth(text: str) -> int:
+    depth = deepest = 0
+    for sign in text:
+        depth += (sign in "([{") - (sign in ")]}")
+        deepest = max(deepest, depth)
+    return deepest
+
+
+_TOO_MUCH = MAX_NESTED_EXPONENT + 1
+
+
+def _power_in(node: ast.expr, depth: int = 0) -> int:
+    """The product of exponents over the worst branch of a tree; too much for anything else."""
+    if depth > MAX_TREE_DEPTH:
+        return _TOO_MUCH
+    depth += 1
+    match node:
+        case ast.Constant(value=int() | float()) if not isinstance(node.value, bool):
+            return 1 if len(str(node.value)) <= MAX_DIGITS else _TOO_MUCH
+        case ast.Name():
+            return 1
+        case ast.UnaryOp(op=ast.USub() | ast.UAdd(), operand=operand):
+            return _power_in(operand, depth)
+        case ast.BinOp(left=left, op=ast.Pow(), right=ast.Constant(value=int(exponent))):
+            by = exponent if 1 <= exponent <= MAX_EXPONENT else _TOO_MUCH
+            return _power_in(left, depth) * by
+        case ast.BinOp(left=left, op=ast.Add() | ast.Sub() | ast.Mult() | ast.Div(), right=right):
+            return max(_power_in(left, depth), _power_in(right, depth))
+    return _TOO_MUCH

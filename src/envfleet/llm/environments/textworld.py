@@ -1,0 +1,238 @@
+"""Games of Microsoft's TextWorld: rooms, things and a quest, played in words.
+
+Law: only a command that the game itself offers at this moment reaches its interpreter, which is
+native code and knows commands such as save and quit; any other text is answered here. An episode is
+its game and its commands: a copy of an environment plays them again.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import tempfile
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from envfleet.errors import ConfigError
+from envfleet.llm.environments.base import Mode, Step, TextEnv, TextEnvConfig
+from envfleet.llm.environments.extras import need
+
+MAX_COMMAND_CHARS = 200
+INTERPRETER_SEED = 1
+"""Without one the interpreter takes the time of day."""
+NUM_ATTEMPTS = 20
+"""At making a game: not every map that is drawn has room for a quest of the length wanted."""
+
+
+@dataclass(slots=True, kw_only=True)
+class TextWorldConfig(TextEnvConfig):
+    """Which game, or what games are made."""
+
+    game_file: str | None = None
+    """A game made by TextWorld, `.z8` with its `.json` beside it; None: games are made."""
+    num_games: int = 10
+    """How many different games are made; each takes some seconds, once."""
+    num_rooms: int = 3
+    num_objects: int = 6
+    quest_length: int = 4
+    """How many commands the shortest way to win takes."""
+    max_steps: int = 50
+    """After so many commands an episode is cut off."""
+    shows_commands: bool = True
+    """Whether a player reads which commands there are."""
+    games_dir: str | None = None
+    """Where games are kept once made; None: the user's cache folder."""
+
+    def __post_init__(self) -> None:
+        for name in ("num_games", "num_rooms", "num_objects", "quest_length", "max_steps"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.game_file is not None:
+            path = Path(self.game_file).expanduser().resolve()
+            for one in (path, path.with_suffix(".json")):
+                if not one.is_file():
+                    raise ConfigError(f"there is no file {one}, which this game needs")
+            self.game_file = str(path)
+
+
+def _textworld() -> Any:
+    return need(
+        "textworld",
+        wanted_by="env type textworld",
+        install="pip install 'envfleet[textworld]'",
+    )
+
+
+class TextWorldEnv(TextEnv):
+    """One game; the episode ends when it is won or lost."""
+
+    config_class: ClassVar[type[TextEnvConfig]] = TextWorldConfig
+    config: TextWorldConfig
+
+    def __init__(
+        self, config: TextWorldConfig | None = None, render_mode: str | None = None
+    ) -> None:
+        """Look that TextWorld is there; games are made or opened at a reset."""
+        super().__init__(config, render_mode)
+        _textworld()
+        self._game: str | None = None
+        self._commands: list[str] = []
+        self._num_steps = 0
+        self._said = ""
+        self._player: Any = None
+        self._state: Any = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_player": None, "_state": None}
+
+    def close(self) -> None:
+        """Close the game."""
+        if self._player is not None:
+            self._player.close()
+        self._player = self._state = None
+
+    def _begin(self, seed: int, mode: Mode) -> None:
+        game = self.config.game_file
+        if game is None:
+            number = random.Random(seed).randint(0, self.config.num_games - 1)
+            game = str(made_game(self.config, number))
+        if game != self._game:
+            self.close()
+        self._game, self._commands, self._num_steps = game, [], 0
+        self._state = None
+        state = self._now()
+        self._said = f"{state.objective}\n\n{_plain(state.description)}"
+
+    def _now(self) -> Any:
+        """The state of the game, which is played up to here if it is not open."""
+        if self._state is None:
+            if self._player is None:
+                self._player = _opened(str(self._game))
+            self._state = self._player.reset()
+            for command in self._commands:
+                self._state, _, _ = self._player.step(command)
+        return self._state
+
+    def _act(self, action: Any) -> Step:
+        before = self._now()
+        command = _command(action)
+        is_offered = command in before.admissible_commands
+        self._num_steps += 1
+        after, is_done = before, False
+        if is_offered:
+            after, _, is_done = self._player.step(command)
+            self._state = after
+            self._commands.append(command)
+        self._said = _plain(after.feedback) if is_offered else "That cannot be done here."
+        info = {
+            "action_is_effective": is_offered and _facts(after) != _facts(before),
+            "action_is_valid": is_offered,
+            "success": bool(after.won),
+            "score": int(after.score or 0),
+            "max_score": int(after.max_score),
+        }
+        reward = float((after.score or 0) - (before.score or 0))
+        is_cut = not is_done and self._num_steps >= self.config.max_steps
+        return self._text(), reward, bool(is_done), is_cut, info
+
+    def _text(self) -> str:
+        if not self.config.shows_commands or self._game is None:
+            return self._said
+        state = self._now()
+        if state.won or state.lost:
+            return self._said
+        return f"{self._said}\n\nYou can: {', '.join(state.admissible_commands)}"
+
+
+def _command(action: Any) -> str:
+    if not isinstance(action, str) or len(action) > MAX_COMMAND_CHARS:
+        return ""
+    return " ".join(action.lower().split())
+
+
+def _facts(state: Any) -> list[str]:
+    return sorted(map(str, state.facts))
+
+
+def _plain(text: str) -> str:
+    """What a game says, without the prompt and the status line below it."""
+    head, _, _ = text.partition("\n>")
+    return head.strip()
+
+
+def _opened(game: str) -> Any:
+    textworld = _textworld()
+    wanted = textworld.EnvInfos(
+        admissible_commands=True,
+        description=True,
+        facts=True,
+        lost=True,
+        max_score=True,
+        objective=True,
+        score=True,
+        won=True,
+    )
+    with warnings.catch_warnings():
+        # The interpreter warns that it keeps no score of a game it does not know; TextWorld does.
+        warnings.filterwarnings("ignore", "Game .* is not fully supported")
+        player = textworld.start(game, wanted)
+    player.seed(INTERPRETER_SEED)
+    return player
+
+
+def made_game(config: TextWorldConfig, number: int) -> Path:
+    """The game of this number, made unless it has been made before.
+
+    It is made in a folder of its own that gets its name when it is whole, so that processes may
+    make one game at the same time.
+    """
+    version = _textworld().__version__
+    name = (
+        f"{version}-rooms{config.num_rooms}-objects{config.num_objects}"
+        f"-quest{config.quest_length}-{number}"
+    )
+    kept = _games_dir(config)
+    game = kept / name / "game.z8"
+    if not game.exists():
+        kept.mkdir(parents=True, exist_ok=True)
+        making = Path(tempfile.mkdtemp(prefix="making-", dir=kept))
+        try:
+            _make(config, number, making / "game.z8")
+            making.rename(kept / name)
+        except OSError:
+            if not game.exists():
+                raise
+        finally:
+            shutil.rmtree(making, ignore_errors=True)
+    return game
+
+
+def _games_dir(config: TextWorldConfig) -> Path:
+    if config.games_dir is not None:
+        return Path(config.games_dir).expanduser().resolve()
+    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(cache).expanduser() / "envfleet" / "textworld"
+
+
+def _make(config: TextWorldConfig, number: int, path: Path) -> None:
+    textworld = _textworld()
+    no_quest = need("textworld.generator.chaining", wanted_by="", install="").QuestGenerationError
+    for attempt in range(NUM_ATTEMPTS):
+        options = textworld.GameOptions()
+        options.seeds = number * NUM_ATTEMPTS + attempt
+        options.nb_rooms, options.nb_objects = config.num_rooms, config.num_objects
+        options.quest_length = config.quest_length
+        options.path = str(path)
+        try:
+            textworld.make(options)
+        except no_quest:
+            continue
+        return
+    raise ConfigError(
+        f"no game with {config.num_rooms} rooms, {config.num_objects} objects and a quest of "
+        f"{config.quest_length} commands was found in {NUM_ATTEMPTS} attempts; "
+        "ask for a shorter quest, or for more rooms and objects"
+    )

@@ -1,0 +1,158 @@
+"""reasoning-gym's tasks as environments, with the real package; what it would evaluate is kept."""
+
+import pickle
+import random
+import subprocess
+import sys
+import time
+
+import pytest
+
+from envfleet.errors import ConfigError, MissingExtra
+from envfleet.llm.environments import reasoning_gym as ours
+from envfleet.llm.environments.reasoning_gym import ReasoningGymConfig, ReasoningGymEnv
+from envfleet.llm.registry import env_type
+
+HOSTILE: tuple[object, ...] = (
+    "", " \n", None, 3.5, {}, 10**5000, "9" * 2**20, "9**9**9", "(" * 5000, "[" * 5000, "{" * 5000,
+    "__import__('os').system('false')", "().__class__", "\x00\x1b", "\ud800", "'a'*9**9", "1/0",
+    "[x for x in range(10**9)]", "-" * 5000 + "1", "lambda: 0", "nan", "inf", "1e999", "٣",
+)  # fmt: skip
+
+
+def test_without_the_package_the_pip_line_is_said(monkeypatch):
+    ours._dataset.cache_clear()
+    monkeypatch.setitem(sys.modules, "reasoning_gym", None)
+    with pytest.raises(MissingExtra, match=r"pip install 'envfleet\[reasoning-gym\]'"):
+        env_type("reasoning_gym").make({"task": "chain_sum"})
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"task_config": {"seed": 1}}, "task_config cannot hold seed: say dataset_seed"),
+        ({"max_tries": 0}, "at least 1"),
+        ({"task": "simple_integration"}, "say trust_answers=True"),
+        ({"split_fractions": (1,)}, "three shares"),
+        ({"task": "word_ladder"}, "start Python with PYTHONHASHSEED=0"),
+    ],
+)
+def test_mistakes_of_settings_are_named(settings, said, monkeypatch):
+    monkeypatch.delenv("PYTHONHASHSEED", raising=False)
+    with pytest.raises(ConfigError, match=said):
+        ReasoningGymConfig(**settings)
+
+
+class TestWithThePackage:
+    @pytest.fixture(autouse=True)
+    def _is_there(self, monkeypatch):
+        pytest.importorskip("reasoning_gym")
+        monkeypatch.setenv("PYTHONHASHSEED", "0")  # only looked at: some tasks ask for it
+
+    @pytest.mark.parametrize(
+        ("settings", "said"),
+        [
+            ({"task": "chain_summ"}, "no task 'chain_summ'; did you mean chain_sum"),
+            ({"task_config": {"min_terms": 9, "max_terms": 2}}, "refuses the task_config"),
+            ({"task_config": {"colour": 2}}, "refuses the task_config of chain_sum"),
+        ],
+    )
+    def test_mistakes_are_named(self, settings, said):
+        with pytest.raises(ConfigError, match=said):
+            ReasoningGymEnv(ReasoningGymConfig(**settings))
+
+    def test_an_episode(self):
+        env = env_type("reasoning_gym").make({"task": "gcd", "dataset_seed": 3})
+        said, info = env.reset(seed=5)
+        assert "Greatest Common Divisor" in said
+        assert info == {}
+        assert env.question_index == random.Random(5).randint(0, 9_999)
+        said, reward, terminated, truncated, info = env.step(f" {env.correct_answer}\n")
+        assert (said, reward, terminated, truncated) == ("Correct!", 1.0, True, False)
+        assert info == {"action_is_effective": True, "action_is_valid": True, "success": True}
+
+    def test_a_wrong_answer_gets_what_the_task_gives(self):
+        env = ReasoningGymEnv(ReasoningGymConfig(task="countdown", max_tries=2))
+        env.reset(seed=0)
+        said, reward, terminated, _, info = env.step("1+1")
+        assert (said, reward, terminated) == ("Your answer scores 0.05 of 1.", 0.05, False)
+        assert info == {"action_is_effective": True, "action_is_valid": True, "success": False}
+        assert env.step("2+2")[2] is True
+
+    @pytest.mark.parametrize(
+        "task",
+        [
+            "basic_arithmetic", "binary_matrix", "chain_sum", "countdown",
+            "fraction_simplification", "gsm_symbolic", "n_queens", "polynomial_multiplication",
+            "propositional_logic", "puzzle24", "simple_equations", "spiral_matrix",
+            "string_insertion",
+        ],
+    )  # fmt: skip
+    def test_the_author_s_answer_is_right_and_any_other_is_answered(self, task):
+        env = ReasoningGymEnv(ReasoningGymConfig(task=task))
+        for action in HOSTILE:
+            env.reset(seed=1)
+            start_s = time.process_time()
+            _, reward, terminated, _, info = env.step(action)
+            assert time.process_time() - start_s < 0.5, action
+            assert terminated
+            assert 0 <= reward < 1
+            assert info["success"] is False
+        for seed in range(3):
+            env.reset(seed=seed)
+            if env.correct_answer is not None:
+                assert env.step(env.correct_answer)[4]["success"] is True
+
+    def test_code_is_not_run(self, tmp_path):
+        mark = tmp_path / "mark"
+        for task in sorted(ours._EVALUATES_VALUES | ours._EVALUATES_ARITHMETIC):
+            env = ReasoningGymEnv(ReasoningGymConfig(task=task))
+            env.reset(seed=0)
+            info = env.step(f"__import__('pathlib').Path({str(mark)!r}).touch()")[4]
+            assert info["action_is_valid"] is False
+        assert not mark.exists()
+
+    def test_these_scorers_would_have_run_it(self, tmp_path):
+        """Why there is a guard at all; if this fails, the package has mended it."""
+        mark = tmp_path / "mark"
+        env = ReasoningGymEnv(ReasoningGymConfig(task="spiral_matrix"))
+        env.reset(seed=0)
+        text = f"__import__('pathlib').Path({str(mark)!r}).touch()"
+        env._questions().score_answer(text, env._question())
+        assert mark.exists()
+
+    def test_a_pickled_episode_goes_on_and_is_small(self):
+        env = ReasoningGymEnv(ReasoningGymConfig(task="sudoku", max_tries=3))
+        env.reset(seed=4)
+        env.step("no")
+        data = pickle.dumps(env)
+        other = pickle.loads(data)
+        assert len(data) < 4000
+        assert other.render() == env.render()
+        assert other.step(env.correct_answer) == env.step(env.correct_answer)
+
+    def test_modes_with_shares(self):
+        env = ReasoningGymEnv(ReasoningGymConfig(num_questions=10, split_fractions=(0.8, 0.2, 0.0)))
+        env.reset(seed=0, options={"mode": "val"})
+        assert env.question_index in (8, 9)
+        with pytest.raises(ConfigError, match="no question for mode 'test'"):
+            env.reset(seed=0, options={"mode": "test"})
+
+    def test_one_seed_is_one_question_in_any_process(self):
+        code = (
+            "from envfleet.llm.registry import env_type\n"
+            "env = env_type('reasoning_gym').make({'task': 'gsm_symbolic'})\n"
+            "print([env.reset(seed=seed)[0] for seed in range(5)])"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=60,
+            env={"PYTHONHASHSEED": "5", "PYTHONPATH": ":".join(sys.path)},
+        )
+        env = ReasoningGymEnv(ReasoningGymConfig(task="gsm_symbolic"))
+        state = random.getstate()
+        assert done.stdout.strip() == str([env.reset(seed=seed)[0] for seed in range(5)])
+        assert random.getstate() == state
