@@ -234,7 +234,7 @@ class TestElsewhere:
     def test_parquet_asks_for_pyarrow(self, tmp_path, monkeypatch):
         (tmp_path / "a.parquet").write_bytes(b"PAR1")
         monkeypatch.setitem(sys.modules, "pyarrow", None)
-        with pytest.raises(MissingExtra, match="pip install pyarrow"):
+        with pytest.raises(MissingExtra, match=r"pip install 'envfleet\[parquet\]'"):
             load_questions(str(tmp_path / "a.parquet"))
 
     def test_what_datasets_is_asked(self, tmp_path, monkeypatch):

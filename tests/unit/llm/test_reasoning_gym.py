@@ -2,9 +2,11 @@
 
 import pickle
 import random
+import re
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +14,8 @@ from envfleet.errors import ConfigError, MissingExtra
 from envfleet.llm.environments import reasoning_gym as ours
 from envfleet.llm.environments.reasoning_gym import ReasoningGymConfig, ReasoningGymEnv
 from envfleet.llm.registry import env_type
+
+PAGE = Path(__file__).parents[3] / "docs" / "environments" / "reasoning_gym.md"
 
 HOSTILE: tuple[object, ...] = (
     "", " \n", None, 3.5, {}, 10**5000, "9" * 2**20, "9**9**9", "(" * 5000, "[" * 5000, "{" * 5000,
@@ -156,3 +160,9 @@ class TestWithThePackage:
         state = random.getstate()
         assert done.stdout.strip() == str([env.reset(seed=seed)[0] for seed in range(5)])
         assert random.getstate() == state
+
+    def test_the_page_s_example_runs(self, monkeypatch, tmp_path, capsys):
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+        (example,) = re.findall(r"```py\n(.*?)```", PAGE.read_text(), re.DOTALL)
+        exec(example, {})
+        assert "True, False, {" in capsys.readouterr().out

@@ -2,14 +2,18 @@
 
 import pickle
 import random
+import re
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from envfleet.errors import ConfigError, MissingExtra, OutOfOrder
 from envfleet.llm.environments.textworld import TextWorldConfig, TextWorldEnv, made_game
 from envfleet.llm.registry import env_type
+
+PAGE = Path(__file__).parents[3] / "docs" / "environments" / "textworld.md"
 
 
 def test_without_the_package_the_pip_line_is_said(monkeypatch):
@@ -132,3 +136,12 @@ class TestWithThePackage:
         assert info["success"] is True
         assert random.getstate() == state
         env.close()
+
+    def test_the_page_s_example_runs(self, config, monkeypatch, tmp_path, capsys):
+        """With the game that is there already: the page asks for the same one."""
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+        (tmp_path / "envfleet").mkdir()
+        (tmp_path / "envfleet" / "textworld").symlink_to(config.games_dir)
+        (example,) = re.findall(r"```py\n(.*?)```", PAGE.read_text(), re.DOTALL)
+        exec(example, {})
+        assert "'action_is_valid': True" in capsys.readouterr().out

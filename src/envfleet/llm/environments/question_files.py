@@ -212,8 +212,9 @@ def packed_rows(path: Path) -> PackedRows:
 
 def parquet_rows(path: Path) -> TableRows:
     """A Parquet file, unpacked into memory once per process."""
-    arrow = need("pyarrow", wanted_by=f"{path}", install="pip install pyarrow")
-    parquet = need("pyarrow.parquet", wanted_by=f"{path}", install="pip install pyarrow")
+    install = "pip install 'envfleet[parquet]'"
+    arrow = need("pyarrow", wanted_by=str(path), install=install)
+    parquet = need("pyarrow.parquet", wanted_by=str(path), install=install)
     try:
         return TableRows(path, parquet.read_table(path))
     except arrow.ArrowInvalid as exc:
