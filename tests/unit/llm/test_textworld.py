@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 
 from envfleet.errors import ConfigError, MissingExtra, OutOfOrder
-from envfleet.llm.environments.textworld import TextWorldConfig, TextWorldEnv, made_game
+from envfleet.llm.environments.textworld import TextWorldConfig, TextWorldEnv
+from envfleet.llm.environments.textworld_games import Kind, made_game
 from envfleet.llm.registry import env_type
 
+KIND = Kind(num_rooms=2, num_objects=3, quest_length=2)
 PAGE = Path(__file__).parents[3] / "docs" / "environments" / "textworld.md"
 
 
@@ -61,7 +63,9 @@ def env(config):
 def way_to_win(config):
     textworld = pytest.importorskip("textworld")
     with pytest.warns(UserWarning, match="not fully supported"):
-        game = textworld.start(str(made_game(config, 0)), textworld.EnvInfos(policy_commands=True))
+        game = textworld.start(
+            str(made_game(KIND, 0, config.games_dir)), textworld.EnvInfos(policy_commands=True)
+        )
     commands = list(game.reset().policy_commands)
     game.close()
     return commands
@@ -128,7 +132,7 @@ class TestWithThePackage:
         assert env.reset(seed=3) == first
 
     def test_a_game_file_is_played(self, config, way_to_win):
-        env = TextWorldEnv(TextWorldConfig(game_file=str(made_game(config, 0))))
+        env = TextWorldEnv(TextWorldConfig(game_file=str(made_game(KIND, 0, config.games_dir))))
         state = random.getstate()
         env.reset(seed=99)
         for command in way_to_win:
@@ -145,3 +149,8 @@ class TestWithThePackage:
         (example,) = re.findall(r"```py\n(.*?)```", PAGE.read_text(), re.DOTALL)
         exec(example, {})
         assert "'action_is_valid': True" in capsys.readouterr().out
+
+    def test_making_a_game_leaves_the_game_and_nothing_else(self, config):
+        (folder,) = Path(config.games_dir).iterdir()
+        assert sorted(path.name for path in folder.iterdir()) == ["game.json", "game.ni", "game.z8"]
+        assert not Path("Inform").exists()

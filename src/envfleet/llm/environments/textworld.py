@@ -7,10 +7,7 @@ its game and its commands: a copy of an environment plays them again.
 
 from __future__ import annotations
 
-import os
 import random
-import shutil
-import tempfile
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,13 +15,11 @@ from typing import Any, ClassVar
 
 from envfleet.errors import ConfigError
 from envfleet.llm.environments.base import Mode, Step, TextEnv, TextEnvConfig
-from envfleet.llm.environments.extras import need
+from envfleet.llm.environments.textworld_games import Kind, made_game, textworld_package
 
 MAX_COMMAND_CHARS = 200
 INTERPRETER_SEED = 1
 """Without one the interpreter takes the time of day."""
-NUM_ATTEMPTS = 20
-"""At making a game: not every map that is drawn has room for a quest of the length wanted."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -58,14 +53,6 @@ class TextWorldConfig(TextEnvConfig):
             self.game_file = str(path)
 
 
-def _textworld() -> Any:
-    return need(
-        "textworld",
-        wanted_by="env type textworld",
-        install="pip install 'envfleet[textworld]'",
-    )
-
-
 class TextWorldEnv(TextEnv):
     """One game; the episode ends when it is won or lost."""
 
@@ -77,7 +64,7 @@ class TextWorldEnv(TextEnv):
     ) -> None:
         """Look that TextWorld is there; games are made or opened at a reset."""
         super().__init__(config, render_mode)
-        _textworld()
+        textworld_package()
         self._game: str | None = None
         self._commands: list[str] = []
         self._num_steps = 0
@@ -98,7 +85,7 @@ class TextWorldEnv(TextEnv):
         game = self.config.game_file
         if game is None:
             number = random.Random(seed).randint(0, self.config.num_games - 1)
-            game = str(made_game(self.config, number))
+            game = str(made_game(_kind(self.config), number, self.config.games_dir))
         if game != self._game:
             self.close()
         self._game, self._commands, self._num_steps = game, [], 0
@@ -147,6 +134,10 @@ class TextWorldEnv(TextEnv):
         return f"{self._said}\n\nYou can: {', '.join(state.admissible_commands)}"
 
 
+def _kind(config: TextWorldConfig) -> Kind:
+    return Kind(config.num_rooms, config.num_objects, config.quest_length)
+
+
 def _command(action: Any) -> str:
     if not isinstance(action, str) or len(action) > MAX_COMMAND_CHARS:
         return ""
@@ -164,7 +155,7 @@ def _plain(text: str) -> str:
 
 
 def _opened(game: str) -> Any:
-    textworld = _textworld()
+    textworld = textworld_package()
     wanted = textworld.EnvInfos(
         admissible_commands=True,
         description=True,
@@ -181,58 +172,3 @@ def _opened(game: str) -> Any:
         player = textworld.start(game, wanted)
     player.seed(INTERPRETER_SEED)
     return player
-
-
-def made_game(config: TextWorldConfig, number: int) -> Path:
-    """The game of this number, made unless it has been made before.
-
-    It is made in a folder of its own that gets its name when it is whole, so that processes may
-    make one game at the same time.
-    """
-    version = _textworld().__version__
-    name = (
-        f"{version}-rooms{config.num_rooms}-objects{config.num_objects}"
-        f"-quest{config.quest_length}-{number}"
-    )
-    kept = _games_dir(config)
-    game = kept / name / "game.z8"
-    if not game.exists():
-        kept.mkdir(parents=True, exist_ok=True)
-        making = Path(tempfile.mkdtemp(prefix="making-", dir=kept))
-        try:
-            _make(config, number, making / "game.z8")
-            making.rename(kept / name)
-        except OSError:
-            if not game.exists():
-                raise
-        finally:
-            shutil.rmtree(making, ignore_errors=True)
-    return game
-
-
-def _games_dir(config: TextWorldConfig) -> Path:
-    if config.games_dir is not None:
-        return Path(config.games_dir).expanduser().resolve()
-    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(cache).expanduser() / "envfleet" / "textworld"
-
-
-def _make(config: TextWorldConfig, number: int, path: Path) -> None:
-    textworld = _textworld()
-    no_quest = need("textworld.generator.chaining", wanted_by="", install="").QuestGenerationError
-    for attempt in range(NUM_ATTEMPTS):
-        options = textworld.GameOptions()
-        options.seeds = number * NUM_ATTEMPTS + attempt
-        options.nb_rooms, options.nb_objects = config.num_rooms, config.num_objects
-        options.quest_length = config.quest_length
-        options.path = str(path)
-        try:
-            textworld.make(options)
-        except no_quest:
-            continue
-        return
-    raise ConfigError(
-        f"no game with {config.num_rooms} rooms, {config.num_objects} objects and a quest of "
-        f"{config.quest_length} commands was found in {NUM_ATTEMPTS} attempts; "
-        "ask for a shorter quest, or for more rooms and objects"
-    )

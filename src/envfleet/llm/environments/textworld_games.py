@@ -1,0 +1,112 @@
+"""Games that TextWorld makes, by kind and number, kept in a folder so that each is made once.
+
+Law: a game appears in the folder when it is whole, so that processes may make one at the same time.
+It is made in a process of its own: TextWorld's compiler leaves its documentation in what it takes
+for the user's home.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import astuple, dataclass
+from pathlib import Path
+from typing import Any
+
+from envfleet.errors import ConfigError
+from envfleet.llm.environments.extras import need
+
+NUM_ATTEMPTS = 20
+"""At making a game: not every map that is drawn has room for a quest of the length wanted."""
+TIMEOUT_S = 300.0
+NO_QUEST = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What games are like."""
+
+    num_rooms: int
+    num_objects: int
+    quest_length: int
+
+    def __str__(self) -> str:
+        return f"rooms{self.num_rooms}-objects{self.num_objects}-quest{self.quest_length}"
+
+
+def textworld_package() -> Any:
+    """TextWorld, or MissingExtra."""
+    install = "pip install 'envfleet[textworld]'"
+    return need("textworld", wanted_by="env type textworld", install=install)
+
+
+def made_game(kind: Kind, number: int, games_dir: str | None = None) -> Path:
+    """The game of this number, made unless it has been made before."""
+    name = f"{textworld_package().__version__}-{kind}-{number}"
+    kept = _kept(games_dir)
+    game = kept / name / "game.z8"
+    if not game.exists():
+        kept.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix="making-", dir=kept) as making:
+            whole = Path(making) / "whole"
+            whole.mkdir()
+            _make_elsewhere(kind, number, whole / "game.z8", home=making)
+            try:
+                whole.rename(kept / name)
+            except OSError:
+                if not game.exists():  # nobody else was quicker
+                    raise
+    return game
+
+
+def _kept(games_dir: str | None) -> Path:
+    if games_dir is not None:
+        return Path(games_dir).expanduser().resolve()
+    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(cache).expanduser() / "envfleet" / "textworld"
+
+
+def _make_elsewhere(kind: Kind, number: int, path: Path, home: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", __name__, *map(str, (*astuple(kind), number, path))],
+        env={**os.environ, "HOME": home, "PYTHONPATH": os.pathsep.join(sys.path)},
+        cwd=home,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    if done.returncode == NO_QUEST:
+        raise ConfigError(
+            f"no game with {kind.num_rooms} rooms, {kind.num_objects} objects and a quest of "
+            f"{kind.quest_length} commands was found in {NUM_ATTEMPTS} attempts; "
+            "ask for a shorter quest, or for more rooms and objects"
+        )
+    if done.returncode != 0:
+        raise ConfigError(f"TextWorld could not make game {number} of {kind}:\n{done.stderr}")
+
+
+def make(kind: Kind, number: int, path: str) -> bool:
+    """Make a game, here; false if there is none of this kind."""
+    textworld = textworld_package()
+    no_quest = need("textworld.generator.chaining", wanted_by="", install="").QuestGenerationError
+    for attempt in range(NUM_ATTEMPTS):
+        options = textworld.GameOptions()
+        options.seeds = number * NUM_ATTEMPTS + attempt
+        options.nb_rooms, options.nb_objects = kind.num_rooms, kind.num_objects
+        options.quest_length = kind.quest_length
+        options.path = path
+        try:
+            textworld.make(options)
+        except no_quest:
+            continue
+        return True
+    return False
+
+
+if __name__ == "__main__":
+    *_numbers, _path = sys.argv[1:]
+    _rooms, _objects, _quest, _number = map(int, _numbers)
+    sys.exit(0 if make(Kind(_rooms, _objects, _quest), _number, _path) else NO_QUEST)
