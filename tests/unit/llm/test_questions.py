@@ -271,6 +271,7 @@ class TestWithTheRealPackages:
         with pytest.raises(ConfigError, match="no Parquet file"):
             load_questions(str(tmp_path / "b.parquet"))
 
+    @pytest.mark.leaves_thread("tqdm, which datasets uses, keeps a thread of its own")
     def test_a_folder_made_by_save_to_disk(self, tmp_path):
         datasets = pytest.importorskip("datasets")
         whole = datasets.Dataset.from_list(ROWS)
