@@ -1,4 +1,4 @@
-"""One table from one command: what vector.py and ppo.py have in common.
+"""One table from one command: what vector.py, ppo.py and state_manager.py have in common.
 
     arguments ─► rows, each in an interpreter of its own ─► result ─► tables, --json, --write, code
 
@@ -43,6 +43,8 @@ class Suite:
     quick: Pace
     learns: bool = False
     """Some rows are runs of several seeds, and the table says which row a line is of."""
+    rates: str = "rates"
+    """The place of the table of rates, for a document that has several."""
 
 
 def rows_of(suite: str) -> dict[str, Row]:
@@ -168,7 +170,9 @@ def show(suite: Suite, result: dict[str, Any], given: argparse.Namespace) -> int
     ]
     in_markdown = {
         suite.name: "\n\n".join([tables.markdown_table(floors), " ".join(made), f"`{command}`"]),
-        "rates": "\n\n".join([tables.markdown_table(rates), "\n".join(f"- {n}" for n in notes)]),
+        suite.rates: "\n\n".join(
+            [tables.markdown_table(rates), "\n".join(f"- {n}" for n in notes)]
+        ),
     }
     if curves.rows:
         in_markdown["curves"] = tables.markdown_table(curves)

@@ -77,6 +77,11 @@ def memory_of_children() -> int:
     return sum(_pss(child) for child in psutil.Process().children(recursive=True))
 
 
+def own_memory() -> int:
+    """Bytes of memory of this process, counted in the same way."""
+    return _pss(psutil.Process())
+
+
 def _pss(process: psutil.Process) -> int:
     rollup = Path(f"/proc/{process.pid}/smaps_rollup")
     try:

@@ -26,7 +26,7 @@ class Floor:
 
     bound: float
     unit: str = "x"
-    """"x" for ratios, "%" for shares, nothing for what is counted."""
+    """"x" for ratios, "%" for shares, "ms" for times, nothing for what is counted."""
     is_ceiling: bool = False
 
     def holds(self, value: float) -> bool:
@@ -148,7 +148,7 @@ def curves_from(data: Mapping[str, Any]) -> Curves:
 
 
 def _suffix(unit: str) -> str:
-    return " %" if unit == "%" else unit
+    return unit if unit in ("", "x") else f" {unit}"
 
 
 def ratios(own: Sequence[Slice], other: Sequence[Slice]) -> tuple[float, ...]:

@@ -3,23 +3,38 @@
 import json
 import os
 from contextlib import closing
+from importlib.util import find_spec
 
 import gymnasium
 import numpy as np
 import pytest
 
-from benchmarks import command, machine, ppo, ppo_rows, tables, vector, vector_rows
+from benchmarks import (
+    command,
+    machine,
+    peer_sokoban,
+    ppo,
+    ppo_rows,
+    state_manager,
+    state_manager_rows,
+    tables,
+    vector,
+    vector_rows,
+)
 from benchmarks.apart import EndedEarly, each_apart
 from benchmarks.environments import LONG_S, LONG_SHARE, SHORT_S, Sleeper, StoredImages
 from benchmarks.learning import Lesson, one_run
 from benchmarks.limit import Limit
 from benchmarks.outcome import Pace, Rounds
+from benchmarks.rollouts import Rollouts, both_ways
+from benchmarks.shop import Searching, Weighed, built, size_of
 from benchmarks.tables import Curves, Entry, Floor, Line, NoMarker
 from benchmarks.trainers import TakenApart, Training, sb3_ways
 from benchmarks.workload import ActionPool, Workload, timed
 from envfleet.cli.measure import Shares, Slice
 from envfleet.learn.ppo import PPOOptions
 from envfleet.learn.recipes import RECIPES
+from envfleet.llm.environments.webshop import store
 from envfleet.observe.progress import Silent
 
 
@@ -312,7 +327,7 @@ class TestCommand:
 
         assert reason in capsys.readouterr().err
 
-    @pytest.mark.parametrize("rows", [vector_rows.ROWS, ppo_rows.ROWS])
+    @pytest.mark.parametrize("rows", [vector_rows.ROWS, ppo_rows.ROWS, state_manager_rows.ROWS])
     def test_every_row_says_what_it_is_about(self, rows):
         assert all(row.__doc__ for row in rows.values())
 
@@ -412,6 +427,105 @@ class TestPPO:
         assert [line["floor"]["bound"] for line in learned["lines"] + raced["lines"]] == [500, 3]
         assert [line["failure"] for line in learned["lines"] + raced["lines"]] == [None, None]
         assert len(raced["entries"]) == 1 + len(sb3_ways(ppo_rows.CARTPOLE))
+
+
+class TestStateManager:
+    LITTLE = Pace(rounds=1, seconds=0.01, part=0.01)
+
+    @pytest.fixture(autouse=True)
+    def cache(self, tmp_path, monkeypatch):
+        monkeypatch.setenv("ENVFLEET_CACHE", str(tmp_path))
+
+    def test_a_quick_run_measures_all_and_judges_nothing(self, tmp_path):
+        out = tmp_path / "run.json"
+        little = ["--rounds", "1", "--seconds", "0.01", "--rows", "waiting"]
+
+        code = state_manager.main(["--quick", *little, "--json", str(out)])
+
+        (row,) = json.loads(out.read_text())["rows"].values()
+        (line,) = row["lines"]
+        assert code == 0
+        assert line["floor"]["bound"] == 6
+        assert line["values"][0] > 2  # 8 steps of 20 ms, side by side
+        assert "in threads" in row["notes"][0]
+
+    @pytest.mark.parametrize("name", ["mixed", "cpu-bound", "scale"])
+    def test_rows_of_rollouts_run(self, name):
+        outcome = state_manager_rows.ROWS[name](self.LITTLE, Silent(), "title")
+
+        (line,) = outcome.lines
+        assert line.failure is None
+        assert line.values[0] > 0
+        assert len(outcome.entries) == 2
+
+    @pytest.mark.parametrize("name", ["sokoban-levels", "sokoban-step"])
+    def test_without_a_peer_a_line_says_how_to_get_it(self, name, monkeypatch):
+        monkeypatch.setattr(peer_sokoban, "find_spec", lambda name: None)
+
+        outcome = state_manager_rows.ROWS[name](self.LITTLE, Silent(), "title")
+
+        *others, last = outcome.lines
+        assert last.failure is not None
+        assert last.failure.endswith(f"run: {peer_sokoban.INSTALL}")
+        assert [line.failure for line in others] == [None] * len(others)
+
+    def test_peers_make_levels_and_steps(self):
+        if find_spec("gym_sokoban") is None:
+            pytest.skip(peer_sokoban.INSTALL)
+        levels = peer_sokoban.TheirLevels()
+        levels.open()
+        assert levels.run(0.001).steps >= 1
+
+    def test_its_tables_have_places_of_their_own(self, tmp_path):
+        result, document = tmp_path / "run.json", tmp_path / "page.md"
+        result.write_text(json.dumps(RESULT))
+        names = ("state_manager", "state_manager_rates", "rates")
+        document.write_text("".join(f"<!-- table:{name} -->\n<!-- /table -->\n" for name in names))
+
+        state_manager.main(["--from", str(result), "--write", str(document)])
+
+        mine, rates, others = document.read_text().split("<!-- /table -->\n")[:3]
+        assert "| floor |" in mine
+        assert "| steps/s |" in rates
+        assert others == "<!-- table:rates -->\n"
+
+    def test_both_ways_play_the_same_rollouts(self):
+        rollouts = Rollouts({"SimpleSokoban": 2, "Countdown": 1, "WebShop": 1}, num_turns=2)
+        first, second = both_ways(rollouts)
+        played = []
+        for one in (first, second):
+            with closing(one):
+                one.open()
+                counts = [one.play() for _ in range(3)]
+                assert one.manager is not None
+                played.append((counts, one.manager.get_rollout_states()))
+
+        assert played[0] == played[1]
+        assert played[0][0][0] == 4 + 4 + 3  # Countdown ends with its answer
+
+    def test_a_random_shopper_searches_and_clicks_what_is_offered(self):
+        recorded = Rollouts({"WebShop": 2}, num_turns=3).recorded
+
+        first, second, _ = recorded[0][1]
+        assert all(given["actions"][0].startswith("search[") for given in first)
+        assert all(given["actions"][0].startswith("click[") for given in second)
+
+    def test_a_shop_is_searched_and_weighed(self):
+        folder, built_s = built(60, Silent())
+        assert built_s is not None
+        assert built(60, Silent()) == (folder, None)
+        searching, weighed = Searching(60), Weighed(60, num_turns=3, num_workers=1)
+        with closing(searching):
+            searching.open()
+            searched = searching.run(0.01)
+        weighed.open()
+        assert not store._open  # nobody shares what the worker is weighed with
+        shopped = weighed.run(0.0)
+
+        assert searched.steps == len(searching.times_s)
+        assert sum(searching.times_s) == pytest.approx(searched.seconds)
+        assert shopped.steps > 4
+        assert size_of(folder) / 2 < weighed.extra_bytes[0] < 1e8
 
 
 class TestWorkload:

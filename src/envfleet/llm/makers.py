@@ -1,14 +1,18 @@
 """Episodes begun in workers and played here: for levels that take long to make and short to play.
 
-Each worker makes what it is handed, a few at a time, whoever is free; an environment comes back
-with its opening. What is lost with a worker is handed out again, and what is lost too often comes
-back as None, to be made here.
+    wanted ─► handfuls ─► workers begin them ─► episodes come back and go on here
+                    └──► this process begins some too, whenever nothing has come back
+
+What is lost with a worker is handed out again, and what is lost too often is begun here.
 """
 
 from __future__ import annotations
 
+import pickle
+import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import cloudpickle
@@ -16,16 +20,23 @@ import gymnasium
 
 from envfleet.engine import ResetPlan
 from envfleet.engine.options import StartMethod
+from envfleet.llm.moving import Beginner, Moved
 from envfleet.llm.places import Anything, batch_of, open_fleet
 from envfleet.llm.settings import Tag
-from envfleet.llm.turns import Opening, Player
+from envfleet.llm.turns import Opening
 
 Wanted = tuple[str, int, str]
 """Tag, seed, mode."""
-Made = tuple[Any, Opening]
-_HANDFULS = 4
-"""Per worker: with more they wait less for each other at the end, and cross more often."""
+Made = tuple[Moved, Opening]
+Handful = list[tuple[int, Wanted]]
+
+_AHEAD = 2
+"""Handfuls that a worker has at a time: the next one lies ready when it is done with one."""
+_SHARE = 4
+"""The part of what is left that makes a handful: 1 in `_SHARE` for each process, at least one."""
 _MOST_LOSSES = 3
+_LOOK_EVERY_S = 2e-3
+"""How long this process begins episodes of its own before it looks what has come back."""
 
 
 class _Maker(gymnasium.Env[Any, Any]):
@@ -35,65 +46,71 @@ class _Maker(gymnasium.Env[Any, Any]):
     observation_space, action_space = Anything(), Anything()
 
     def __init__(self, tags: Mapping[str, Tag]) -> None:
-        self._tags = tags
+        self._beginners = {name: Beginner(partial(Tag.make, tag)) for name, tag in tags.items()}
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
         return None, {}
 
-    def step(
-        self, action: list[tuple[int, Wanted]]
-    ) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        made = []
-        for env_id, (name, seed, mode) in action:
-            env = self._tags[name].make()
-            opening = Player(env).begin(seed, mode)
-            made.append((env_id, (env, opening)))
+    def step(self, action: bytes) -> tuple[bytes, float, bool, bool, dict[str, Any]]:
+        made = [
+            (env_id, self._beginners[name].begin(seed, mode))
+            for env_id, (name, seed, mode) in pickle.loads(action)
+        ]
         return cloudpickle.dumps(made), 0.0, False, False, {}
 
 
 class Makers:
-    """A fleet whose workers begin episodes for others."""
+    """A fleet whose workers begin episodes for environments of this process."""
 
     def __init__(
         self, tags: Mapping[str, Tag], *, num_workers: int, start_method: StartMethod | None
     ) -> None:
-        known = dict(tags)
-        self._fleet = open_fleet([lambda: _Maker(known)] * num_workers, num_workers, start_method)
-        self._waiting: deque[list[tuple[int, Wanted]]] = deque()
-        self._handed: dict[int, list[tuple[int, Wanted]]] = {}
-        self._fleet.reset([ResetPlan()] * num_workers)
+        known, num_slots = dict(tags), _AHEAD * num_workers
+        self._num_processes = num_workers + 1
+        self._fleet = open_fleet([lambda: _Maker(known)] * num_slots, num_workers, start_method)
+        self._waiting: deque[tuple[int, Wanted]] = deque()
+        self._handed: dict[int, Handful] = {}
 
     def send(self, wanted: Mapping[int, Wanted]) -> None:
         """Begin with these episodes."""
-        self._fleet.reset([ResetPlan()] * self._fleet.num_slots)
-        todo = list(wanted.items())
-        size = max(1, len(todo) // (_HANDFULS * self._fleet.num_slots))
-        self._waiting = deque(todo[at : at + size] for at in range(0, len(todo), size))
-        self._handed = {}
-        for slot in range(self._fleet.num_slots):
+        num_slots = self._fleet.num_slots
+        self._fleet.reset([ResetPlan()] * num_slots)
+        self._waiting, self._handed = deque(wanted.items()), {}
+        # A worker's slots are neighbours: every worker gets its first handful before any a second.
+        for slot in sorted(range(num_slots), key=lambda slot: slot % _AHEAD):
             self._hand(slot)
 
-    def recv(self) -> dict[int, Made | None]:
-        """All of them, as they are made; None for those that nobody can make there."""
-        made: dict[int, Made | None] = {}
-        losses = 0
+    def recv(self, take: Callable[[int, Made], None], begin_here: Callable[[int], None]) -> None:
+        """Go on until all have begun.
+
+        Args:
+            take: Is given what has come back.
+            begin_here: Begins an episode in this process.
+        """
+        losses, looked_s = 0, 0.0
         while self._handed:
-            batch = self._fleet.recv(min_slots=1)
+            if self._waiting and time.perf_counter() < looked_s + _LOOK_EVERY_S:
+                begin_here(self._waiting.pop()[0])
+                continue
+            batch = self._fleet.recv(min_slots=1, timeout_s=0 if self._waiting else None)
             for row, slot in enumerate(batch.slots.tolist()):
                 mine = self._handed.pop(slot)
                 if batch.valid[row]:
-                    made.update(cloudpickle.loads(batch.obs[row]))
+                    self._hand(slot)
+                    for env_id, made in pickle.loads(batch.obs[row]):
+                        take(env_id, made)
+                    continue
+                losses += 1
+                self._fleet.reset([ResetPlan()], [slot])
+                if losses <= _MOST_LOSSES:
+                    self._waiting.extend(mine)
                 else:
-                    losses += 1
-                    self._fleet.reset([ResetPlan()], [slot])
-                    if losses <= _MOST_LOSSES:
-                        self._waiting.append(mine)
-                    else:
-                        made.update(dict.fromkeys(env_id for env_id, _ in mine))
+                    for env_id, _ in mine:
+                        begin_here(env_id)
                 self._hand(slot)
-        return made
+            looked_s = time.perf_counter()
 
     def close(self) -> None:
         """End the workers."""
@@ -101,5 +118,7 @@ class Makers:
 
     def _hand(self, slot: int) -> None:
         if self._waiting:
-            self._handed[slot] = self._waiting.popleft()
-            self._fleet.send(batch_of([self._handed[slot]]), [slot])
+            size = max(1, len(self._waiting) // (_SHARE * self._num_processes))
+            self._handed[slot] = [self._waiting.popleft() for _ in range(size)]
+            # As bytes, because the fleet keeps a copy of what it sends, and theirs costs nothing.
+            self._fleet.send(batch_of([pickle.dumps(self._handed[slot])]), [slot])

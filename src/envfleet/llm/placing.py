@@ -14,7 +14,8 @@ from typing import Any, Protocol
 
 from envfleet.engine.machine import usable_cores
 from envfleet.llm.choice import Placement, choose, measure
-from envfleet.llm.makers import Makers
+from envfleet.llm.makers import Made, Makers
+from envfleet.llm.moving import arrived
 from envfleet.llm.places import Answer, Here, Order, Seats, carry_out
 from envfleet.llm.settings import Settings, Tag, UseMultiprocessing
 
@@ -64,7 +65,7 @@ class Places:
         if self._made_elsewhere:
             self._makers = Makers(
                 {tag.name: tag for tag in self._tags if tag.name in self._made_elsewhere},
-                num_workers=min(self._settings.max_workers, usable_cores()),
+                num_workers=max(1, min(self._settings.max_workers, usable_cores()) - 1),
                 start_method=self._settings.start_method,
             )
         self._settled = wish
@@ -90,12 +91,18 @@ class Places:
         self._makers.send(wanted)
         rest = {env_id: order for env_id, order in orders.items() if env_id not in elsewhere}
         answers = self._ask(rest, lambda _: (), go_on_here)
-        for env_id, made in self._makers.recv().items():
-            if made is None:
-                answers[env_id] = carry_out(self.here.players[env_id], elsewhere[env_id])
-            else:
-                env, answers[env_id] = made
+
+        def take(env_id: int, made: Made) -> None:
+            moved, answers[env_id] = made
+            player = self.here.players[env_id]
+            env = arrived(moved, player.env)
+            if env is not player.env:
                 self.here.take_in(env_id, env)
+
+        def begin_here(env_id: int) -> None:
+            answers[env_id] = carry_out(self.here.players[env_id], elsewhere[env_id])
+
+        self._makers.recv(take, begin_here)
         return answers
 
     def play(

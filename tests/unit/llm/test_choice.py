@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from envfleet.llm import choice
 from envfleet.llm.choice import Cost, choose, measure
 from tests.unit.llm.games import Climb, Trouble, TroubleConfig
 
@@ -21,17 +22,17 @@ def where(cost: Cost, num_envs: int = 128, workers: int = 8, cores: int = 2) -> 
 def test_what_is_quick_stays() -> None:
     assert where(QUICK) == ("here", "here")
     why = choose(QUICK, 128, 8, 2).why
-    assert why == "reset in-process: 50 us, step in-process: 9 us < 60 us transport"
+    assert why == "reset in-process: 50 us, step in-process: 9 us < 30 us transport"
 
 
 def test_slow_levels_are_made_elsewhere_and_played_here() -> None:
     slow = replace(QUICK, reset_s=5e-3, reset_cpu_s=5e-3)
     assert where(slow) == ("process", "here")
     assert choose(slow, 128, 8, 2).why == (
-        "reset in workers, step in-process: 9 us < 60 us transport"
+        "reset in workers, step in-process: 9 us < 30 us transport"
     )
     assert where(replace(slow, move_s=None)) == ("here", "here")  # it cannot come back
-    assert where(replace(slow, move_s=4e-3)) == ("here", "here")  # it would come back too late
+    assert where(replace(slow, move_s=8e-3)) == ("here", "here")  # it would come back too late
     assert where(slow, cores=1) == ("here", "here")
     assert where(slow, num_envs=1) == ("here", "here")
 
@@ -84,3 +85,16 @@ def test_what_cannot_be_pickled_cannot_move_and_what_fails_is_measured_all_the_s
             raise ValueError("never")
 
     assert measure(Locked).move_s is None
+
+
+@pytest.mark.parametrize(("num_waits", "is_counted"), [(3, False), (None, True)])
+def test_who_never_gave_the_processor_away_did_not_wait(
+    num_waits: int | None, is_counted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Interrupted(Climb):
+        def _act(self, action: Any) -> Any:
+            time.sleep(0.01)  # stands for others who had the processor meanwhile
+            return super()._act(action)
+
+    monkeypatch.setattr(choice, "_num_waits", lambda: num_waits)
+    assert (measure(Interrupted).turn_s >= 0.01) == is_counted

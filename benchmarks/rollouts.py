@@ -1,0 +1,178 @@
+"""Managers as contenders: the same rollouts of the same environments, placed in different ways.
+
+Law: every contender of a row gets the same seeds and the same answers. They are those of a random
+policy with a seed of its own, written down once in this process, before any clock starts: what a
+policy takes is no part of a slice.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from benchmarks.workload import timed
+from envfleet.cli.measure import Slice
+from envfleet.llm.config import load_config
+from envfleet.llm.entries import Cache
+from envfleet.llm.manager import EnvStateManager
+
+Inputs = list[dict[str, Any]]
+
+NUM_ROLLOUTS = 4
+"""Different ones, played in turn."""
+_ACTIONS_PER_TURN = 3
+_OFFERED = re.compile(r"You must choose from these actions:(.*)\.$", re.DOTALL)
+_WORD = re.compile(r"[a-z]{3,}")
+
+
+@dataclass(frozen=True)
+class Rollouts:
+    """Which environments, how many of each, and how many turns."""
+
+    counts: Mapping[str, int]
+    """Of environments by tag."""
+    num_turns: int
+    custom_envs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Tags beside those of the preset, or in their place."""
+    max_workers: int = 2
+    start_method: str | None = None
+
+    @property
+    def num_envs(self) -> int:
+        """Of all tags together."""
+        return sum(self.counts.values())
+
+    def config(self, use_multiprocessing: bool | str) -> dict[str, Any]:
+        """What a manager is told."""
+        config = load_config("base")
+        block = {
+            "env_groups": self.num_envs,
+            "group_size": 1,
+            "env_configs": {"tags": list(self.counts), "n_groups": list(self.counts.values())},
+        }
+        config["es_manager"] |= {
+            "use_multiprocessing": use_multiprocessing,
+            "max_workers": self.max_workers,
+            "start_method": self.start_method,
+            "train": block,
+        }
+        config["custom_envs"] |= self.custom_envs
+        return config
+
+    @cached_property
+    def recorded(self) -> list[tuple[int, list[Inputs]]]:
+        """Seeds with the inputs of every turn."""
+        with EnvStateManager(self.config(False)) as manager:
+            return [self._record(manager, number) for number in range(NUM_ROLLOUTS)]
+
+    def _record(self, manager: EnvStateManager, number: int) -> tuple[int, list[Inputs]]:
+        chance, seed = random.Random(number), number * self.num_envs
+        going_on, turns = manager.reset(seed=seed), []
+        for _ in range(self.num_turns):
+            turns.append([_answer(manager, cache, chance) for cache in going_on])
+            going_on = manager.step(turns[-1])
+        return seed, turns
+
+
+def _answer(manager: EnvStateManager, cache: Cache, chance: random.Random) -> dict[str, Any]:
+    """What a player without a plan says."""
+    entry = manager.envs[cache["env_id"]]
+    names = getattr(entry["config"], "action_lookup", None)
+    state = cache["history"][-1]["state"]
+    if names:
+        actions = [chance.choice(list(names.values())) for _ in range(_ACTIONS_PER_TURN)]
+    elif offered := _OFFERED.search(state):
+        actions = [_shopping(offered.group(1).split(", "), state, chance)]
+    else:
+        actions = [f"{chance.randrange(50)} + {chance.randrange(50)}"]
+    said = f"<answer>{' || '.join(actions)}</answer>"
+    return {
+        "env_id": cache["env_id"],
+        "llm_response": said,
+        "llm_raw_response": said,
+        "actions": actions,
+    }
+
+
+def _shopping(offered: Sequence[str], state: str, chance: random.Random) -> str:
+    """Search for words of the instruction where that is possible, click on anything elsewhere."""
+    if any(action.startswith("search[") for action in offered):
+        words = _WORD.findall(state.partition("\n")[0].lower())
+        return f"search[{' '.join(chance.sample(words, min(4, len(words))))}]"
+    return chance.choice(offered)
+
+
+class Managed:
+    """A manager that plays rollouts, or only begins them if they have no turns."""
+
+    def __init__(
+        self, rollouts: Rollouts, key: str, label: str, use_multiprocessing: bool | str
+    ) -> None:
+        self.key, self.label, self._use = key, label, use_multiprocessing
+        self._rollouts = rollouts
+        self.manager: EnvStateManager | None = None
+
+    def open(self) -> None:
+        """Build every environment, and start workers."""
+        rollouts: Iterator[tuple[int, list[Inputs]]] = itertools.cycle(self._rollouts.recorded)
+        self._next = rollouts
+        self.manager = EnvStateManager(self._rollouts.config(self._use))
+
+    def run(self, seconds: float) -> Slice:
+        """Play whole rollouts."""
+        return timed(self.play, seconds)
+
+    def play(self) -> int:
+        """One rollout; how often an environment began or took a turn."""
+        assert self.manager is not None
+        seed, turns = next(self._next)
+        count = len(self.manager.reset(seed=seed))
+        for inputs in turns:
+            self.manager.step(inputs)
+            count += len(inputs)
+        return count
+
+    @property
+    def plan(self) -> list[str]:
+        """Where it put what, and why."""
+        if self.manager is None:
+            return []
+        return [f"{self.label} chose: {line}" for line in self.manager.plan.splitlines()]
+
+    def close(self) -> None:
+        """Close."""
+        if self.manager is not None:
+            self.manager.close()
+
+
+class OneTurn(Managed):
+    """The same, turn by turn of episodes that never end; a slice begins no rollout."""
+
+    def open(self) -> None:
+        """Begin the one rollout there is."""
+        super().open()
+        assert self.manager is not None
+        seed, (self._inputs,) = self._rollouts.recorded[0]
+        self.manager.reset(seed=seed)
+
+    def run(self, seconds: float) -> Slice:
+        """Play turns; none to warm up, because they wait most of the time."""
+        assert self.manager is not None
+        steps, start_s = 0, time.perf_counter()
+        while not steps or time.perf_counter() - start_s < seconds:
+            steps += len(self.manager.step(self._inputs))
+        return Slice(steps, time.perf_counter() - start_s)
+
+
+def both_ways(rollouts: Rollouts, kind: Callable[..., Managed] = Managed) -> list[Managed]:
+    """Placed automatically, and all in one process."""
+    return [
+        kind(rollouts, "auto", "envfleet, auto", "auto"),
+        kind(rollouts, "here", "envfleet, one process", False),
+    ]

@@ -1,0 +1,153 @@
+"""Episodes that begin in one process and go on in another."""
+
+import copy
+import pickle
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+
+from envfleet.llm.environments.base import Mode, Step, TextEnv
+from envfleet.llm.moving import Beginner, arrived, can_part, packed
+from envfleet.llm.places import Order
+from envfleet.llm.registry import env_type
+from envfleet.llm.turns import Failure, Opening, Player, Turn
+from tests.unit.llm.games import Climb, Trouble, TroubleConfig
+
+OURS = ["bandit", "countdown", "frozen_lake", "metamathqa", "sokoban", "webshop"]
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path_factory.getbasetemp() / "webshop"
+    monkeypatch.setenv("ENVFLEET_CACHE", str(folder))
+
+
+class Drawing(TextEnv):
+    """Draws from Gymnasium's generator, and uses one list for all of its episodes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._drawn: list[float] = []
+
+    def _begin(self, seed: int, mode: Mode) -> None:
+        self._drawn.clear()
+        self._draw()
+
+    def _act(self, action: Any) -> Step:
+        self._draw()
+        return self._text(), 0.0, False, False, {}
+
+    def _draw(self) -> None:
+        self._drawn.append(float(self.np_random.random()))
+
+    def _text(self) -> str:
+        return str(self._drawn)
+
+
+def outcomes(env: Any, num_turns: int = 6) -> list[Any]:
+    chance, player = random.Random(3), Player(env)
+    names = list((env.config.action_lookup or {0: "search[shoes]", 1: "click[buy now]"}).values())
+    turns = []
+    for _ in range(num_turns):
+        turns.append(player.play([chance.choice(names)], 9))
+        if turns[-1].is_done:
+            break
+    return turns
+
+
+@pytest.mark.parametrize("kind", OURS)
+def test_an_episode_goes_on_elsewhere_as_it_would_have_where_it_began(kind: str) -> None:
+    made = env_type(kind)
+    settings = {"num_products": 50} if kind == "webshop" else None
+    one, other, alone = (made.make(settings) for _ in range(3))
+    for env in (one, alone):
+        Player(env).begin(5, "val")
+    Player(other).begin(99, "train")  # what it did before does not matter
+
+    moved = packed(one)
+    assert arrived(moved, other) is other
+
+    assert other.render() == alone.render()
+    assert outcomes(other) == outcomes(alone)
+    assert other.np_random.random() == alone.np_random.random()
+    assert len(moved[1]) < 2000
+
+
+def test_one_environment_begins_many_episodes_and_none_of_them_knows_of_the_others() -> None:
+    beginner = Beginner(Drawing)
+    begun = [beginner.begin(seed, "train") for seed in range(4)]
+    homes = [Drawing() for _ in begun]
+
+    for home, (moved, _) in zip(homes, begun, strict=True):
+        arrived(moved, home)
+
+    for seed, (home, (_, opening)) in enumerate(zip(homes, begun, strict=True)):
+        alone = Drawing()
+        assert opening == Player(alone).begin(seed, "train")
+        assert outcomes_of_drawing(home) == outcomes_of_drawing(alone)
+
+
+def outcomes_of_drawing(env: Drawing) -> list[str]:
+    return [env.step("")[0] for _ in range(3)]
+
+
+def test_a_generator_of_another_kind_moves_too() -> None:
+    one, other, alone = Drawing(), Drawing(), Drawing()
+    for env in (one, alone):
+        env.reset(seed=1)
+        env.np_random = np.random.Generator(np.random.MT19937(7))
+    arrived(packed(one), other)
+    assert outcomes_of_drawing(other) == outcomes_of_drawing(alone)
+
+    other.reset(seed=2)  # and one of the usual kind into where another kind was
+    other.np_random = np.random.Generator(np.random.MT19937(8))
+    one, alone = Drawing(), Drawing()
+    for env in (one, alone):
+        env.reset(seed=3)
+    arrived(packed(one), other)
+    assert outcomes_of_drawing(other) == outcomes_of_drawing(alone)
+
+
+def test_what_cannot_part_from_its_episode_moves_whole() -> None:
+    beginner, home = Beginner(lambda: Trouble(TroubleConfig())), Trouble(TroubleConfig())
+    first, second = (arrived(beginner.begin(seed, "val")[0], home) for seed in (1, 2))
+
+    assert not can_part(first)
+    assert home is not first is not second
+    assert first.render() != second.render()
+
+
+def test_an_environment_that_failed_begins_nothing_more() -> None:
+    made: list[Climb] = []
+
+    class Failing(Climb):
+        def __init__(self) -> None:
+            super().__init__()
+            made.append(self)
+
+        def _begin(self, seed: int, mode: Mode) -> None:
+            if seed == 1:
+                raise RuntimeError("no such level")
+            super()._begin(seed, mode)
+
+    beginner = Beginner(Failing)
+    openings = [beginner.begin(seed, "train")[1] for seed in (0, 1, 2, 3)]
+
+    assert [one.failure is None for one in openings] == [True, False, True, True]
+    assert len(made) == 2
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        Order(3, "val", is_new=True, repeat=(1, 2), named=("Up",), left=4),
+        Order(3, "train"),
+        Opening("a state", answer=7, failure=Failure("reset", "why")),
+        Turn("s", [1], 2, -0.5, {"success": True}, is_done=True, failure=Failure("step", "why")),
+    ],
+)
+def test_what_travels_arrives_with_every_field(sent: Any) -> None:
+    assert pickle.loads(pickle.dumps(sent)) == sent
+    assert copy.deepcopy(sent) is sent
