@@ -12,6 +12,7 @@ import inspect
 import math
 import numbers
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -22,6 +23,7 @@ State = str | list[Any]
 """What a player sees: text, or pictures."""
 _MAX_ERROR = 500
 """Characters of an exception's text that are kept."""
+_NEVER_CHANGE = frozenset((bool, int, float, str, bytes, type(None)))
 _ITS_OWN = (Exception, SystemExit)
 """What an environment is to blame for; Ctrl-C is somebody else's."""
 
@@ -112,7 +114,7 @@ class Player:
             for action in valid[: max(0, left)]:
                 reward, turn.is_done, info = _outcome(self.env.step(action))
                 turn.reward += reward
-                turn.info.update(info)
+                turn.info.update(_snapshot(info))
                 turn.actions.append(action)
                 if turn.is_done:
                     break
@@ -125,7 +127,8 @@ class Player:
         seen = self.env.render()
         if isinstance(seen, str):
             return seen
-        return list(seen) if isinstance(seen, list | tuple) else [seen]
+        pictures = seen if isinstance(seen, list | tuple) else [seen]
+        return [np.array(one) for one in pictures]  # an environment may draw into the same again
 
 
 def known_actions(lookup: Mapping[Any, str] | None, named: Sequence[Any]) -> list[Any]:
@@ -143,6 +146,13 @@ def known_actions(lookup: Mapping[Any, str] | None, named: Sequence[Any]) -> lis
         for name in names
         if len(name) <= 4 * longest and name.lower() in numbers_of
     ]
+
+
+def _snapshot(info: Mapping[str, Any]) -> Mapping[str, Any]:
+    """An info that stays as it is, whatever the environment does to its lists later."""
+    if all(type(value) in _NEVER_CHANGE for value in info.values()):
+        return info
+    return deepcopy(info)
 
 
 @lru_cache(maxsize=64)

@@ -89,7 +89,8 @@ class Trouble:
                 return "", float("nan"), False, {}
         self._said.append(action)
         is_done = action == "done"
-        return action, 0.5, is_done, {"success": is_done, "said": len(self._said)}
+        info = {"success": is_done, "said": len(self._said), "all": self._said}
+        return action, 0.5, is_done, info
 
     def render(self) -> str:
         return " ".join(self._said)

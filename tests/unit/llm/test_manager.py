@@ -151,7 +151,17 @@ class TestStep:
         manager = made(("Trouble", 1))
         manager.reset(seed=1)
         manager.step(inputs(e0=["a", "b", "c"]))
-        assert manager.rollout_cache[0]["history"][0]["info"] == {"success": False, "said": 4}
+        info = manager.rollout_cache[0]["history"][0]["info"]
+        assert info == {"success": False, "said": 4, "all": ["train 1", "a", "b", "c"]}
+
+    def test_an_info_stays_as_it_was(self) -> None:
+        manager = made(("Trouble", 1))
+        manager.reset(seed=1)
+        manager.step(inputs(e0=["a"]))
+        manager.step(inputs(e0=["b"]))
+        first, second, _ = manager.rollout_cache[0]["history"]
+        assert first["info"]["all"] == ["train 1", "a"]
+        assert second["info"]["all"] == ["train 1", "a", "b"]
 
     def test_nothing_is_done_after_the_end(self, climbing: EnvStateManager) -> None:
         climbing.reset(seed=42)
