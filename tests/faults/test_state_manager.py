@@ -146,7 +146,7 @@ def test_makers_may_be_killed(tmp_path: Path) -> None:
         makers = manager._places._makers
         assert makers is not None
         undisturbed = [cache["history"][0]["state"] for cache in manager.reset(seed=1)]
-        killer = threading.Timer(0.05, lambda: _kill_all(makers._fleet.worker_pids()))
+        killer = threading.Timer(0.05, lambda: _kill_all(makers.fleet.worker_pids()))
         killer.start()
         assert [cache["history"][0]["state"] for cache in manager.reset(seed=1)] == undisturbed
         killer.join()

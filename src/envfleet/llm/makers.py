@@ -60,19 +60,19 @@ class Makers:
         self, tags: Mapping[str, Tag], *, num_workers: int, start_method: StartMethod | None
     ) -> None:
         known = dict(tags)
-        self._fleet = open_fleet([lambda: _Maker(known)] * num_workers, num_workers, start_method)
+        self.fleet = open_fleet([lambda: _Maker(known)] * num_workers, num_workers, start_method)
         self._waiting: deque[list[tuple[int, Wanted]]] = deque()
         self._handed: dict[int, list[tuple[int, Wanted]]] = {}
-        self._fleet.reset([ResetPlan()] * num_workers)
+        self.fleet.reset([ResetPlan()] * num_workers)
 
     def send(self, wanted: Mapping[int, Wanted]) -> None:
         """Begin with these episodes."""
-        self._fleet.reset([ResetPlan()] * self._fleet.num_slots)
+        self.fleet.reset([ResetPlan()] * self.fleet.num_slots)
         todo = list(wanted.items())
-        size = max(1, len(todo) // (_HANDFULS * self._fleet.num_slots))
+        size = max(1, len(todo) // (_HANDFULS * self.fleet.num_slots))
         self._waiting = deque(todo[at : at + size] for at in range(0, len(todo), size))
         self._handed = {}
-        for slot in range(self._fleet.num_slots):
+        for slot in range(self.fleet.num_slots):
             self._hand(slot)
 
     def recv(self) -> dict[int, Made | None]:
@@ -80,14 +80,14 @@ class Makers:
         made: dict[int, Made | None] = {}
         losses = 0
         while self._handed:
-            batch = self._fleet.recv(min_slots=1)
+            batch = self.fleet.recv(min_slots=1)
             for row, slot in enumerate(batch.slots.tolist()):
                 mine = self._handed.pop(slot)
                 if batch.valid[row]:
                     made.update(cloudpickle.loads(batch.obs[row]))
                 else:
                     losses += 1
-                    self._fleet.reset([ResetPlan()], [slot])
+                    self.fleet.reset([ResetPlan()], [slot])
                     if losses <= _MOST_LOSSES:
                         self._waiting.append(mine)
                     else:
@@ -97,9 +97,9 @@ class Makers:
 
     def close(self) -> None:
         """End the workers."""
-        self._fleet.close()
+        self.fleet.close()
 
     def _hand(self, slot: int) -> None:
         if self._waiting:
             self._handed[slot] = self._waiting.popleft()
-            self._fleet.send(batch_of([self._handed[slot]]), [slot])
+            self.fleet.send(batch_of([self._handed[slot]]), [slot])

@@ -72,7 +72,9 @@ class Here:
         self.players: dict[int, Player] = {}
 
     def take_in(self, env_id: int, env: Any) -> None:
-        """Let an environment live here."""
+        """Let an environment live here, in the place of the one that did."""
+        if env_id in self.players:
+            _close(self.players[env_id].env)
         self.players[env_id] = Player(env)
 
     def ask(self, orders: Mapping[int, Order]) -> dict[int, Answer]:
@@ -82,9 +84,7 @@ class Here:
     def close(self) -> None:
         """Close every environment, and forget it."""
         for player in self.players.values():
-            close = getattr(player.env, "close", None)
-            if close is not None:
-                close()
+            _close(player.env)
         self.players.clear()
 
 
@@ -135,9 +135,7 @@ class Seat(gymnasium.Env[Any, Any]):
 
     def close(self) -> None:
         """Close the environment."""
-        close = getattr(self._player.env, "close", None)
-        if close is not None:
-            close()
+        _close(self._player.env)
 
 
 class Seats:
@@ -277,6 +275,18 @@ def bring_home(
     )
     here.take_in(env_id, make())
     return carry_out(here.players[env_id], order.anew(actions))
+
+
+def _close(env: Any) -> None:
+    """One that cannot be closed is no reason to leave the others open."""
+    try:
+        getattr(env, "close", lambda: None)()
+    except Exception as exc:
+        warnings.warn(
+            f"{type(env).__name__} failed in close: {Failure.of('close', exc).error}",
+            RuntimeWarning,
+            stacklevel=3,
+        )
 
 
 def _failed(order: Order, error: str) -> Answer:

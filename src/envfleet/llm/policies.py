@@ -133,7 +133,7 @@ def _expression(state: str, dice: random.Random) -> str:
 
 def _deed(state: str, dice: random.Random) -> str:
     """A button of a shop's page, or a search for some words of the instruction."""
-    said, _, offered = state.rpartition("You must choose from these actions:")
+    said, _, offered = state.partition("You must choose from these actions:")
     deeds = re.findall(r"(?:search|click)\[[^\]]*\]", offered)
     deed = dice.choice(deeds) if deeds else "search[]"
     if not deed.startswith("search["):

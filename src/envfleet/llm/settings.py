@@ -18,7 +18,7 @@ from envfleet.llm.parsing import ACTION_SEP, MAX_ACTIONS
 from envfleet.llm.registry import EnvType, env_type, env_types
 
 ManagerMode = Literal["train", "val"]
-UseMultiprocessing = bool | Literal["auto", "threads"]
+UseMultiprocessing = bool | Literal["auto", "threads", "resets"]
 
 _GROUPS = ("env_groups", "group_size", "env_configs")
 _MANAGER = (
@@ -147,10 +147,11 @@ def read_settings(config: Any, mode: str) -> Settings:
 
 
 def read_use_multiprocessing(value: Any) -> UseMultiprocessing:
-    """True, False, "auto" or "threads"."""
-    if not isinstance(value, bool) and value not in ("auto", "threads"):
+    """True, False, "auto", "threads" or "resets"."""
+    if not isinstance(value, bool) and value not in ("auto", "threads", "resets"):
         raise ConfigError(
-            f"es_manager.use_multiprocessing must be true, false, auto or threads, got {value!r}"
+            "es_manager.use_multiprocessing must be true, false, auto, threads or resets, "
+            f"got {value!r}"
         )
     return cast(UseMultiprocessing, value)
 
