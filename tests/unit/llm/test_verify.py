@@ -1,4 +1,4 @@
-"""Proofs that a configuration gives one rollout: those that hold, and everything that breaks one."""
+"""Proofs that a configuration gives one rollout: those that hold, and what breaks one."""
 
 import os
 import random
