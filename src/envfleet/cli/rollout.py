@@ -191,7 +191,7 @@ def _shortened(text: str) -> list[str]:
     begin = text[: _STATE_LINES * _STATE_WIDTH * 2]
     plain = "".join(one if one == "\n" or one.isprintable() else " " for one in begin)
     lines = [
-        line
+        line.rstrip()
         for part in plain.split("\n")
         for line in textwrap.wrap(part, _STATE_WIDTH, drop_whitespace=False) or [""]
     ]

@@ -142,4 +142,14 @@ def _deed(state: str, dice: random.Random) -> str:
     return f"search[{' '.join(dice.choice(words) for _ in range(3))}]"
 
 
-_FREE_TEXT: dict[str, Guess] = {"bandit": _arm, "countdown": _expression, "webshop": _deed}
+def _command(state: str, dice: random.Random) -> str:
+    """One of the commands that a game offers."""
+    return dice.choice(state.rpartition("You can: ")[2].split(", "))
+
+
+_FREE_TEXT: dict[str, Guess] = {
+    "bandit": _arm,
+    "countdown": _expression,
+    "textworld": _command,
+    "webshop": _deed,
+}

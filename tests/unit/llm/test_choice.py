@@ -84,3 +84,16 @@ def test_what_cannot_be_pickled_cannot_move_and_what_fails_is_measured_all_the_s
             raise ValueError("never")
 
     assert measure(Locked).move_s is None
+
+
+def test_what_only_the_first_takes_does_not_count() -> None:
+    class ReadsFirst(Climb):
+        has_read = False
+
+        def _begin(self, seed: int, mode: Any) -> None:
+            if not ReadsFirst.has_read:
+                time.sleep(0.1)
+            ReadsFirst.has_read = True
+            super()._begin(seed, mode)
+
+    assert measure(ReadsFirst).reset_s < 0.05

@@ -100,6 +100,7 @@ class TestFreeText:
                 "search[<content>], click[back to search], click[b0].",
                 r"search\[(\w+ ?){3}\]|click\[back to search\]|click\[b0\]",
             ),
+            ("textworld", "-= Cellar =-\n\nYou can: go west, look", "go west|look"),
             ("webshop", "lost", r"search\[(lost ?){3}\]"),
             ("webshop", "", r"search\[(anything ?){3}\]"),
         ],

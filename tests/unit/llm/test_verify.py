@@ -13,7 +13,6 @@ import pytest
 
 from envfleet.engine.options import StartMethod
 from envfleet.errors import ConfigError
-from envfleet.llm import ways
 from envfleet.llm.environments.base import Mode, Step
 from envfleet.llm.registry import register_env
 from envfleet.llm.settings import read_agent_proxy, read_settings
@@ -177,7 +176,7 @@ class TestKills:
                 killed.append(pid)
             kill(pid, number)
 
-        monkeypatch.setattr(ways.os, "kill", kill_and_count)
+        monkeypatch.setattr(os, "kill", kill_and_count)
         whole = games.config(("Climb", 2))
         settings, proxy = read_settings(whole, "train"), read_agent_proxy(whole)
         way = Way(
