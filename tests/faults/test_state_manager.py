@@ -87,6 +87,32 @@ def test_who_costs_too_many_workers_fails_alone(tmp_path: Path, trouble: str, er
         assert len(manager.step(TURNS[0])) == 4
 
 
+@pytest.mark.parametrize("max_restarts", [0, 3])
+def test_who_does_not_come_back_fails_alone(
+    max_restarts: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its seed does not say where it begins, so its episode may be over sooner than it was."""
+
+    def begin(env: Any, seed: int, mode: Any) -> None:
+        has_begun_before = (tmp_path / str(seed)).exists()
+        (tmp_path / str(seed)).touch()
+        env._random, env._mode = random.Random(seed), mode
+        env._floor = 3 if has_begun_before else 0
+
+    monkeypatch.setattr(games.Climb, "_begin", begin)
+    settings = config(("Climb", 2), group_size=1, use_multiprocessing=True, max_workers=1)
+    settings["es_manager"]["max_restarts"] = max_restarts
+    with EnvStateManager(settings) as manager:
+        manager.reset(seed=1)
+        manager.step(inputs(e0=["Up", "Up"], e1=["Down"]))
+        for pid in manager.worker_pids():
+            os.kill(pid, signal.SIGKILL)
+        with pytest.warns(RuntimeWarning, match=r"environment 0 \(Climb, seed 1\) failed in step"):
+            going_on = manager.step(inputs(e0=["Down"], e1=["Down"]))
+    assert [cache["env_id"] for cache in going_on] == [1]
+    assert "do not bring it back (OutOfOrder: " in manager.rollout_cache[0]["failure"]["error"]
+
+
 def test_who_is_killed_too_often_goes_on_here(tmp_path: Path) -> None:
     turns = [*TURNS, inputs(e0=["killed in workers"], e2=["g"]), inputs(e0=["h"], e1=["i"])]
     with troubled(tmp_path, way=False) as manager:

@@ -60,8 +60,9 @@ def carry_out(player: Player, order: Order) -> Answer:
     opening = Opening("")
     if order.is_new:
         opening = player.begin(order.seed, order.mode)
-        for action in order.repeat:
-            player.env.step(action)
+        failure = opening.failure or player.repeat(order.repeat)
+        if failure is not None:
+            return _failed(order, failure)
     return opening if order.named is None else player.play(order.named, order.left)
 
 
@@ -238,7 +239,9 @@ class Seats:
                 leaving[env_id] = f"its worker was killed {times} (exit code {incident.exitcode})"
             else:
                 what = "died" if incident.kind == "death" else "passed its deadline"
-                answers[env_id] = _failed(self._is_ordered[env_id], f"its worker {what} {times}")
+                order = self._is_ordered[env_id]
+                doing = "reset" if order.named is None else "step"
+                answers[env_id] = _failed(order, Failure(doing, f"its worker {what} {times}"))
         return settled
 
 
@@ -289,8 +292,7 @@ def _close(env: Any) -> None:
         )
 
 
-def _failed(order: Order, error: str) -> Answer:
-    failure = Failure("reset" if order.named is None else "step", error)
+def _failed(order: Order, failure: Failure) -> Answer:
     return Opening("", failure=failure) if order.named is None else Turn("", failure=failure)
 
 

@@ -24,7 +24,6 @@ from envfleet.llm.rollout import play
 from envfleet.llm.settings import AgentProxy, Settings, UseMultiprocessing
 from envfleet.testing.global_random import shared_states, untouched_states
 
-_ENDLESS = 10**9
 _MOST_WATCHED = 4
 """Groups of a kind that are watched for their use of shared random numbers."""
 
@@ -44,7 +43,7 @@ class Way:
     has_kills: bool = False
     """Before each turn a worker is killed."""
     max_restarts: int | None = None
-    """The configuration's own unless given."""
+    """The configuration's own unless given, and one more for each kill."""
     global_seed: int | None = None
     """What the random numbers of the whole process are seeded with."""
     hash_seed: int | None = None
@@ -89,7 +88,6 @@ def ways_for(
             in_workers,
             name=f"{_count(most)}, one killed before each turn",
             has_kills=True,
-            max_restarts=_ENDLESS,
         ),
         replace(
             in_workers,
@@ -130,6 +128,8 @@ def played(
     }
     if way.max_restarts is not None:
         changes["max_restarts"] = way.max_restarts
+    elif way.has_kills:
+        changes["max_restarts"] = settings.max_restarts + proxy.max_turn
     config = {**whole, "es_manager": {**whole["es_manager"], **changes}}
     tags = [tag for tag, _ in settings.groups]
     with _surroundings(way), EnvStateManager(config, settings.mode) as manager:
