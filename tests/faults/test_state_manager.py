@@ -87,6 +87,28 @@ def test_who_costs_too_many_workers_fails_alone(tmp_path: Path, trouble: str, er
         assert len(manager.step(TURNS[0])) == 4
 
 
+@pytest.mark.parametrize("way", ["threads", True])
+def test_an_answer_that_cannot_travel_fails_alone(
+    tmp_path: Path, way: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = games.Trouble.step
+
+    def with_a_lock(env: Any, action: str) -> Any:
+        said, reward, is_done, info = step(env, action)
+        return said, reward, is_done, info | ({"it": threading.Lock()} if action == "lock" else {})
+
+    monkeypatch.setattr(games.Trouble, "step", with_a_lock)
+    with troubled(tmp_path, way) as manager:
+        manager.reset(seed=1)
+        with pytest.warns(RuntimeWarning, match="its answer cannot leave its worker: TypeError"):
+            going_on = manager.step(inputs(e0=["a"], e1=["lock"], e2=["b"], e3=["c"]))
+        assert [cache["env_id"] for cache in going_on] == [0, 2, 3]
+        assert len(manager.step(inputs(e0=["a"], e2=["b"]))) == 2
+        assert len(manager.reset(seed=1)) == 4
+        assert len(manager.step(TURNS[0])) == 4
+
+
+@pytest.mark.filterwarnings("ignore:environment . goes on in this process:RuntimeWarning")
 @pytest.mark.parametrize("max_restarts", [0, 3])
 def test_who_does_not_come_back_fails_alone(
     max_restarts: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -231,17 +231,26 @@ class Seats:
             if env_id not in self._is_ordered or env_id in settled:
                 continue
             self._losses[env_id] += 1
-            if self._losses[env_id] <= self._max_restarts:
+            # what an environment raises is caught beside it: here its answer could not be pickled,
+            # and the next one cannot either
+            is_hopeless = incident.kind == "exception" and incident.doing == "step"
+            if self._losses[env_id] <= self._max_restarts and not is_hopeless:
                 continue
             settled.add(env_id)
             times = f"{self._losses[env_id]} times in one episode"
             if incident.kind == "death" and incident.exitcode in _FROM_OUTSIDE:
                 leaving[env_id] = f"its worker was killed {times} (exit code {incident.exitcode})"
-            else:
-                what = "died" if incident.kind == "death" else "passed its deadline"
-                order = self._is_ordered[env_id]
-                doing = "reset" if order.named is None else "step"
-                answers[env_id] = _failed(order, Failure(doing, f"its worker {what} {times}"))
+                continue
+            error = {
+                "death": f"its worker died {times}",
+                "timeout": f"its worker passed its deadline {times}",
+                "exception": f"its answer cannot leave its worker: {incident.reason}"
+                if is_hopeless
+                else f"{incident.reason} in {incident.doing}, {times}",
+            }[incident.kind]
+            order = self._is_ordered[env_id]
+            doing = "reset" if order.named is None else "step"
+            answers[env_id] = _failed(order, Failure(doing, error))
         return settled
 
 
