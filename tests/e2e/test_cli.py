@@ -232,6 +232,75 @@ class TestVerifyTrain:
         assert "in iteration 1, step 0, slot 0: obs is" in found["conclusion"]
 
 
+class TestTextEnvironments:
+    """An environment of one's own, in a file that a configuration names."""
+
+    STAIRS = """
+import random
+from dataclasses import dataclass, field
+from envfleet.llm import TextEnv, TextEnvConfig
+
+@dataclass(slots=True, kw_only=True)
+class StairsConfig(TextEnvConfig):
+    action_lookup: dict[int, str] | None = field(default_factory=lambda: {1: "Up", 2: "Down"})
+    height: int = 3
+
+class Stairs(TextEnv):
+    config_class = StairsConfig
+
+    def _begin(self, seed, mode):
+        print("it begins")
+        self._floor = seed % self.config.height
+
+    def _act(self, action):
+        self._floor += 1 if action == 1 else -1
+        is_up = self._floor >= self.config.height
+        return self._text(), float(is_up), is_up, False, {"success": is_up}
+
+    def _text(self):
+        return f"floor {self._floor} of {self.config.height}"
+
+class Careless(Stairs):
+    def _begin(self, seed, mode):
+        super()._begin(seed + random.randint(0, 9), mode)
+"""
+    MINE = """
+defaults: [base]
+es_manager:
+  train: {env_groups: 2, group_size: 2, env_configs: {tags: [Tower], n_groups: [2]}}
+custom_envs:
+  Tower: {env_type: "games/stairs.py:Stairs", max_actions_per_traj: 9, env_config: {height: 5}}
+"""
+
+    @pytest.fixture
+    def mine(self, tmp_path):
+        (tmp_path / "games").mkdir()
+        (tmp_path / "games/stairs.py").write_text(self.STAIRS)
+        (tmp_path / "mine.yaml").write_text(self.MINE)
+        return tmp_path
+
+    def test_are_played(self, mine):
+        found = document("rollout", "--config-name", "mine.yaml", "--policy", "first", cwd=mine)
+
+        (tower,) = found["tags"]
+        assert (tower["num_envs"], tower["success"]) == (4, 1.0)
+
+    def test_are_proved_in_workers_of_every_kind(self, mine):
+        found = document("verify", "llm", "--config-name", "mine", "--workers", "2", cwd=mine)
+
+        assert found["conclusion"].startswith("All 11 ways gave the rollout of one loop")
+
+    def test_are_told_what_is_wrong_with_them(self, mine):
+        found = document(
+            *("verify", "llm", "--config-name", "mine", "--workers", "2"),
+            *("--start-methods", "fork", "custom_envs.Tower.env_type=games/stairs.py:Careless"),
+            code=1,
+            cwd=mine,
+        )
+
+        assert "Tower draws from Python's global state" in found["global_random"]
+
+
 class TestReplay:
     def test_a_real_incident(self, my_env):
         scripts = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)

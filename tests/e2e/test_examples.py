@@ -50,6 +50,44 @@ runpy.run_path(sys.argv[1], run_name="__main__")
 """
 
 
+def test_the_manager_s_self_test_passes_here(tmp_path):
+    printed = run("-W", "error", EXAMPLES / "test_multiprocessing_es_manager.py", folder=tmp_path)
+
+    *checks, last = printed.stdout.splitlines()
+    assert len(checks) == 4
+    assert all(" ok  " in line for line in checks)
+    assert last == "✅ ALL TESTS PASSED!"
+
+
+BREAK_A_WORKER = """
+import runpy, sys
+from envfleet.llm import places
+
+def changes_a_reward(player, order):
+    answer = whole(player, order)
+    if order.named:
+        answer.reward += 1e-9
+    return answer
+
+whole = places.carry_out
+places.Seat.step = lambda seat, order: (
+    changes_a_reward(seat._player, order), 0.0, False, False, {}
+)
+runpy.run_path(sys.argv[1], run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize("optimise", [(), ("-O",)], ids=["plain", "optimised"])
+def test_the_manager_s_self_test_fails_loudly(optimise, tmp_path):
+    (tmp_path / "broken.py").write_text(BREAK_A_WORKER)
+    script = EXAMPLES / "test_multiprocessing_es_manager.py"
+
+    done = run(*optimise, "broken.py", script, folder=tmp_path, code=1)
+
+    assert "1 workers change the rollout" in done.stderr
+    assert "PASSED" not in done.stdout
+
+
 @pytest.mark.parametrize("optimise", [(), ("-O",)], ids=["plain", "optimised"])
 def test_the_self_test_fails_loudly(optimise, tmp_path):
     (tmp_path / "broken.py").write_text(BREAK)
@@ -60,10 +98,11 @@ def test_the_self_test_fails_loudly(optimise, tmp_path):
     assert "PASSED" not in done.stdout
 
 
-def test_the_self_test_is_no_test_of_pytest(tmp_path):
+@pytest.mark.parametrize("name", ["test_parallel_env.py", "test_multiprocessing_es_manager.py"])
+def test_the_self_test_is_no_test_of_pytest(name, tmp_path):
     words = ("-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", EXAMPLES)
 
-    done = run(*words, EXAMPLES / "test_parallel_env.py", folder=tmp_path, code=5)
+    done = run(*words, EXAMPLES / name, folder=tmp_path, code=5)
 
     assert "no tests collected" in done.stdout
 

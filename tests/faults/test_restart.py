@@ -188,6 +188,50 @@ def test_an_exception_replaces_one_environment_where_it_is(backend, tmp_path):
         assert restarted < 2, "it is not a new environment"
 
 
+class Unflattened(spaces.Space[Any]):
+    """Whose values do not fit into a slab, however small they are."""
+
+    def __init__(self):
+        super().__init__(None, None)
+
+    @property
+    def is_np_flattenable(self):
+        return False
+
+    def sample(self, mask=None, probability=None):
+        return ""
+
+    def contains(self, x):
+        return True
+
+    def __eq__(self, other):
+        return isinstance(other, Unflattened)
+
+    def __hash__(self):
+        return hash(Unflattened)
+
+
+class RaisesAtAWord(Counter):
+    def __init__(self):
+        super().__init__()
+        self.action_space = Unflattened()
+
+    def step(self, action):
+        if action == "raise":
+            raise ValueError("it was told to raise")
+        return super().step(0)
+
+
+@pytest.mark.parametrize("backend", ["serial", "thread", "process"])
+def test_an_exception_at_an_action_that_does_not_fit_the_slab(backend):
+    with opened([RaisesAtAWord] * 3, backend=backend, on_failure="restart") as envs, at_most(20):
+        envs.reset(seed=0)
+        truncated = envs.step(("go", "raise", "go"))[3]
+        assert truncated.tolist() == [False, True, False]
+        assert len(envs.incidents) == 1
+        assert not envs.step(("go", "go", "go"))[3].any()
+
+
 class Counted(Counter):
     """Leaves a file for every time that one was built."""
 

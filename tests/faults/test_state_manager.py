@@ -87,6 +87,54 @@ def test_who_costs_too_many_workers_fails_alone(tmp_path: Path, trouble: str, er
         assert len(manager.step(TURNS[0])) == 4
 
 
+@pytest.mark.parametrize("way", ["threads", True])
+def test_an_answer_that_cannot_travel_fails_alone(
+    tmp_path: Path, way: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = games.Trouble.step
+
+    def with_a_lock(env: Any, action: str) -> Any:
+        said, reward, is_done, info = step(env, action)
+        return said, reward, is_done, info | ({"it": threading.Lock()} if action == "lock" else {})
+
+    monkeypatch.setattr(games.Trouble, "step", with_a_lock)
+    with troubled(tmp_path, way) as manager:
+        manager.reset(seed=1)
+        with pytest.warns(RuntimeWarning, match="its answer cannot leave its worker: TypeError"):
+            going_on = manager.step(inputs(e0=["a"], e1=["lock"], e2=["b"], e3=["c"]))
+        assert [cache["env_id"] for cache in going_on] == [0, 2, 3]
+        assert len(manager.step(inputs(e0=["a"], e2=["b"]))) == 2
+        assert len(manager.reset(seed=1)) == 4
+        assert len(manager.step(TURNS[0])) == 4
+
+
+@pytest.mark.filterwarnings("ignore:environment . goes on in this process:RuntimeWarning")
+@pytest.mark.parametrize("max_restarts", [0, 3])
+def test_who_does_not_come_back_fails_alone(
+    max_restarts: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its seed does not say where it begins, so its episode may be over sooner than it was."""
+
+    def begin(env: Any, seed: int, mode: Any) -> None:
+        has_begun_before = (tmp_path / str(seed)).exists()
+        (tmp_path / str(seed)).touch()
+        env._random, env._mode = random.Random(seed), mode
+        env._floor = 3 if has_begun_before else 0
+
+    monkeypatch.setattr(games.Climb, "_begin", begin)
+    settings = config(("Climb", 2), group_size=1, use_multiprocessing=True, max_workers=1)
+    settings["es_manager"]["max_restarts"] = max_restarts
+    with EnvStateManager(settings) as manager:
+        manager.reset(seed=1)
+        manager.step(inputs(e0=["Up", "Up"], e1=["Down"]))
+        for pid in manager.worker_pids():
+            os.kill(pid, signal.SIGKILL)
+        with pytest.warns(RuntimeWarning, match=r"environment 0 \(Climb, seed 1\) failed in step"):
+            going_on = manager.step(inputs(e0=["Down"], e1=["Down"]))
+    assert [cache["env_id"] for cache in going_on] == [1]
+    assert "do not bring it back (OutOfOrder: " in manager.rollout_cache[0]["failure"]["error"]
+
+
 def test_who_is_killed_too_often_goes_on_here(tmp_path: Path) -> None:
     turns = [*TURNS, inputs(e0=["killed in workers"], e2=["g"]), inputs(e0=["h"], e1=["i"])]
     with troubled(tmp_path, way=False) as manager:
@@ -146,7 +194,7 @@ def test_makers_may_be_killed(tmp_path: Path) -> None:
         makers = manager._places._makers
         assert makers is not None
         undisturbed = [cache["history"][0]["state"] for cache in manager.reset(seed=1)]
-        killer = threading.Timer(0.05, lambda: _kill_all(makers._fleet.worker_pids()))
+        killer = threading.Timer(0.05, lambda: _kill_all(makers.fleet.worker_pids()))
         killer.start()
         assert [cache["history"][0]["state"] for cache in manager.reset(seed=1)] == undisturbed
         killer.join()

@@ -1,4 +1,4 @@
-"""The command line: ``envfleet train | eval | bench | tune | verify | doctor``.
+"""The command line: ``envfleet train | eval | rollout | bench | tune | verify | doctor``.
 
 Owns arguments, exit codes and what a person or a script reads; measures and judges through the
 public API like any other user. A command is one module (see ``command.py``) and one line in

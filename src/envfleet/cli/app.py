@@ -42,11 +42,13 @@ class Entry:
 COMMANDS: tuple[Entry, ...] = (
     Entry("train", "envfleet.cli.train", "train a policy by PPO, or go on with a run"),
     Entry("eval", "envfleet.cli.evaluation", "play episodes with what a run has learned"),
+    Entry("rollout", "envfleet.cli.rollout", "play text environments without any model"),
     Entry("bench", "envfleet.cli.bench", "measure steps per second, side by side with others"),
     Entry("tune", "envfleet.cli.tune", "find the fastest setting here and print the line to paste"),
     Entry("doctor", "envfleet.cli.doctor", "check this machine, or replay an incident file"),
     Entry("verify", "envfleet.cli.verify", "prove that parallel runs equal a plain loop"),
     Entry("verify train", "envfleet.cli.verify_train", "prove that training repeats itself"),
+    Entry("verify llm", "envfleet.cli.verify_llm", "prove that text rollouts repeat themselves"),
 )
 
 _EXAMPLES = """\
@@ -55,6 +57,7 @@ examples:
   envfleet bench CartPole-v1 --num-envs 64  how fast is it here?
   envfleet tune CartPole-v1 --num-envs 64   which backend, how many workers?
   envfleet verify my_package:MyEnv          the same in parallel as alone?
+  envfleet rollout --config-name bandit     text environments, played by chance
   envfleet doctor                           is this machine set up well?
 
 ENV is a Gymnasium id (CartPole-v1), a class or function (my_package.envs:MyEnv, my_env.py:MyEnv),

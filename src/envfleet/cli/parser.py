@@ -42,12 +42,21 @@ class Parser(argparse.ArgumentParser):
             elif commands:
                 # the first plain word of a parser that has commands has to be one
                 self.error(f"there is no command {word!r}{did_you_mean(word, commands)}")
-        return super().parse_known_args(words, namespace)
+        found, unknown = super().parse_known_args(words, namespace)
+        return found, self._gathered(found, unknown)
 
     def error(self, message: str) -> NoReturn:
         """Raise what is wrong."""
         said = re.sub(r"^argument (\S+): (?=must )", r"\1 ", message)
         raise Usage(f"{said.rstrip('.')}{'' if said.endswith('?') else ';'} see {self.prog} --help")
+
+    def _gathered(self, found: argparse.Namespace, unknown: list[str]) -> list[str]:
+        """What is still unknown: argparse takes only the first of words that flags lie between."""
+        for action in self._actions:
+            if not action.option_strings and action.nargs == "*":
+                getattr(found, action.dest).extend(w for w in unknown if not w.startswith("-"))
+                return [word for word in unknown if word.startswith("-")]
+        return unknown
 
     def _commands(self) -> frozenset[str]:
         for action in self._actions:

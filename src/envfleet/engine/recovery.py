@@ -11,6 +11,7 @@ import sys
 import time
 import warnings
 from dataclasses import dataclass, replace
+from typing import Any
 
 from envfleet.engine.backends import WorkerHandle
 from envfleet.engine.crew import Crew
@@ -139,6 +140,10 @@ class Recovery:
         payload = None
         if pending.command.op is Op.RESET:
             payload = [self._plan_of(pending, slot)]
+        elif pending.command.payload is not None:
+            # nobody takes the action, but it is read with the others, and what it spilled is not
+            # in the slab
+            payload = [self._share_of(pending, slot)]
         again = self._traffic.post_part(pending.command.op, part, payload)
         again.unwanted, again.group = pending.unwanted & {slot}, pending.group
         pending.group.append(again)
@@ -320,13 +325,16 @@ class Recovery:
 
     def _plan_of(self, pending: Pending, slot: int) -> ResetPlan:
         """How `slot` is reset by this command: as its caller said, or by itself."""
-        command = pending.command
-        if command.op is not Op.RESET:
+        if pending.command.op is not Op.RESET:
             return self._logbook.next_plan(slot)
+        return self._logbook.with_seed(slot, self._share_of(pending, slot))
+
+    def _share_of(self, pending: Pending, slot: int) -> Any:
+        """What a command's payload has for this slot."""
+        command = pending.command
         handle = self._crew.handles[int(self._router.worker_of[slot])]
         asked = command.slots if command.slots is not None else self._slots_of(handle)
-        plan: ResetPlan = command.payload[list(asked).index(slot)]
-        return self._logbook.with_seed(slot, plan)
+        return command.payload[list(asked).index(slot)]
 
     def _event_of(self, pending: Pending, failure: Failure, slots: tuple[int, ...]) -> Event:
         slot = failure.slot

@@ -69,14 +69,14 @@ class Makers:
     ) -> None:
         known, num_slots = dict(tags), _AHEAD * num_workers
         self._num_processes = num_workers + 1
-        self._fleet = open_fleet([lambda: _Maker(known)] * num_slots, num_workers, start_method)
+        self.fleet = open_fleet([lambda: _Maker(known)] * num_slots, num_workers, start_method)
         self._waiting: deque[tuple[int, Wanted]] = deque()
         self._handed: dict[int, Handful] = {}
 
     def send(self, wanted: Mapping[int, Wanted]) -> None:
         """Begin with these episodes."""
-        num_slots = self._fleet.num_slots
-        self._fleet.reset([ResetPlan()] * num_slots)
+        num_slots = self.fleet.num_slots
+        self.fleet.reset([ResetPlan()] * num_slots)
         self._waiting, self._handed = deque(wanted.items()), {}
         # A worker's slots are neighbours: every worker gets its first handful before any a second.
         for slot in sorted(range(num_slots), key=lambda slot: slot % _AHEAD):
@@ -94,7 +94,7 @@ class Makers:
             if self._waiting and time.perf_counter() < looked_s + _LOOK_EVERY_S:
                 begin_here(self._waiting.pop()[0])
                 continue
-            batch = self._fleet.recv(min_slots=1, timeout_s=0 if self._waiting else None)
+            batch = self.fleet.recv(min_slots=1, timeout_s=0 if self._waiting else None)
             for row, slot in enumerate(batch.slots.tolist()):
                 mine = self._handed.pop(slot)
                 if batch.valid[row]:
@@ -103,7 +103,7 @@ class Makers:
                         take(env_id, made)
                     continue
                 losses += 1
-                self._fleet.reset([ResetPlan()], [slot])
+                self.fleet.reset([ResetPlan()], [slot])
                 if losses <= _MOST_LOSSES:
                     self._waiting.extend(mine)
                 else:
@@ -114,11 +114,11 @@ class Makers:
 
     def close(self) -> None:
         """End the workers."""
-        self._fleet.close()
+        self.fleet.close()
 
     def _hand(self, slot: int) -> None:
         if self._waiting:
             size = max(1, len(self._waiting) // (_SHARE * self._num_processes))
             self._handed[slot] = [self._waiting.popleft() for _ in range(size)]
             # As bytes, because the fleet keeps a copy of what it sends, and theirs costs nothing.
-            self._fleet.send(batch_of([pickle.dumps(self._handed[slot])]), [slot])
+            self.fleet.send(batch_of([pickle.dumps(self._handed[slot])]), [slot])

@@ -13,6 +13,7 @@ import random
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from numbers import Integral
 from typing import Any, Self
 
 from envfleet.errors import ActionError, FleetClosed, OutOfOrder
@@ -71,7 +72,7 @@ class EnvStateManager:
 
     @property
     def use_multiprocessing(self) -> UseMultiprocessing:
-        """Whether environments live in workers: True, False, "auto" or "threads"."""
+        """Whether environments live in workers: True, False, "auto", "threads" or "resets"."""
         return self._use_multiprocessing
 
     @use_multiprocessing.setter
@@ -81,6 +82,10 @@ class EnvStateManager:
         if value is False:
             self._places.come_home(self._orders_to_stand())
             self._show_where()
+
+    def worker_pids(self) -> list[int]:
+        """Every process that environments live in, or are made in, apart from this one."""
+        return self._places.worker_pids()
 
     # ---- rollouts -------------------------------------------------------------------------------
 
@@ -95,7 +100,6 @@ class EnvStateManager:
         first = self._first_seed(seed)
         self._places.settle(self._use_multiprocessing)
         self._places.refresh()
-        self._show_where()
         for entry in self.envs:
             entry["status"] = EnvStatus(seed=first + entry["group_id"])
         for actions in self._done:
@@ -105,6 +109,7 @@ class EnvStateManager:
             for entry in self.envs
         }
         answers = self._places.begin(orders, self._go_on_here)
+        self._show_where()
         self.rollout_cache = [self._opened(entry, answers[entry["env_id"]]) for entry in self.envs]
         self._needs_reset = ""
         return self.rollout_cache
@@ -133,6 +138,8 @@ class EnvStateManager:
     def get_rollout_states(self) -> list[Cache]:
         """Every cache of this rollout, finished or not, with its metrics."""
         self._check_open()
+        if not self.rollout_cache:
+            raise OutOfOrder("there is no rollout yet; call reset first")
         sum_up(self.envs, self.rollout_cache, self.group_size)
         for entry, cache in zip(self.envs, self.rollout_cache, strict=True):
             if entry["tag"] == "MetamathQA":
@@ -205,8 +212,9 @@ class EnvStateManager:
                     f"an input is a mapping with env_id and actions, got {given!r:.60}"
                 )
             env_id, actions = given["env_id"], given["actions"]
-            if isinstance(env_id, bool) or not isinstance(env_id, int):
+            if isinstance(env_id, bool) or not isinstance(env_id, Integral):
                 raise ActionError(f"env_id must be a whole number, got {env_id!r:.60}")
+            env_id = int(env_id)
             if not 0 <= env_id < len(self.envs):
                 raise ActionError(
                     f"there is no environment {env_id!r:.60}; there are 0 to {len(self.envs) - 1}"

@@ -69,8 +69,9 @@ def carry_out(player: Player, order: Order) -> Answer:
     opening = Opening("")
     if order.is_new:
         opening = player.begin(order.seed, order.mode)
-        for action in order.repeat:
-            player.env.step(action)
+        failure = opening.failure or player.repeat(order.repeat)
+        if failure is not None:
+            return _failed(order, failure)
     return opening if order.named is None else player.play(order.named, order.left)
 
 
@@ -81,7 +82,9 @@ class Here:
         self.players: dict[int, Player] = {}
 
     def take_in(self, env_id: int, env: Any) -> None:
-        """Let an environment live here."""
+        """Let an environment live here, in the place of the one that did."""
+        if env_id in self.players:
+            _close(self.players[env_id].env)
         self.players[env_id] = Player(env)
 
     def ask(self, orders: Mapping[int, Order]) -> dict[int, Answer]:
@@ -91,9 +94,7 @@ class Here:
     def close(self) -> None:
         """Close every environment, and forget it."""
         for player in self.players.values():
-            close = getattr(player.env, "close", None)
-            if close is not None:
-                close()
+            _close(player.env)
         self.players.clear()
 
 
@@ -144,9 +145,7 @@ class Seat(gymnasium.Env[Any, Any]):
 
     def close(self) -> None:
         """Close the environment."""
-        close = getattr(self._player.env, "close", None)
-        if close is not None:
-            close()
+        _close(self._player.env)
 
 
 class Seats:
@@ -241,15 +240,26 @@ class Seats:
             if env_id not in self._is_ordered or env_id in settled:
                 continue
             self._losses[env_id] += 1
-            if self._losses[env_id] <= self._max_restarts:
+            # what an environment raises is caught beside it: here its answer could not be pickled,
+            # and the next one cannot either
+            is_hopeless = incident.kind == "exception" and incident.doing == "step"
+            if self._losses[env_id] <= self._max_restarts and not is_hopeless:
                 continue
             settled.add(env_id)
             times = f"{self._losses[env_id]} times in one episode"
             if incident.kind == "death" and incident.exitcode in _FROM_OUTSIDE:
                 leaving[env_id] = f"its worker was killed {times} (exit code {incident.exitcode})"
-            else:
-                what = "died" if incident.kind == "death" else "passed its deadline"
-                answers[env_id] = _failed(self._is_ordered[env_id], f"its worker {what} {times}")
+                continue
+            error = {
+                "death": f"its worker died {times}",
+                "timeout": f"its worker passed its deadline {times}",
+                "exception": f"its answer cannot leave its worker: {incident.reason}"
+                if is_hopeless
+                else f"{incident.reason} in {incident.doing}, {times}",
+            }[incident.kind]
+            order = self._is_ordered[env_id]
+            doing = "reset" if order.named is None else "step"
+            answers[env_id] = _failed(order, Failure(doing, error))
         return settled
 
 
@@ -288,8 +298,19 @@ def bring_home(
     return carry_out(here.players[env_id], order.anew(actions))
 
 
-def _failed(order: Order, error: str) -> Answer:
-    failure = Failure("reset" if order.named is None else "step", error)
+def _close(env: Any) -> None:
+    """One that cannot be closed is no reason to leave the others open."""
+    try:
+        getattr(env, "close", lambda: None)()
+    except Exception as exc:
+        warnings.warn(
+            f"{type(env).__name__} failed in close: {Failure.of('close', exc).error}",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+
+
+def _failed(order: Order, failure: Failure) -> Answer:
     return Opening("", failure=failure) if order.named is None else Turn("", failure=failure)
 
 

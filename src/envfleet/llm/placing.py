@@ -1,8 +1,9 @@
 """Which environments live where, and who asks whom.
 
 By "auto" every kind is measured once and placed by `choice.choose`; True and "threads" put all
-kinds but `sequential_env_types` into workers or threads; False keeps everything here. Workers are
-started once and serve every rollout until the placing changes.
+kinds but `sequential_env_types` into workers or threads; "resets" has their episodes begun in
+workers and played here; False keeps everything here. Workers are started once and serve every
+rollout until the placing changes.
 """
 
 from __future__ import annotations
@@ -114,6 +115,13 @@ class Places:
         """Play everybody's turn."""
         return self._ask(orders, actions_of, go_on_here)
 
+    def worker_pids(self) -> list[int]:
+        """Every process that environments live in, or are made in, apart from this one."""
+        fleets = [seats.fleet for seats in self._seats]
+        if self._makers is not None:
+            fleets.append(self._makers.fleet)
+        return [pid for fleet in fleets for pid in fleet.worker_pids() if pid is not None]
+
     def come_home(self, standing: Mapping[int, Order]) -> None:
         """Build everybody here as they stand, and end the workers."""
         for seats in self._seats:
@@ -182,6 +190,8 @@ class Places:
                 found[name] = Placement("process", "process", "in workers, as asked")
             elif wish == "threads":
                 found[name] = Placement("thread", "thread", "in threads, as asked")
+            elif wish == "resets":
+                found[name] = Placement("here", "process", "reset in workers, step here, as asked")
             else:
                 workers = self._settings.max_workers
                 found[name] = choose(measure(tag.make), count, workers, usable_cores())

@@ -1,5 +1,7 @@
 """Environment types by name: six of our own, two of others, more by one call of `register_env`.
 
+A name with a colon is a class that nobody has to register: `my_module:MyEnv`, `games.py:MyEnv`.
+
 A class is imported when its type is first used, so that a type whose packages are missing costs
 nothing until then.
 """
@@ -11,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+from envfleet.adapters.names import find
 from envfleet.errors import ConfigError, did_you_mean
 
 
@@ -83,6 +86,9 @@ def env_types() -> list[str]:
 def env_type(name: str) -> EnvType:
     """The type of this name."""
     if name not in _registered:
+        if ":" in name:
+            register_env(name, _class_of(name))
+            return _registered[name]
         if name not in _OURS:
             known = env_types()
             nearest = did_you_mean(name, known) or f"; there are {', '.join(known)}"
@@ -91,3 +97,10 @@ def env_type(name: str) -> EnvType:
         found = getattr(importlib.import_module(module), class_name)
         _registered[name] = EnvType(found, found.config_class)
     return _registered[name]
+
+
+def _class_of(name: str) -> type[Any]:
+    found = find(name).build
+    if not isinstance(found, type):
+        raise ConfigError(f"{name} is no class; an environment type is written module:Class")
+    return found

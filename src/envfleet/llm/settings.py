@@ -1,4 +1,4 @@
-"""What a configuration says to an `EnvStateManager`, checked and typed.
+"""What a configuration says to an `EnvStateManager` and to a rollout, checked and typed.
 
 Law: a wrong key or value is one sentence with its full path, before anything is built.
 """
@@ -14,10 +14,11 @@ from typing import Any, Literal, cast
 from envfleet.engine.options import StartMethod, one_of
 from envfleet.errors import ConfigError, did_you_mean
 from envfleet.llm.config import plain
+from envfleet.llm.parsing import ACTION_SEP, MAX_ACTIONS
 from envfleet.llm.registry import EnvType, env_type, env_types
 
 ManagerMode = Literal["train", "val"]
-UseMultiprocessing = bool | Literal["auto", "threads"]
+UseMultiprocessing = bool | Literal["auto", "threads", "resets"]
 
 _GROUPS = ("env_groups", "group_size", "env_configs")
 _MANAGER = (
@@ -30,6 +31,19 @@ _MANAGER = (
     "max_restarts",
     "train",
     "val",
+)
+_PROXY = (
+    "max_turn",
+    "action_sep",
+    "max_actions_per_turn",
+    "enable_think",
+    # of those who make prompts and batches out of rollouts
+    "max_context_window",
+    "context_window_mode",
+    "use_turn_scores",
+    "reward_normalization",
+    "use_parallel_rollout",
+    "parallel_n_jobs",
 )
 
 
@@ -73,6 +87,38 @@ class Settings:
         return sum(count for _, count in self.groups)
 
 
+@dataclass(frozen=True, slots=True)
+class AgentProxy:
+    """How a player's responses become turns."""
+
+    max_turn: int = 5
+    action_sep: str = ACTION_SEP
+    max_actions_per_turn: int = MAX_ACTIONS
+    enable_think: bool = True
+    """Whether an answer needs a thought before it."""
+
+
+def read_agent_proxy(config: Any) -> AgentProxy:
+    """What `config` says of turns; what it does not say has a default."""
+    whole, path = plain(config), "agent_proxy."
+    if whole.get("agent_proxy") is None:
+        return AgentProxy()
+    block = _mapping(whole, "agent_proxy")
+    _check_keys(block, _PROXY, "agent_proxy")
+    action_sep = block.get("action_sep", ACTION_SEP)
+    if not isinstance(action_sep, str) or not action_sep.strip():
+        raise ConfigError(f"{path}action_sep must be text, got {action_sep!r}")
+    enable_think = block.get("enable_think", True)
+    if not isinstance(enable_think, bool):
+        raise ConfigError(f"{path}enable_think must be true or false, got {enable_think!r}")
+    return AgentProxy(
+        _count(block, "max_turn", path, AgentProxy().max_turn),
+        action_sep,
+        _count(block, "max_actions_per_turn", path, MAX_ACTIONS),
+        enable_think,
+    )
+
+
 def read_settings(config: Any, mode: str) -> Settings:
     """What `config` says for this mode."""
     if mode not in ("train", "val"):
@@ -101,10 +147,11 @@ def read_settings(config: Any, mode: str) -> Settings:
 
 
 def read_use_multiprocessing(value: Any) -> UseMultiprocessing:
-    """True, False, "auto" or "threads"."""
-    if not isinstance(value, bool) and value not in ("auto", "threads"):
+    """True, False, "auto", "threads" or "resets"."""
+    if not isinstance(value, bool) and value not in ("auto", "threads", "resets"):
         raise ConfigError(
-            f"es_manager.use_multiprocessing must be true, false, auto or threads, got {value!r}"
+            "es_manager.use_multiprocessing must be true, false, auto, threads or resets, "
+            f"got {value!r}"
         )
     return cast(UseMultiprocessing, value)
 

@@ -105,6 +105,19 @@ class Player:
         except _ITS_OWN as exc:
             return Opening("", failure=Failure.of("reset", exc))
 
+    def repeat(self, actions: Sequence[Any]) -> Failure | None:
+        """Take actions whose answers are known; what went wrong if they cannot be taken again."""
+        try:
+            for action in actions:
+                self.env.step(action)
+        except _ITS_OWN as exc:
+            return Failure(
+                "step",
+                "it was lost, and its seed and actions do not bring it back "
+                f"({Failure.of('step', exc).error})",
+            )
+        return None
+
     def play(self, named: Sequence[Any], left: int) -> Turn:
         """Carry out the named actions, at most `left` of them, until the episode ends."""
         lookup = getattr(getattr(self.env, "config", None), "action_lookup", None)

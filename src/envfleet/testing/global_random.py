@@ -24,7 +24,7 @@ from envfleet.testing.streams import (
     slot_actions,
 )
 
-__all__ = ["uses_global_random"]
+__all__ = ["shared_states", "untouched_states", "uses_global_random"]
 
 _REMEDY = "draw from self.np_random instead, which reset(seed=...) seeds"
 
@@ -37,7 +37,7 @@ def uses_global_random(env: EnvLike, num_steps: int = 100, seed: int = 0) -> str
         num_steps: steps to watch it for; episodes that end are reset as usual.
         seed: seed of its first reset.
     """
-    with _untouched_states():
+    with untouched_states():
         moved, first = _watched(env, num_steps, seed, global_seed=1)
         if moved is not None:
             return moved
@@ -61,11 +61,11 @@ def _watched(
 ) -> tuple[str | None, Streams]:
     np.random.seed(global_seed)
     random.seed(global_seed)
-    before = _states()
+    before = shared_states()
     where: str | None = None
 
     def look(doing: str) -> str | None:
-        for name, state in _states().items():
+        for name, state in shared_states().items():
             if before[name] != state:
                 return f"the environment draws from {name} in {doing}; {_REMEDY}."
         return None
@@ -83,7 +83,8 @@ def _watched(
     return where, Streams(source=source, autoreset="next_step", slots=(tuple(events),))
 
 
-def _states() -> dict[str, Any]:
+def shared_states() -> dict[str, Any]:
+    """The random state that a whole process shares, by its name."""
     _, key, *place = np.random.get_state(legacy=True)
     return {
         "numpy's global state (np.random.*)": (np.asarray(key).tobytes(), *place),
@@ -92,7 +93,8 @@ def _states() -> dict[str, Any]:
 
 
 @contextmanager
-def _untouched_states() -> Iterator[None]:
+def untouched_states() -> Iterator[None]:
+    """What happens inside leaves the random state that a process shares as it was."""
     numpy_state, python_state = np.random.get_state(), random.getstate()
     try:
         yield

@@ -275,6 +275,7 @@ TRAINING = YES_OR_NO | {
     "--memory",
     "--memory-size",
 }
+PLAYING = {"--config-name", "--mode", "--seed"}
 OPTIONS = {
     "train": TRAINING | {"--resume"},
     "eval": {"--episodes", "--n-envs", "--seed", "--video"},
@@ -282,7 +283,9 @@ OPTIONS = {
     | {"--speedup", "--num-workers", "--autoreset", "--contenders", "--baseline"},
     "tune": MEASURING | {"--max-workers"},
     "doctor": set(),
+    "rollout": PLAYING | {"--policy", "--out"},
     "verify train": TRAINING,
+    "verify llm": PLAYING | {"--workers", "--start-methods"},
     "verify": {
         "--env-kwargs",
         "--num-envs",

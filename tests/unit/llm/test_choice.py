@@ -98,3 +98,16 @@ def test_who_never_gave_the_processor_away_did_not_wait(
 
     monkeypatch.setattr(choice, "_num_waits", lambda: num_waits)
     assert (measure(Interrupted).turn_s >= 0.01) == is_counted
+
+
+def test_what_only_the_first_takes_does_not_count() -> None:
+    class ReadsFirst(Climb):
+        has_read = False
+
+        def _begin(self, seed: int, mode: Any) -> None:
+            if not ReadsFirst.has_read:
+                time.sleep(0.1)
+            ReadsFirst.has_read = True
+            super()._begin(seed, mode)
+
+    assert measure(ReadsFirst).reset_s < 0.05

@@ -152,7 +152,10 @@ class TestSettings:
             ({"max_worker": 2}, "es_manager has no key 'max_worker'; did you mean max_workers"),
             ({"max_workers": 0}, "es_manager.max_workers must be a whole number from 1, got 0"),
             ({"max_workers": "two"}, "es_manager.max_workers must be a whole number"),
-            ({"use_multiprocessing": "yes"}, "must be true, false, auto or threads, got 'yes'"),
+            (
+                {"use_multiprocessing": "yes"},
+                "must be true, false, auto, threads or resets, got 'yes'",
+            ),
             ({"format_penalty": "much"}, "es_manager.format_penalty must be a number"),
             ({"format_penalty": float("nan")}, "es_manager.format_penalty must be a number"),
             (

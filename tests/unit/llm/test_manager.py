@@ -1,5 +1,6 @@
 """What a manager gives for what it gets: reset, step, groups, seeds, penalties, metrics."""
 
+import os
 from collections.abc import Iterator
 from copy import deepcopy
 from typing import Any
@@ -14,7 +15,7 @@ from envfleet.llm.manager import EnvStateManager
 from tests.unit.llm import games
 from tests.unit.llm.games import config, inputs
 
-WAYS: list[Any] = [False, "threads", True]
+WAYS: list[Any] = [False, "threads", True, "resets"]
 
 
 @pytest.fixture(autouse=True)
@@ -22,7 +23,7 @@ def _games() -> None:
     games.register()
 
 
-@pytest.fixture(params=WAYS, ids=["here", "threads", "workers"])
+@pytest.fixture(params=WAYS, ids=["here", "threads", "workers", "resets"])
 def climbing(request: pytest.FixtureRequest) -> Iterator[EnvStateManager]:
     settings = config(("Climb", 2), use_multiprocessing=request.param, max_workers=2)
     with EnvStateManager(settings) as manager:
@@ -43,15 +44,18 @@ class TestBeforeAnyReset:
         assert manager.envs[0]["status"] == EnvStatus(False, False, 0, [], None)
 
     def test_environments_are_there_or_say_where_they_are(self, climbing: EnvStateManager) -> None:
-        is_here = climbing.use_multiprocessing is False
+        is_here = climbing.use_multiprocessing in (False, "resets")
         assert all(isinstance(one["env"], games.Climb) == is_here for one in climbing.envs)
         assert all(isinstance(one["env"], Elsewhere) != is_here for one in climbing.envs)
         assert climbing.envs[0]["env"].config == games.ClimbConfig()
         assert "as asked" in climbing.plan
 
-    def test_nothing_can_be_stepped(self) -> None:
+    def test_nothing_can_be_stepped_and_nothing_summed_up(self) -> None:
+        manager = made(("Climb", 1))
         with pytest.raises(OutOfOrder, match="call reset first"):
-            made(("Climb", 1)).step([])
+            manager.step([])
+        with pytest.raises(OutOfOrder, match="there is no rollout yet; call reset first"):
+            manager.get_rollout_states()
 
 
 class TestReset:
@@ -338,6 +342,50 @@ class TestFailures:
 
 
 class TestOtherThings:
+    def test_an_entry_s_environment_is_the_one_that_is_played(self) -> None:
+        with made(("Climb", 2), use_multiprocessing="resets", max_workers=2) as manager:
+            for _ in range(2):
+                manager.reset(seed=42)
+                manager.step(inputs(e3=["Up"]))
+                assert [entry["env"].render() for entry in manager.envs] == manager.render()
+
+    def test_who_is_replaced_is_closed(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        closed: list[Any] = []
+        monkeypatch.setattr(games.Climb, "close", lambda self: closed.append(self))
+        manager = made(("Climb", 1), use_multiprocessing="resets", max_workers=1)
+        first = [entry["env"] for entry in manager.envs]
+        manager.reset(seed=1)
+        assert closed == first
+        manager.close()
+        assert len(closed) == 4
+
+    def test_one_that_cannot_be_closed_leaves_nobody_open(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def fail(env: Any) -> None:
+            raise OSError("stuck")
+
+        monkeypatch.setattr(games.Climb, "close", fail)
+        manager = made(("Climb", 1), use_multiprocessing="resets", max_workers=1)
+        with pytest.warns(RuntimeWarning, match="Climb failed in close: OSError: stuck"):
+            manager.close()
+        assert manager.worker_pids() == []
+
+    def test_workers_are_known_by_their_numbers(self) -> None:
+        assert made(("Climb", 1)).worker_pids() == []
+        for way, count in ((True, 2), ("threads", 0), ("resets", 2)):
+            with made(("Climb", 2), use_multiprocessing=way, max_workers=2) as manager:
+                found = manager.worker_pids()
+                assert len(found) == len(set(found)) == count
+                assert all(os.getpgid(pid) for pid in found)
+
+    @pytest.mark.parametrize("kind", [np.int64, np.uint8, np.int32])
+    def test_numbers_of_numpy_are_numbers(self, kind: Any) -> None:
+        manager = made(("Climb", 1))
+        manager.reset(seed=1)
+        (going_on,) = manager.step([{"env_id": kind(1), "actions": ["Down"]}])
+        assert going_on["env_id"] == 1
+
     def test_render_shows_every_environment(self, climbing: EnvStateManager) -> None:
         climbing.reset(seed=42)
         climbing.step(inputs(e3=["Up"]))

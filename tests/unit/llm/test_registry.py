@@ -33,6 +33,13 @@ def test_a_registered_type_is_made_with_its_settings() -> None:
     assert env_type("echo").make({"word": "hello"}).config.word == "hello"
 
 
+def test_a_class_needs_no_registration() -> None:
+    name = "tests.unit.llm.games:Climb"
+    assert env_type(name).make({"goal": 7}).config.goal == 7
+    assert env_type(name) is env_type(name)
+    assert name in env_types()
+
+
 @pytest.mark.parametrize(
     ("do", "said"),
     [
@@ -40,6 +47,11 @@ def test_a_registered_type_is_made_with_its_settings() -> None:
         (lambda: env_type("zzz"), "there are bandit"),
         (lambda: register_env("sokoban", Echo, EchoConfig), "say replace=True"),
         (lambda: register_env("echo", Echo), "has no config_class"),
+        (lambda: env_type("tests.unit.llm.games:Trouble"), "Trouble has no config_class"),
+        (lambda: env_type("tests.unit.llm.games:config"), "is no class"),
+        (lambda: env_type("tests.unit.llm.games:Clim"), "has no 'Clim'; did you mean"),
+        (lambda: env_type("no_such_module:Climb"), "there is no module 'no_such_module'"),
+        (lambda: env_type(":"), "half a name"),
         (
             lambda: registry.EnvType(Echo, EchoConfig).make({"wrod": 1}),
             "no field 'wrod'; did you mean word?",

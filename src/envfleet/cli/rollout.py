@@ -1,0 +1,198 @@
+"""``envfleet rollout``: play text environments for a first try, without any model."""
+
+from __future__ import annotations
+
+import argparse
+import textwrap
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+from typing import TextIO
+
+from envfleet.cli.command import Context, Usage, one_of
+from envfleet.cli.named_config import add_config_arguments, config_of
+from envfleet.cli.report import Block, Code, Heading, Report, Table, Text
+from envfleet.llm.entries import Cache
+from envfleet.llm.manager import EnvStateManager
+from envfleet.llm.policies import POLICIES, make_policy
+from envfleet.llm.records import as_line
+from envfleet.llm.rollout import Rollout, TagSummary, play
+from envfleet.llm.settings import read_agent_proxy
+
+__all__ = ["add_arguments", "run", "sample_lines"]
+
+_EPILOG = """\
+examples:
+  envfleet rollout --config-name bandit
+  envfleet rollout --config-name frozen_lake es_manager.train.group_size=4
+  envfleet rollout --config-name mine.yaml --mode val --out rollout.jsonl
+
+A policy without a model plays every environment of the configuration once, for as many turns as
+agent_proxy.max_turn says. The same seed gives the same rollout, wherever environments live.
+"""
+_SAMPLE_TURNS = 2
+_STATE_LINES, _STATE_WIDTH = 8, 88
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of ``rollout``."""
+    parser.description = (
+        "Play the text environments of a configuration with a policy that needs no model, and show "
+        "what came of it, where each kind was played and why."
+    )
+    parser.usage = "envfleet rollout [--config-name NAME] [option ...] [key=value ...]"
+    parser.epilog = _EPILOG
+    add_config_arguments(parser)
+    parser.add_argument(
+        "--policy",
+        type=one_of(*POLICIES),
+        default="random",
+        metavar="NAME",
+        help=f"who plays: {' or '.join(POLICIES)} (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE", help="write every environment's rollout as JSON lines"
+    )
+
+
+def run(args: argparse.Namespace, context: Context) -> Report:
+    """Play one rollout."""
+    config = config_of(args)
+    proxy = read_agent_proxy(config)
+    with ExitStack() as stack:
+        out = None if args.out is None else stack.enter_context(_opened(args.out))
+        begun_s = time.perf_counter()
+        manager = stack.enter_context(EnvStateManager(config, args.mode))
+        built_s = time.perf_counter() - begun_s
+        tags = [tag for tag, _ in manager.settings.groups]
+        policy = make_policy(args.policy, tags, proxy, _policy_seed(args.seed, manager))
+        with context.progress.bar("rollout", proxy.max_turn) as bar:
+            bar.note(f"{len(manager.envs)} environments")
+
+            def on_turn(number: int, going_on: int) -> None:
+                bar.note(f"{going_on} of {len(manager.envs)} environments go on")
+                bar.advance()
+
+            begun_s = time.perf_counter()
+            rollout = play(manager, policy, proxy, seed=args.seed, on_turn=on_turn)
+        played_s = time.perf_counter() - begun_s
+        if out is not None:
+            out.writelines(as_line(cache) + "\n" for cache in rollout.caches)
+        return _report(args, manager, rollout, built_s, played_s)
+
+
+def _policy_seed(asked: int | None, manager: EnvStateManager) -> int:
+    return asked if asked is not None else manager.settings.seed or 0
+
+
+def _opened(path: Path) -> TextIO:
+    """Before anything is played: a rollout that cannot be kept is not worth waiting for."""
+    try:
+        return path.open("w", encoding="utf-8")
+    except OSError as exc:
+        raise Usage(f"--out {path} cannot be written: {exc.strerror}") from exc
+
+
+def _report(
+    args: argparse.Namespace,
+    manager: EnvStateManager,
+    rollout: Rollout,
+    built_s: float,
+    played_s: float,
+) -> Report:
+    num_turns = sum(len(cache["history"]) - 1 for cache in rollout.caches)
+    first_seed = manager.envs[0]["status"].seed
+    document = {
+        "config": args.config_name,
+        "changes": list(args.changes),
+        "mode": args.mode,
+        "policy": args.policy,
+        "seed": first_seed,
+        "num_envs": len(manager.envs),
+        "num_turns": num_turns,
+        "plan": manager.plan.splitlines(),
+        "tags": [asdict(one) for one in rollout.tags],
+        "metrics": rollout.metrics,
+        "built_s": round(built_s, 4),
+        "played_s": round(played_s, 4),
+        "out": None if args.out is None else str(args.out),
+    }
+    blocks: list[Block] = [
+        Heading(
+            f"{args.config_name}, {args.mode}: {len(manager.envs)} environments in groups of "
+            f"{manager.group_size}, seeds from {first_seed}, played by {args.policy}"
+        ),
+        table_of(rollout.tags, manager.plan.splitlines()),
+        Text(f"A sample, environment 0 ({rollout.caches[0]['tag']}):"),
+        Code(tuple(sample_lines(rollout.caches[0]))),
+        Text(
+            f"{num_turns} turns in {played_s:.2f} s, after {built_s:.2f} s for building "
+            f"{len(manager.envs)} environments."
+        ),
+    ]
+    if args.out is not None:
+        blocks.append(Text(f"Every environment's rollout is a line of {args.out}."))
+    failed = [cache for cache in rollout.caches if "failure" in cache]
+    if failed:
+        first = failed[0]
+        blocks.append(
+            Text(
+                f"{len(failed)} of {len(manager.envs)} environments failed; the first, environment "
+                f"{first['env_id']}, in {first['failure']['doing']}: {first['failure']['error']}",
+                "bad",
+            )
+        )
+    return Report(ok=not failed, document=document, blocks=tuple(blocks))
+
+
+def table_of(tags: Sequence[TagSummary], plan: Iterable[str]) -> Table:
+    """One row per tag, and below it where its environments live."""
+    rows = tuple(
+        (
+            one.tag,
+            str(one.num_envs),
+            f"{one.success:.0%}",
+            f"{one.reward:.3f}",
+            f"{one.num_actions:.1f}",
+            f"{one.num_turns:.1f}",
+            f"{one.penalty:.3f}",
+        )
+        for one in tags
+    )
+    columns = ("tag", "environments", "success", "mean reward", "actions", "turns", "penalty")
+    return Table(
+        columns=columns,
+        rows=rows,
+        right=frozenset(columns[1:]),
+        levels=tuple("bad" if one.num_failures else "info" for one in tags),
+        notes=tuple(plan),
+    )
+
+
+def sample_lines(cache: Cache) -> list[str]:
+    """The first turns of a rollout, as short as can be read."""
+    lines: list[str] = []
+    for number, turn in enumerate(cache["history"][:_SAMPLE_TURNS], start=1):
+        is_answered = "llm_response" in turn
+        when = f"turn {number}" if is_answered else "in the end"
+        lines += [f"{when}, {turn['actions_left']} actions left"]
+        lines += [f"  {line}" for line in _shortened(turn["state"])]
+        if is_answered:
+            lines += [f"  > {line}" for line in _shortened(turn["llm_response"])]
+            lines += [f"  actions {turn['actions']}, reward {turn['reward']:.3g}"]
+    more = len(cache["history"]) - 1 - _SAMPLE_TURNS
+    return [*lines, f"and {more} more turn{'' if more == 1 else 's'}"] if more > 0 else lines
+
+
+def _shortened(text: str) -> list[str]:
+    """A text of any length as a few lines that fit, without what would move a cursor."""
+    begin = text[: _STATE_LINES * _STATE_WIDTH * 2]
+    plain = "".join(one if one == "\n" or one.isprintable() else " " for one in begin)
+    lines = [
+        line.rstrip()
+        for part in plain.split("\n")
+        for line in textwrap.wrap(part, _STATE_WIDTH, drop_whitespace=False) or [""]
+    ]
+    return lines if len(lines) <= _STATE_LINES else [*lines[:_STATE_LINES], "..."]

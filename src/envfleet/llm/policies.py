@@ -1,0 +1,155 @@
+"""Players without a model: something to try environments with, and to prove things by.
+
+A policy is given the caches of the environments that are to be answered, and gives a response for
+each: a model behind it can answer all of them at once. Law: what these here say depends on their
+seed, the environment's number, its turn and what it shows; on no global random numbers, on nobody
+else, and not on where the environment lives.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
+
+from envfleet.errors import ConfigError, did_you_mean
+from envfleet.llm.entries import Cache
+from envfleet.llm.parsing import written
+from envfleet.llm.settings import AgentProxy, Tag
+
+NONSENSE = "Dance"
+"""An action that no environment has."""
+_NONSENSE_SHARE = 0.1
+_SILENCE_SHARE = 0.05
+"""How often a response has no answer in it."""
+_MOST_READ = 20_000
+"""Characters of a state that are looked at."""
+
+
+class Policy(Protocol):
+    """Answers environments."""
+
+    def __call__(self, caches: Sequence[Cache], /) -> Sequence[str]:
+        """A response for each of these environments, in their order."""
+        ...
+
+
+def make_policy(name: str, tags: Iterable[Tag], proxy: AgentProxy, seed: int = 0) -> Policy:
+    """The policy of this name, for environments of these kinds.
+
+    Args:
+        name: One of `POLICIES`.
+        tags: Which kinds of environments it will meet.
+        proxy: What a response looks like.
+        seed: What chance depends on.
+    """
+    if name not in POLICIES:
+        nearest = did_you_mean(name, POLICIES) or f"; there are {', '.join(POLICIES)}"
+        raise ConfigError(f"there is no policy {name!r}{nearest}")
+    choose = POLICIES[name]
+    guess_of = {tag.name: _guesses(tag) for tag in tags}
+
+    def policy(caches: Sequence[Cache], /) -> list[str]:
+        responses = []
+        for cache in caches:
+            turn = len(cache["history"]) - 1
+            # random.Random takes text by its bytes, so this is the same in every process
+            dice = random.Random(f"{seed} {cache['env_id']} {turn}")
+            state = cache["history"][-1]["state"][:_MOST_READ]
+            responses.append(choose(guess_of[cache["tag"]], state, dice, proxy))
+        return responses
+
+    return policy
+
+
+Guess = Callable[[str, random.Random], str]
+"""A name of an action that a state allows, by chance."""
+Choose = Callable[[Guess, str, random.Random, AgentProxy], str]
+
+
+def _by_chance(guess: Guess, state: str, dice: random.Random, proxy: AgentProxy) -> str:
+    if dice.random() < _SILENCE_SHARE:
+        return "I would rather not say."
+    names = [guess(state, dice) for _ in range(dice.randint(1, proxy.max_actions_per_turn))]
+    if dice.random() < _NONSENSE_SHARE:
+        names[dice.randrange(len(names))] = NONSENSE
+    return _said("by chance", names, proxy)
+
+
+def _the_first(guess: Guess, state: str, dice: random.Random, proxy: AgentProxy) -> str:
+    return _said("the first that comes to mind", [guess(state, _FirstOfAll())], proxy)
+
+
+def _said(thought: str, names: Sequence[str], proxy: AgentProxy) -> str:
+    return written(thought, f" {proxy.action_sep} ".join(names), enable_think=proxy.enable_think)
+
+
+POLICIES: dict[str, Choose] = {"random": _by_chance, "first": _the_first}
+
+
+class _FirstOfAll(random.Random):
+    """Dice that always show the first side."""
+
+    def random(self) -> float:
+        return 0.0
+
+    def getrandbits(self, k: int, /) -> int:
+        return 0
+
+    def shuffle(self, x: object) -> None:
+        """Everything stays where it is."""
+
+
+# ---- what can be said, by type of environment ---------------------------------------------------
+
+
+def _guesses(tag: Tag) -> Guess:
+    lookup = getattr(tag.env_type.config(tag.env_config), "action_lookup", None)
+    if lookup:
+        names = list(lookup.values())
+        return lambda _, dice: dice.choice(names)
+    return _FREE_TEXT.get(tag.type_name, _number)
+
+
+def _number(_: str, dice: random.Random) -> str:
+    return str(dice.randint(0, 99))
+
+
+def _arm(state: str, dice: random.Random) -> str:
+    """One of the arms that a bandit shows."""
+    return dice.choice(state.partition(": ")[2].split(", "))
+
+
+def _expression(state: str, dice: random.Random) -> str:
+    """Every number of a countdown, in any order, joined by anything."""
+    numbers = re.findall(r"\d+", state.partition("nums:")[2]) or ["0"]
+    dice.shuffle(numbers)
+    return "".join(
+        number if not place else f" {dice.choice('+-*/')} {number}"
+        for place, number in enumerate(numbers)
+    )
+
+
+def _deed(state: str, dice: random.Random) -> str:
+    """A button of a shop's page, or a search for some words of the instruction."""
+    said, _, offered = state.partition("You must choose from these actions:")
+    deeds = re.findall(r"(?:search|click)\[[^\]]*\]", offered)
+    deed = dice.choice(deeds) if deeds else "search[]"
+    if not deed.startswith("search["):
+        return deed
+    words = re.findall(r"[a-z]+", said.lower())[:40] or ["anything"]
+    return f"search[{' '.join(dice.choice(words) for _ in range(3))}]"
+
+
+def _command(state: str, dice: random.Random) -> str:
+    """One of the commands that a game offers."""
+    return dice.choice(state.rpartition("You can: ")[2].split(", "))
+
+
+_FREE_TEXT: dict[str, Guess] = {
+    "bandit": _arm,
+    "countdown": _expression,
+    "textworld": _command,
+    "webshop": _deed,
+}
