@@ -98,7 +98,7 @@ def test_an_answer_that_cannot_travel_fails_alone(
         return said, reward, is_done, info | ({"it": threading.Lock()} if action == "lock" else {})
 
     monkeypatch.setattr(games.Trouble, "step", with_a_lock)
-    with troubled(tmp_path, way) as manager:
+    with troubled(tmp_path, way, start_method="fork") as manager:  # workers see the change
         manager.reset(seed=1)
         with pytest.warns(RuntimeWarning, match="its answer cannot leave its worker: TypeError"):
             going_on = manager.step(inputs(e0=["a"], e1=["lock"], e2=["b"], e3=["c"]))
@@ -123,7 +123,7 @@ def test_who_does_not_come_back_fails_alone(
 
     monkeypatch.setattr(games.Climb, "_begin", begin)
     settings = config(("Climb", 2), group_size=1, use_multiprocessing=True, max_workers=1)
-    settings["es_manager"]["max_restarts"] = max_restarts
+    settings["es_manager"] |= {"max_restarts": max_restarts, "start_method": "fork"}
     with EnvStateManager(settings) as manager:
         manager.reset(seed=1)
         manager.step(inputs(e0=["Up", "Up"], e1=["Down"]))

@@ -352,7 +352,9 @@ class TestOtherThings:
     def test_who_is_replaced_is_closed(self, monkeypatch: pytest.MonkeyPatch) -> None:
         closed: list[Any] = []
         monkeypatch.setattr(games.Climb, "close", lambda self: closed.append(self))
-        manager = made(("Climb", 1), use_multiprocessing="resets", max_workers=1)
+        manager = made(
+            ("Climb", 1), use_multiprocessing="resets", max_workers=1, start_method="fork"
+        )
         first = [entry["env"] for entry in manager.envs]
         manager.reset(seed=1)
         assert closed == first
