@@ -87,21 +87,40 @@ def test_who_costs_too_many_workers_fails_alone(tmp_path: Path, trouble: str, er
         assert len(manager.step(TURNS[0])) == 4
 
 
-@pytest.mark.parametrize("way", ["threads", True])
+class StaysHere:
+    """Can be copied and cannot be pickled."""
+
+    def __deepcopy__(self, memo: object) -> "StaysHere":
+        return self
+
+    def __reduce__(self) -> Any:
+        raise TypeError("it stays here")
+
+
+@pytest.mark.parametrize(
+    ("way", "it", "error"),
+    [
+        (False, threading.Lock(), "cannot pickle '_thread.lock' object"),
+        ("threads", threading.Lock(), "cannot pickle '_thread.lock' object"),
+        (True, threading.Lock(), "cannot pickle '_thread.lock' object"),
+        (True, StaysHere(), "its answer cannot leave its worker: TypeError: it stays here"),
+    ],
+    ids=["here", "threads", "workers", "workers, can be copied"],
+)
 def test_an_answer_that_cannot_travel_fails_alone(
-    tmp_path: Path, way: Any, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, way: Any, it: Any, error: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     step = games.Trouble.step
 
-    def with_a_lock(env: Any, action: str) -> Any:
+    def with_it(env: Any, action: str) -> Any:
         said, reward, is_done, info = step(env, action)
-        return said, reward, is_done, info | ({"it": threading.Lock()} if action == "lock" else {})
+        return said, reward, is_done, info | ({"it": it} if action == "it" else {})
 
-    monkeypatch.setattr(games.Trouble, "step", with_a_lock)
+    monkeypatch.setattr(games.Trouble, "step", with_it)
     with troubled(tmp_path, way, start_method="fork") as manager:  # workers see the change
         manager.reset(seed=1)
-        with pytest.warns(RuntimeWarning, match="its answer cannot leave its worker: TypeError"):
-            going_on = manager.step(inputs(e0=["a"], e1=["lock"], e2=["b"], e3=["c"]))
+        with pytest.warns(RuntimeWarning, match=error):
+            going_on = manager.step(inputs(e0=["a"], e1=["it"], e2=["b"], e3=["c"]))
         assert [cache["env_id"] for cache in going_on] == [0, 2, 3]
         assert len(manager.step(inputs(e0=["a"], e2=["b"]))) == 2
         assert len(manager.reset(seed=1)) == 4

@@ -62,8 +62,11 @@ class Gatherer:
     def absorb(self, part: Part, reply: Reply | None) -> None:
         """A command for these slots was answered: keep what is new, forget what it replaces."""
         if self.spills:
+            # whoever failed has shown nothing new
+            failed = {failure.slot for failure in reply.failures} if reply is not None else ()
             for slot in part.slots.tolist():
-                self.spills.pop(slot, None)
+                if slot not in failed:
+                    self.spills.pop(slot, None)
         if reply is None:
             return
         self._infos.update(reply.infos)

@@ -203,7 +203,9 @@ class EnvHost:
             row = slot - self.first
             self._restart_plans[row] = plan
             self._state[row] = State.ENDED if has_ended else State.OWES_TRUNCATION
-            if spill is not None:
+            if spill is None:
+                self._last_spill.pop(row, None)
+            else:
                 self._last_spill[row] = spill
         return None
 

@@ -135,6 +135,7 @@ class Recovery:
     def _rebuild(self, pending: Pending, slot: int) -> None:
         """A new environment for one slot, which is then asked again what the old one was asked."""
         part = self._router.part_of([slot])
+        self._gatherer.mend_rows([slot])  # its last observation may be what could not be sent
         order = (self._logbook.plan_restart(slot), self._gatherer.spills.get(slot), False)
         self._traffic.post_part(Op.REBUILD, part, [order])
         payload = None

@@ -32,6 +32,8 @@ from envfleet.llm.turns import Failure, Opening, Player, Turn
 Answer = Opening | Turn
 _FROM_OUTSIDE = {-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP}
 """Exit codes of workers that somebody else ended, the kernel short of memory say."""
+_ANSWERING = ("step", "sending an observation")
+"""What a slot does when its answer cannot be pickled, in a thread and in a worker."""
 _UNLIMITED = RestartPolicy(max_restarts=10**9)
 """This room counts for itself, by what a loss was due to."""
 
@@ -242,7 +244,7 @@ class Seats:
             self._losses[env_id] += 1
             # what an environment raises is caught beside it: here its answer could not be pickled,
             # and the next one cannot either
-            is_hopeless = incident.kind == "exception" and incident.doing == "step"
+            is_hopeless = incident.kind == "exception" and incident.doing in _ANSWERING
             if self._losses[env_id] <= self._max_restarts and not is_hopeless:
                 continue
             settled.add(env_id)
