@@ -26,6 +26,8 @@ HANDOVER_S = 25e-6
 """The same between threads."""
 WORTH = 1.2
 """Leave this process only for at least this gain."""
+LEAST_RESET_S = 15e-3
+"""Beginnings of a whole batch below which nobody sends for them: it also costs warm caches."""
 LEAST_S = 5e-3
 """Work of a whole batch below which nothing is worth leaving for."""
 _PROBE_S = 0.05
@@ -90,7 +92,7 @@ def choose(cost: Cost, num_envs: int, max_workers: int, cores: int) -> Placement
         at_once = min(workers, cores)
         num_away = num_envs * (at_once - 1) / at_once
         away_s = (here_s + num_away * (cost.move_s + CROSSING_S)) / at_once + START_S
-        if at_once > 1 and here_s > LEAST_S and here_s > WORTH * away_s:
+        if at_once > 1 and here_s > LEAST_RESET_S and here_s > WORTH * away_s:
             return Placement("here", "process", f"reset in workers, {step}")
     return Placement("here", "here", f"reset in-process: {_time(cost.reset_s)}, {step}")
 

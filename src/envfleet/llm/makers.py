@@ -11,7 +11,7 @@ from __future__ import annotations
 import pickle
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -58,7 +58,15 @@ class _Maker(gymnasium.Env[Any, Any]):
             (env_id, self._beginners[name].begin(seed, mode))
             for env_id, (name, seed, mode) in pickle.loads(action)
         ]
-        return cloudpickle.dumps(made), 0.0, False, False, {}
+        return _pickled(made), 0.0, False, False, {}
+
+
+def _pickled(made: list[tuple[int, Made]]) -> bytes:
+    try:
+        return pickle.dumps(made, pickle.HIGHEST_PROTOCOL)
+    except Exception:  # an answer of a class that only its own script knows
+        blob: bytes = cloudpickle.dumps(made)
+        return blob
 
 
 class Makers:
@@ -82,19 +90,26 @@ class Makers:
         for slot in sorted(range(num_slots), key=lambda slot: slot % _AHEAD):
             self._hand(slot)
 
-    def recv(self, take: Callable[[int, Made], None], begin_here: Callable[[int], None]) -> None:
+    def recv(
+        self,
+        take: Callable[[int, Made], None],
+        begin_here: Callable[[int], None],
+        others: Sequence[int] = (),
+    ) -> None:
         """Go on until all have begun.
 
         Args:
             take: Is given what has come back.
             begin_here: Begins an episode in this process.
+            others: Who begins in this process anyway, before it lends a hand.
         """
-        losses, looked_s = 0, 0.0
-        while self._handed:
-            if self._waiting and time.perf_counter() < looked_s + _LOOK_EVERY_S:
-                begin_here(self._waiting.pop()[0])
+        losses, looked_s, mine_alone = 0, 0.0, deque(others)
+        while self._handed or mine_alone:
+            has_work = bool(mine_alone or self._waiting)
+            if has_work and (not self._handed or time.perf_counter() < looked_s + _LOOK_EVERY_S):
+                begin_here(mine_alone.popleft() if mine_alone else self._waiting.pop()[0])
                 continue
-            batch = self.fleet.recv(min_slots=1, timeout_s=0 if self._waiting else None)
+            batch = self.fleet.recv(min_slots=1, timeout_s=0 if has_work else None)
             for row, slot in enumerate(batch.slots.tolist()):
                 mine = self._handed.pop(slot)
                 if batch.valid[row]:

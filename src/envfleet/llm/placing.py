@@ -84,14 +84,15 @@ class Places:
             if self._tags[env_id].name in self._made_elsewhere
         }
         if not elsewhere or self._makers is None:
-            return self._ask(orders, lambda _: (), go_on_here)
+            return self.play(orders, lambda _: (), go_on_here)
         wanted = {
             env_id: (self._tags[env_id].name, order.seed, order.mode)
             for env_id, order in elsewhere.items()
         }
         self._makers.send(wanted)
         rest = {env_id: order for env_id, order in orders.items() if env_id not in elsewhere}
-        answers = self._ask(rest, lambda _: (), go_on_here)
+        self._send(rest)
+        answers: dict[int, Answer] = {}
 
         def take(env_id: int, made: Made) -> None:
             moved, answers[env_id] = made
@@ -101,10 +102,10 @@ class Places:
                 self.here.take_in(env_id, env)
 
         def begin_here(env_id: int) -> None:
-            answers[env_id] = carry_out(self.here.players[env_id], elsewhere[env_id])
+            answers[env_id] = carry_out(self.here.players[env_id], orders[env_id])
 
-        self._makers.recv(take, begin_here)
-        return answers
+        self._makers.recv(take, begin_here, [one for one in rest if one in self.here.players])
+        return answers | self._recv(rest, lambda _: (), go_on_here)
 
     def play(
         self,
@@ -112,8 +113,11 @@ class Places:
         actions_of: Callable[[int], Sequence[Any]],
         go_on_here: GoOnHere,
     ) -> dict[int, Answer]:
-        """Play everybody's turn."""
-        return self._ask(orders, actions_of, go_on_here)
+        """Play everybody's turn, in workers and in this process at the same time."""
+        self._send(orders)
+        here = self.here.players
+        answers = self.here.ask({one: order for one, order in orders.items() if one in here})
+        return answers | self._recv(orders, actions_of, go_on_here)
 
     def worker_pids(self) -> list[int]:
         """Every process that environments live in, or are made in, apart from this one."""
@@ -149,17 +153,20 @@ class Places:
             self._makers = None
         self._made_elsewhere = set()
 
-    def _ask(
+    def _send(self, orders: Mapping[int, Order]) -> None:
+        """Have workers begin with their orders."""
+        here = self.here.players
+        for seats in self._seats:
+            seats.send({one: orders[one] for one in seats.ids if one in orders and one not in here})
+
+    def _recv(
         self,
         orders: Mapping[int, Order],
         actions_of: Callable[[int], Sequence[Any]],
         go_on_here: GoOnHere,
     ) -> dict[int, Answer]:
-        """Have workers and this process carry out orders at the same time."""
-        here = self.here.players
-        for seats in self._seats:
-            seats.send({one: orders[one] for one in seats.ids if one in orders and one not in here})
-        answers = self.here.ask({one: order for one, order in orders.items() if one in here})
+        """What workers answer; who cannot stay there answers here."""
+        answers: dict[int, Answer] = {}
         for seats in self._seats:
             found, leaving = seats.recv(actions_of)
             answers |= found

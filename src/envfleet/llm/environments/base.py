@@ -14,6 +14,7 @@ import gymnasium
 import numpy as np
 import numpy.typing as npt
 from gymnasium import spaces
+from gymnasium.utils import seeding
 
 from envfleet.errors import ConfigError, OutOfOrder
 
@@ -101,7 +102,8 @@ class TextEnv(gymnasium.Env[str, Any]):
 
         Without a seed the episode is drawn from the generator, as in all of Gymnasium.
         """
-        super().reset(seed=seed)
+        if seed is not None:
+            self._seed(seed)
         mode = (options or {}).get("mode", "train")
         if mode not in get_args(Mode):
             raise ConfigError(f"mode must be one of {', '.join(get_args(Mode))}, got {mode!r}")
@@ -124,6 +126,25 @@ class TextEnv(gymnasium.Env[str, Any]):
         if not self._has_begun:
             raise OutOfOrder(f"{type(self).__name__} has nothing to show yet; call reset first")
         return self._text() if mode == "text" else self._picture()
+
+    # ---- random numbers -------------------------------------------------------------------------
+
+    def _seed(self, seed: int) -> None:
+        """As Gymnasium does, but the generator is only made for whoever asks: it costs a level."""
+        if type(seed) is not int or seed < 0:
+            seeding.np_random(seed)  # says what is wrong with it
+        self._np_random, self._np_random_seed = None, seed
+
+    @property
+    def np_random(self) -> np.random.Generator:
+        """Gymnasium's generator, as the last seed left it."""
+        if self._np_random is None:
+            self._np_random, self._np_random_seed = seeding.np_random(self._np_random_seed)
+        return self._np_random
+
+    @np_random.setter
+    def np_random(self, value: np.random.Generator) -> None:
+        self._np_random, self._np_random_seed = value, -1
 
     # ---- episodes that move ---------------------------------------------------------------------
 
