@@ -7,6 +7,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 PYTEST_ARGS ?=
+TEST_PROCESSES ?= 2
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
@@ -22,7 +23,7 @@ run: $(VENV)/.installed-run
 	$(BIN)/envfleet train --env CartPole-v1
 
 test: check
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile $(PYTEST_ARGS)
 
 check: $(VENV)/.installed-dev
 	@PYTHON=$(BIN)/python scripts/check

@@ -92,6 +92,7 @@ class TextEnv(gymnasium.Env[str, Any]):
             Words() if names is None else spaces.Discrete(len(names), start=min(names))
         )
         self._has_begun = self._is_running = False
+        self._generator: np.random.Generator | None = None
 
     # ---- Gymnasium ------------------------------------------------------------------------------
 
@@ -133,18 +134,18 @@ class TextEnv(gymnasium.Env[str, Any]):
         """As Gymnasium does, but the generator is only made for whoever asks: it costs a level."""
         if type(seed) is not int or seed < 0:
             seeding.np_random(seed)  # says what is wrong with it
-        self._np_random, self._np_random_seed = None, seed
+        self._generator, self._np_random_seed = None, seed
 
     @property
-    def np_random(self) -> np.random.Generator:
-        """Gymnasium's generator, as the last seed left it."""
-        if self._np_random is None:
-            self._np_random, self._np_random_seed = seeding.np_random(self._np_random_seed)
-        return self._np_random
+    def _np_random(self) -> np.random.Generator | None:
+        """Where Gymnasium keeps its generator."""
+        if self._generator is None and self._np_random_seed is not None:
+            self._generator, _ = seeding.np_random(self._np_random_seed)
+        return self._generator
 
-    @np_random.setter
-    def np_random(self, value: np.random.Generator) -> None:
-        self._np_random, self._np_random_seed = value, -1
+    @_np_random.setter
+    def _np_random(self, value: np.random.Generator | None) -> None:
+        self._generator = value
 
     # ---- episodes that move ---------------------------------------------------------------------
 
@@ -157,22 +158,22 @@ class TextEnv(gymnasium.Env[str, Any]):
         kept: dict[str, Any] = {**state}
         for name in _LASTING:
             kept.pop(name, None)
-        rng = kept.pop("_np_random", None)
+        rng = kept.pop("_generator", None)
         if rng is not None:
             # Its state is a tenth of the work that a whole generator is.
             is_usual = type(rng.bit_generator) is np.random.PCG64
-            kept["_np_random"] = rng.bit_generator.state if is_usual else rng
+            kept["_generator"] = rng.bit_generator.state if is_usual else rng
         return kept
 
     def take_up(self, episode: dict[str, Any]) -> None:
         """Go on with the episode of another environment."""
-        rng = episode.pop("_np_random", None)
+        rng = episode.pop("_generator", None)
         if isinstance(rng, dict):
-            state, rng = rng, self._np_random
+            state, rng = rng, self._generator
             if rng is None or type(rng.bit_generator) is not np.random.PCG64:
                 rng = np.random.Generator(np.random.PCG64(0))
             rng.bit_generator.state = state
-        self.__dict__.update(episode, _np_random=rng)
+        self.__dict__.update(episode, _generator=rng)
 
     # ---- what a subclass says -------------------------------------------------------------------
 
