@@ -1,7 +1,8 @@
 """What holds for every test: nothing is left behind, fast folders run first, Hypothesis repeats.
 
 Law 5 of the house is checked here after each test, by looking at the machine and not at the
-library: processes, threads, file descriptors and shared memory. Tests run one at a time.
+library: processes, threads, file descriptors and shared memory. Two test processes may run side
+by side: each looks at its own descendants, and at shared memory that no stranger holds.
 """
 
 import gc
