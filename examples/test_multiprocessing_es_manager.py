@@ -80,6 +80,11 @@ def check_errors():
             raise AssertionError(f"{wrong} was taken")
 
 
+def kill_all(pids):
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+
+
 def check_fallback():
     """What workers cannot do is done in this process, with every state as it stood."""
     with (
@@ -87,7 +92,7 @@ def check_fallback():
         warnings.catch_warnings(record=True) as said,
     ):
         warnings.simplefilter("always")
-        got = played(manager, lambda number: [os.kill(p, 9) for p in manager.worker_pids()])
+        got = played(manager, lambda number: kill_all(manager.worker_pids()))
         expect(got == expected(), "falling back changes the rollout")
     expect(any("goes on in this process" in str(one.message) for one in said), "nobody was told")
     with EnvStateManager(config(use_multiprocessing=True, max_workers=2)) as manager:
