@@ -132,25 +132,26 @@ def test_an_answer_that_cannot_travel_fails_alone(
 def test_who_does_not_come_back_fails_alone(
     max_restarts: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its seed does not say where it begins, so its episode may be over sooner than it was."""
+    """A seed does not say where two of them begin: one ends too soon, one shows something else."""
 
     def begin(env: Any, seed: int, mode: Any) -> None:
         has_begun_before = (tmp_path / str(seed)).exists()
         (tmp_path / str(seed)).touch()
         env._random, env._mode = random.Random(seed), mode
-        env._floor = 3 if has_begun_before else 0
+        env._floor = {1: 3, 3: -5}.get(seed, 0) if has_begun_before else 0
 
     monkeypatch.setattr(games.Climb, "_begin", begin)
-    settings = config(("Climb", 2), group_size=1, use_multiprocessing=True, max_workers=1)
+    settings = config(("Climb", 3), group_size=1, use_multiprocessing=True, max_workers=1)
     settings["es_manager"] |= {"max_restarts": max_restarts, "start_method": "fork"}
     with EnvStateManager(settings) as manager:
         manager.reset(seed=1)
-        manager.step(inputs(e0=["Up", "Up"], e1=["Down"]))
+        manager.step(inputs(e0=["Up", "Up"], e1=["Down"], e2=["Up"]))
         for pid in manager.worker_pids():
             os.kill(pid, signal.SIGKILL)
-        with pytest.warns(RuntimeWarning, match=r"environment 0 \(Climb, seed 1\) failed in step"):
-            going_on = manager.step(inputs(e0=["Down"], e1=["Down"]))
+        with pytest.warns(RuntimeWarning, match=r"\(Climb, seed [13]\) failed in step"):
+            going_on = manager.step(inputs(e0=["Down"], e1=["Down"], e2=["Up"]))
     assert [cache["env_id"] for cache in going_on] == [1]
+    assert "(it shows something else now)" in manager.rollout_cache[2]["failure"]["error"]
     assert "do not bring it back (OutOfOrder: " in manager.rollout_cache[0]["failure"]["error"]
 
 
@@ -164,6 +165,32 @@ def test_who_is_killed_too_often_goes_on_here(tmp_path: Path) -> None:
         assert isinstance(manager.envs[0]["env"], games.Trouble)
         assert not isinstance(manager.envs[2]["env"], games.Trouble)
         assert played(manager, TURNS)[0]["history"][-1]["state"] == "train 1 a f"
+
+
+@pytest.mark.parametrize("way", [True, "resets"])
+def test_workers_may_be_killed_before_anything_has_begun(way: Any) -> None:
+    settings = config(("Climb", 4), use_multiprocessing=way, max_workers=2)
+    with EnvStateManager(config(("Climb", 4))) as manager:
+        alone = manager.reset(seed=1)
+    with EnvStateManager(settings) as manager:
+        for pid in manager.worker_pids():
+            os.kill(pid, signal.SIGKILL)
+        assert manager.reset(seed=1) == alone
+        assert manager.reset(seed=1) == alone
+
+
+def test_who_cannot_be_built_again_fails_alone(tmp_path: Path) -> None:
+    with troubled(tmp_path, max_restarts=1) as manager:
+        manager.reset(seed=1)
+        manager.step(TURNS[0])
+        (tmp_path / "closed").touch()
+        os.kill(manager.worker_pids()[0], signal.SIGKILL)
+        with pytest.warns(RuntimeWarning, match="could not be built again"):
+            going_on = manager.step(inputs(e0=["e"], e1=["f"], e2=["g"], e3=["h"]))
+        assert [cache["env_id"] for cache in going_on] == [2, 3]
+        (tmp_path / "closed").unlink()
+        manager.reset(seed=1)
+        assert len(manager.step(TURNS[0])) == 4
 
 
 def test_idle_workers_may_be_killed(tmp_path: Path) -> None:

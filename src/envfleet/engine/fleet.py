@@ -163,6 +163,11 @@ class Fleet:
         return [handle.pid for handle in self._crew.handles]
 
     @property
+    def quarantined(self) -> dict[int, EnvfleetError]:
+        """Slots that have been given up, with the reason."""
+        return dict(self._recovery.blocked)
+
+    @property
     def is_closed(self) -> bool:
         """True after `close`."""
         return self._is_closed

@@ -131,6 +131,8 @@ class Gatherer:
         space = self._data.kinds[kind].observation.space
         if slot not in self._last:
             batch, position = create_empty_array(space, n=1), 0
+            if batch is None:  # of a space that is not Gymnasium's own
+                return None
         else:
             batch, position = self._last[slot]
             if self.is_mixed:

@@ -49,8 +49,9 @@ class _Loss:
         """The successor did not come up: that is one more failure, with its own reason."""
         self.error = error
         reason = str(error).partition("\n")[0]
+        exit_code = getattr(error, "exitcode", None)
         self.event = replace(
-            self.event, doing="a restart", reason=reason, text="", exit_code=None, plan=None
+            self.event, doing="a restart", reason=reason, text="", exit_code=exit_code, plan=None
         )
 
 

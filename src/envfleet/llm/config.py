@@ -93,7 +93,10 @@ def _read(name: str, above: tuple[str, ...], folder: Path | None = None) -> dict
     if not isinstance(found, dict):
         raise ConfigError(f"{where} must hold keys with their values, but holds {found!r:.60}")
     settings: dict[str, Any] = {}
-    for base in found.pop("defaults", []):
+    bases = found.pop("defaults", None) or []
+    if not isinstance(bases, list) or not all(isinstance(base, str) for base in bases):
+        raise ConfigError(f"{where}: defaults must be a list of names, got {bases!r:.60}")
+    for base in bases:
         if base != "_self_":
             below = where.parent if isinstance(where, Path) else None
             _merge(settings, _read(str(base), (*above, str(where)), below))

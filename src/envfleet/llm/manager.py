@@ -16,11 +16,11 @@ from functools import partial
 from numbers import Integral
 from typing import Any, Self
 
-from envfleet.errors import ActionError, FleetClosed, OutOfOrder
+from envfleet.errors import ActionError, ConfigError, FleetClosed, OutOfOrder
 from envfleet.llm.entries import Cache, Elsewhere, Entry, EnvStatus
 from envfleet.llm.metrics import sum_up
 from envfleet.llm.pictures import seen
-from envfleet.llm.places import Answer, Order, bring_home
+from envfleet.llm.places import Answer, Order, Standing, bring_home
 from envfleet.llm.placing import Places
 from envfleet.llm.settings import (
     Settings,
@@ -80,8 +80,11 @@ class EnvStateManager:
         """False brings everybody home at once, as they stand; others count from the next reset."""
         self._use_multiprocessing = read_use_multiprocessing(value)
         if value is False:
-            self._places.come_home(self._orders_to_stand())
+            failures = self._places.come_home(self._orders_to_stand())
             self._show_where()
+            for env_id, failure in failures.items():
+                if not self.envs[env_id]["status"].terminated:
+                    self._give_up(self.envs[env_id], self.rollout_cache[env_id], failure)
 
     def worker_pids(self) -> list[int]:
         """Every process that environments live in, or are made in, apart from this one."""
@@ -96,8 +99,8 @@ class EnvStateManager:
         validation begins at `seed.val` every time.
         """
         self._check_open()
-        self._needs_reset = "the last reset was interrupted"
         first = self._first_seed(seed)
+        self._needs_reset = "the last reset was interrupted"
         self._places.settle(self._use_multiprocessing)
         self._places.refresh()
         for entry in self.envs:
@@ -125,14 +128,14 @@ class EnvStateManager:
             for env_id, given in inputs.items()
         }
         self._needs_reset = "the last step was interrupted"
-        answers = self._places.play(orders, self._done.__getitem__, self._go_on_here)
-        self._needs_reset = ""
+        answers = self._places.play(orders, self._standing, self._go_on_here)
         going_on = []
         for env_id, given in inputs.items():
             turn = answers[env_id]
             assert isinstance(turn, Turn)
             if not self._took(self.envs[env_id], given, turn):
                 going_on.append(self.rollout_cache[env_id])
+        self._needs_reset = ""
         return going_on
 
     def get_rollout_states(self) -> list[Cache]:
@@ -172,6 +175,9 @@ class EnvStateManager:
     def _first_seed(self, seed: int | None) -> int:
         base, is_training = self.settings.seed, self.mode == "train"
         if seed is not None:
+            if isinstance(seed, bool) or not isinstance(seed, Integral) or seed < 0:
+                raise ConfigError(f"seed must be a whole number from 0, got {seed!r:.60}")
+            seed = int(seed)
             if is_training and base is not None:
                 self._seed_counter = seed - base + 1
             return seed
@@ -263,7 +269,7 @@ class EnvStateManager:
         if turn.failure is not None:
             self._give_up(entry, cache, turn.failure)
         elif turn.is_done:
-            status.terminated, status.truncated = True, not turn.info.get("success", False)
+            status.terminated, status.truncated = True, not turn.is_success
         elif left <= 0:
             status.terminated = status.truncated = True
         return status.terminated
@@ -307,11 +313,14 @@ class EnvStateManager:
             entry["env"] = self._env(entry["env_id"])
 
     def _go_on_here(self, env_id: int, order: Order, why: str) -> Answer:
-        actions = self._done[env_id]
         make: Callable[[], Any] = partial(Tag.make, self._tags[env_id])
-        answer = bring_home(self._places.here, env_id, make, order, actions, why)
+        standing = self._standing(env_id)
+        answer = bring_home(self._places.here, env_id, make, order, standing, why)
         self.envs[env_id]["env"] = self._env(env_id)
         return answer
+
+    def _standing(self, env_id: int) -> Standing:
+        return self._done[env_id], self._states[env_id]
 
     def _orders_to_stand(self) -> dict[int, Order]:
         """What brings each environment to where its episode stands."""
@@ -319,7 +328,7 @@ class EnvStateManager:
             return {}
         return {
             entry["env_id"]: self._order(entry["env_id"], named=None).anew(
-                self._done[entry["env_id"]]
+                self._standing(entry["env_id"])
             )
             for entry in self.envs
         }

@@ -27,15 +27,17 @@ from gymnasium import spaces
 from envfleet.engine import Deadlines, Fleet, Incident, ResetPlan
 from envfleet.engine.auto import choose_start_method
 from envfleet.engine.options import RestartPolicy, StartMethod
-from envfleet.llm.turns import Failure, Opening, Player, Turn
+from envfleet.errors import EnvfleetError
+from envfleet.llm.turns import Failure, Opening, Player, State, Turn
 
 Answer = Opening | Turn
+Standing = tuple[Sequence[Any], State]
+"""Where an episode stands: all actions so far, and what the environment shows."""
 _FROM_OUTSIDE = {-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP}
 """Exit codes of workers that somebody else ended, the kernel short of memory say."""
 _ANSWERING = ("step", "sending an observation")
 """What a slot does when its answer cannot be pickled, in a thread and in a worker."""
-_UNLIMITED = RestartPolicy(max_restarts=10**9)
-"""This room counts for itself, by what a loss was due to."""
+_LEAST_RESTARTS = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,8 @@ class Order:
     named: tuple[Any, ...] | None = None
     """Actions of the turn to play; None: only begin."""
     left: int = 0
+    expected: State | None = None
+    """What the environment must show after `repeat`, if that is known."""
 
     def __deepcopy__(self, memo: object) -> Order:
         """Itself: nobody changes it."""
@@ -59,11 +63,14 @@ class Order:
     def __reduce__(self) -> tuple[type[Order], tuple[Any, ...]]:
         """By its fields, in a tenth of the time that a dataclass takes to list them."""
         values = (self.seed, self.mode, self.is_new, self.repeat, self.named, self.left)
-        return Order, values
+        return Order, (*values, self.expected)
 
-    def anew(self, actions: Sequence[Any]) -> Order:
-        """The same for an environment that has been built anew, after these actions."""
-        return self if self.is_new else replace(self, is_new=True, repeat=tuple(actions))
+    def anew(self, standing: Standing) -> Order:
+        """The same for an environment that has been built anew and has to be brought there."""
+        if self.is_new:
+            return self
+        actions, state = standing
+        return replace(self, is_new=True, repeat=tuple(actions), expected=state)
 
 
 def carry_out(player: Player, order: Order) -> Answer:
@@ -71,7 +78,7 @@ def carry_out(player: Player, order: Order) -> Answer:
     opening = Opening("")
     if order.is_new:
         opening = player.begin(order.seed, order.mode)
-        failure = opening.failure or player.repeat(order.repeat)
+        failure = opening.failure or player.repeat(order.repeat, order.expected)
         if failure is not None:
             return _failed(order, failure)
     return opening if order.named is None else player.play(order.named, order.left)
@@ -174,6 +181,7 @@ class Seats:
             start_method,
             backend=backend,
             step_timeout_s=step_timeout_s,
+            max_restarts=max_restarts,
         )
         self._is_ordered: dict[int, Order] = {}
 
@@ -187,38 +195,59 @@ class Seats:
         self._losses.clear()
         self.fleet.reset([ResetPlan()] * self.fleet.num_slots)
 
+    @property
+    def is_broken(self) -> bool:
+        """Whether some environments could not be built again."""
+        return bool(self.fleet.quarantined)
+
     def send(self, orders: Mapping[int, Order]) -> None:
         """Have these environments begin with their orders."""
         self._is_ordered = dict(orders)
-        if orders:
-            slots = [self._slots[env_id] for env_id in orders]
-            self.fleet.send(batch_of(list(orders.values())), slots)
+        gone = self.fleet.quarantined
+        reached = {one: order for one, order in orders.items() if self._slots[one] not in gone}
+        if reached:
+            slots = [self._slots[env_id] for env_id in reached]
+            self.fleet.send(batch_of(list(reached.values())), slots)
 
     def recv(
-        self, actions_of: Callable[[int], Sequence[Any]]
+        self, standing_of: Callable[[int], Standing]
     ) -> tuple[dict[int, Answer], dict[int, str]]:
-        """Everybody's answer, and who has to come home, with the reason.
-
-        `actions_of` says what has been done in an environment's episode so far.
-        """
+        """Everybody's answer, and who has to come home, with the reason."""
         answers: dict[int, Answer] = {}
         leaving: dict[int, str] = {}
-        missing = set(self._is_ordered)
-        while missing:
-            batch = self.fleet.recv(min_slots=1)
-            lost: list[int] = []
-            for row, slot in enumerate(batch.slots.tolist()):
-                env_id = self._ids[slot]
-                if batch.valid[row]:
-                    answers[env_id] = batch.obs[row]
-                    missing.discard(env_id)
-                else:
-                    lost.append(env_id)
-            missing -= self._judge(batch.incidents, answers, leaving)
-            again = [env_id for env_id in lost if env_id in missing]
-            if again:
-                self._ask_again({one: self._is_ordered[one].anew(actions_of(one)) for one in again})
+        self._bury(answers)
+        while missing := self._is_ordered.keys() - answers.keys() - leaving.keys():
+            try:
+                batch = self.fleet.recv(min_slots=1)
+                lost: list[int] = []
+                for row, slot in enumerate(batch.slots.tolist()):
+                    env_id = self._ids[slot]
+                    if batch.valid[row]:
+                        answers[env_id] = batch.obs[row]
+                    elif env_id in missing:
+                        lost.append(env_id)
+                self._judge(batch.incidents, answers, leaving)
+                again = [one for one in lost if one not in answers and one not in leaving]
+                if again:
+                    ordered = self._is_ordered
+                    self._ask_again({one: ordered[one].anew(standing_of(one)) for one in again})
+            except EnvfleetError:
+                if not self._bury(answers):
+                    raise
         return answers, leaving
+
+    def _bury(self, answers: dict[int, Answer]) -> bool:
+        """Answer for those whom nobody can build again; whether there are any."""
+        has_any = False
+        for slot, error in self.fleet.quarantined.items():
+            env_id = self._ids[slot]
+            if env_id in self._is_ordered and env_id not in answers:
+                order, has_any = self._is_ordered[env_id], True
+                reason = " ".join(str(error).partition("\n")[0].split())
+                doing = "reset" if order.named is None else "step"
+                error_said = f"it was lost and could not be built again: {reason}"
+                answers[env_id] = _failed(order, Failure(doing, error_said))
+        return has_any
 
     def close(self) -> None:
         """End the fleet."""
@@ -234,12 +263,11 @@ class Seats:
         incidents: Sequence[Incident],
         answers: dict[int, Answer],
         leaving: dict[int, str],
-    ) -> set[int]:
-        """Who is not asked again: it has cost too many workers."""
-        settled: set[int] = set()
+    ) -> None:
+        """Settle those that have cost too many workers to be asked again."""
         for incident in incidents:
             env_id = self._ids[incident.slot]
-            if env_id not in self._is_ordered or env_id in settled:
+            if env_id not in self._is_ordered or env_id in answers or env_id in leaving:
                 continue
             self._losses[env_id] += 1
             # what an environment raises is caught beside it: here its answer could not be pickled,
@@ -247,7 +275,6 @@ class Seats:
             is_hopeless = incident.kind == "exception" and incident.doing in _ANSWERING
             if self._losses[env_id] <= self._max_restarts and not is_hopeless:
                 continue
-            settled.add(env_id)
             times = f"{self._losses[env_id]} times in one episode"
             if incident.kind == "death" and incident.exitcode in _FROM_OUTSIDE:
                 leaving[env_id] = f"its worker was killed {times} (exit code {incident.exitcode})"
@@ -262,7 +289,6 @@ class Seats:
             order = self._is_ordered[env_id]
             doing = "reset" if order.named is None else "step"
             answers[env_id] = _failed(order, Failure(doing, error))
-        return settled
 
 
 def open_fleet(
@@ -272,6 +298,7 @@ def open_fleet(
     *,
     backend: Literal["thread", "process"] = "process",
     step_timeout_s: float | None = None,
+    max_restarts: int = 0,
 ) -> Fleet:
     """A fleet whose slots come back after any loss, and wait for orders."""
     return Fleet(
@@ -282,12 +309,14 @@ def open_fleet(
         autoreset="disabled",
         deadlines=Deadlines(step_s=step_timeout_s),
         on_failure="restart",
-        restarts=_UNLIMITED,
+        # this room counts for itself, by what a loss was due to; this is for those that cannot even
+        # be built again
+        restarts=RestartPolicy(max_restarts=max(_LEAST_RESTARTS, 2 * max_restarts)),
     )
 
 
 def bring_home(
-    here: Here, env_id: int, make: Callable[[], Any], order: Order, actions: Sequence[Any], why: str
+    here: Here, env_id: int, make: Callable[[], Any], order: Order, standing: Standing, why: str
 ) -> Answer:
     """Build an environment here as it stood elsewhere, and ask it there."""
     warnings.warn(
@@ -296,8 +325,16 @@ def bring_home(
         RuntimeWarning,
         stacklevel=4,
     )
-    here.take_in(env_id, make())
-    return carry_out(here.players[env_id], order.anew(actions))
+    return built_as_it_stood(here, env_id, make, order.anew(standing))
+
+
+def built_as_it_stood(here: Here, env_id: int, make: Callable[[], Any], order: Order) -> Answer:
+    """Build an environment here and have it carry out an order that brings it back."""
+    try:
+        here.take_in(env_id, make())
+    except Exception as exc:
+        return _failed(order, Failure.of("the constructor", exc))
+    return carry_out(here.players[env_id], order)
 
 
 def _close(env: Any) -> None:

@@ -17,8 +17,17 @@ from envfleet.engine.machine import usable_cores
 from envfleet.llm.choice import Placement, choose, measure
 from envfleet.llm.makers import Made, Makers
 from envfleet.llm.moving import arrived
-from envfleet.llm.places import Answer, Here, Order, Seats, carry_out
+from envfleet.llm.places import (
+    Answer,
+    Here,
+    Order,
+    Seats,
+    Standing,
+    built_as_it_stood,
+    carry_out,
+)
 from envfleet.llm.settings import Settings, Tag, UseMultiprocessing
+from envfleet.llm.turns import Failure
 
 
 class GoOnHere(Protocol):
@@ -44,7 +53,7 @@ class Places:
 
     def settle(self, wish: UseMultiprocessing) -> None:
         """Build every environment where it is to live; nothing to do if that is known already."""
-        if wish == self._settled:
+        if wish == self._settled and not any(seats.is_broken for seats in self._seats):
             return
         self.close()
         placements = self._placements(wish)
@@ -84,7 +93,7 @@ class Places:
             if self._tags[env_id].name in self._made_elsewhere
         }
         if not elsewhere or self._makers is None:
-            return self.play(orders, lambda _: (), go_on_here)
+            return self.play(orders, _nowhere, go_on_here)
         wanted = {
             env_id: (self._tags[env_id].name, order.seed, order.mode)
             for env_id, order in elsewhere.items()
@@ -105,19 +114,19 @@ class Places:
             answers[env_id] = carry_out(self.here.players[env_id], orders[env_id])
 
         self._makers.recv(take, begin_here, [one for one in rest if one in self.here.players])
-        return answers | self._recv(rest, lambda _: (), go_on_here)
+        return answers | self._recv(rest, _nowhere, go_on_here)
 
     def play(
         self,
         orders: Mapping[int, Order],
-        actions_of: Callable[[int], Sequence[Any]],
+        standing_of: Callable[[int], Standing],
         go_on_here: GoOnHere,
     ) -> dict[int, Answer]:
         """Play everybody's turn, in workers and in this process at the same time."""
         self._send(orders)
         here = self.here.players
         answers = self.here.ask({one: order for one, order in orders.items() if one in here})
-        return answers | self._recv(orders, actions_of, go_on_here)
+        return answers | self._recv(orders, standing_of, go_on_here)
 
     def worker_pids(self) -> list[int]:
         """Every process that environments live in, or are made in, apart from this one."""
@@ -126,17 +135,23 @@ class Places:
             fleets.append(self._makers.fleet)
         return [pid for fleet in fleets for pid in fleet.worker_pids() if pid is not None]
 
-    def come_home(self, standing: Mapping[int, Order]) -> None:
-        """Build everybody here as they stand, and end the workers."""
-        for seats in self._seats:
-            for env_id in seats.ids:
-                if env_id not in self.here.players:
-                    self.here.take_in(env_id, self._tags[env_id].make())
-                    if env_id in standing:
-                        carry_out(self.here.players[env_id], standing[env_id])
+    def come_home(self, orders: Mapping[int, Order]) -> dict[int, Failure]:
+        """Build everybody here by these orders, and end the workers; who did not come back."""
+        failures: dict[int, Failure] = {}
+        for env_id in [one for seats in self._seats for one in seats.ids]:
+            if env_id in self.here.players:
+                continue
+            make = partial(Tag.make, self._tags[env_id])
+            if env_id not in orders:
+                self.here.take_in(env_id, make())
+                continue
+            answer = built_as_it_stood(self.here, env_id, make, orders[env_id])
+            if answer.failure is not None:
+                failures[env_id] = answer.failure
         self._end_workers()
         self.said = "\n".join(f"{name}: in this process, as asked" for name in self._names())
         self._settled = False
+        return failures
 
     def close(self) -> None:
         """Close every environment and end the workers."""
@@ -162,13 +177,13 @@ class Places:
     def _recv(
         self,
         orders: Mapping[int, Order],
-        actions_of: Callable[[int], Sequence[Any]],
+        standing_of: Callable[[int], Standing],
         go_on_here: GoOnHere,
     ) -> dict[int, Answer]:
         """What workers answer; who cannot stay there answers here."""
         answers: dict[int, Answer] = {}
         for seats in self._seats:
-            found, leaving = seats.recv(actions_of)
+            found, leaving = seats.recv(standing_of)
             answers |= found
             for env_id, why in leaving.items():
                 answers[env_id] = go_on_here(env_id, orders[env_id], why)
@@ -206,3 +221,8 @@ class Places:
 
     def _names(self) -> list[str]:
         return list(dict.fromkeys(tag.name for tag in self._tags))
+
+
+def _nowhere(env_id: int) -> Standing:
+    """Where an episode stands that has not begun."""
+    return (), ""

@@ -12,6 +12,7 @@ import inspect
 import math
 import numbers
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -73,6 +74,7 @@ class Turn:
     info: dict[str, Any] = field(default_factory=dict)
     is_done: bool = False
     failure: Failure | None = None
+    is_success: bool = False
 
     def __deepcopy__(self, memo: object) -> Turn:
         """Itself, as an opening."""
@@ -81,7 +83,7 @@ class Turn:
     def __reduce__(self) -> tuple[type[Turn], tuple[Any, ...]]:
         """By its fields, as an opening."""
         values = (self.state, self.actions, self.num_valid, self.reward, self.info)
-        return Turn, (*values, self.is_done, self.failure)
+        return Turn, (*values, self.is_done, self.failure, self.is_success)
 
 
 class Player:
@@ -105,25 +107,27 @@ class Player:
         except _ITS_OWN as exc:
             return Opening("", failure=Failure.of("reset", exc))
 
-    def repeat(self, actions: Sequence[Any]) -> Failure | None:
-        """Take actions whose answers are known; what went wrong if they cannot be taken again."""
+    def repeat(self, actions: Sequence[Any], expected: State | None) -> Failure | None:
+        """Take actions whose answers are known; what went wrong if they do not lead there again."""
         try:
             for action in actions:
                 self.env.step(action)
+            problem = "it shows something else now"
+            if expected is None or is_same_state(self._state(), expected):
+                return None
         except _ITS_OWN as exc:
-            return Failure(
-                "step",
-                "it was lost, and its seed and actions do not bring it back "
-                f"({Failure.of('step', exc).error})",
-            )
-        return None
+            problem = Failure.of("step", exc).error
+        return Failure(
+            "step", f"it was lost, and its seed and actions do not bring it back ({problem})"
+        )
 
     def play(self, named: Sequence[Any], left: int) -> Turn:
         """Carry out the named actions, at most `left` of them, until the episode ends."""
-        lookup = getattr(getattr(self.env, "config", None), "action_lookup", None)
-        valid = known_actions(lookup, named)
-        turn = Turn("", num_valid=len(valid))
+        turn = Turn("")
         try:
+            lookup = getattr(getattr(self.env, "config", None), "action_lookup", None)
+            valid = known_actions(lookup, named)
+            turn.num_valid = len(valid)
             for action in valid[: max(0, left)]:
                 reward, turn.is_done, info = _outcome(self.env.step(action))
                 turn.reward += reward
@@ -131,6 +135,7 @@ class Player:
                 turn.actions.append(action)
                 if turn.is_done:
                     break
+            turn.is_success = bool(turn.info.get("success", False))
             turn.state = self._state()
         except _ITS_OWN as exc:
             turn.failure, turn.is_done = Failure.of("step", exc), True
@@ -141,7 +146,17 @@ class Player:
         if isinstance(seen, str):
             return seen
         pictures = seen if isinstance(seen, list | tuple) else [seen]
-        return [np.array(one) for one in pictures]  # an environment may draw into the same again
+        for one in pictures:
+            if not isinstance(one, np.ndarray) or one.dtype != np.uint8 or one.ndim not in (2, 3):
+                raise TypeError(f"render() must give text or pictures of uint8, got {seen!r:.60}")
+        return [one.copy() for one in pictures]  # an environment may draw into the same again
+
+
+def is_same_state(one: State, other: State) -> bool:
+    """Whether two states show the same."""
+    if isinstance(one, str) or isinstance(other, str):
+        return one == other
+    return len(one) == len(other) and all(map(np.array_equal, one, other))
 
 
 def known_actions(lookup: Mapping[Any, str] | None, named: Sequence[Any]) -> list[Any]:
@@ -191,5 +206,6 @@ def as_number(value: Any) -> float | None:
     if isinstance(value, np.ndarray) and value.size == 1:
         value = value.item()
     if isinstance(value, numbers.Real | np.bool_):
-        return float(value)
+        with suppress(OverflowError):
+            return float(value)
     return None

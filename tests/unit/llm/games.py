@@ -53,6 +53,8 @@ class Trouble:
     """Does what it is told, in the older form: reset(seed, mode), four results of a step."""
 
     def __init__(self, config: TroubleConfig) -> None:
+        if Path(config.folder, "closed").exists():
+            raise RuntimeError("no licence left")
         self.config = config
 
     def reset(self, seed: int, mode: str) -> None:
@@ -87,13 +89,19 @@ class Trouble:
                 time.sleep(0.02)
             case "NaN":
                 return "", float("nan"), False, {}
+            case "odd lookup":
+                self.config.action_lookup = {1: 5}  # type: ignore[assignment]
         self._said.append(action)
         is_done = action == "done"
-        info = {"success": is_done, "said": len(self._said), "all": self._said}
+        info: dict[str, Any] = {"success": is_done, "said": len(self._said), "all": self._said}
+        if action == "odd success":
+            info["success"] = np.array([True, False])
+        if action == "huge":
+            info["number"] = 10**400
         return action, 0.5, is_done, info
 
-    def render(self) -> str:
-        return " ".join(self._said)
+    def render(self) -> Any:
+        return 3 if self._said[-1] == "odd render" else " ".join(self._said)
 
     def _is_first(self, what: str) -> bool:
         mark = Path(self.config.folder, what)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from envfleet.errors import ActionError, FleetClosed, OutOfOrder
+from envfleet.errors import ActionError, ConfigError, FleetClosed, OutOfOrder
 from envfleet.llm.entries import Elsewhere, EnvStatus
 from envfleet.llm.manager import EnvStateManager
 from tests.unit.llm import games
@@ -268,6 +268,50 @@ class TestMetrics:
         climbing.step(inputs(e0=["Down"]))
         once = deepcopy(climbing.get_rollout_states())
         assert climbing.get_rollout_states() == once
+
+
+class TestSeeds:
+    @pytest.mark.parametrize("wrong", [-5, 1.5, True, "a"])
+    def test_what_is_no_seed_is_refused_and_changes_nothing(self, wrong: Any) -> None:
+        manager = EnvStateManager({**config(("Climb", 2)), "seed": {"train": 10}})
+        with pytest.raises(ConfigError, match="seed must be a whole number from 0"):
+            manager.reset(seed=wrong)
+        manager.reset()
+        assert manager.envs[0]["status"].seed == 10
+
+    def test_numbers_of_numpy_are_seeds(self) -> None:
+        manager = made(("Climb", 1))
+        assert manager.reset(seed=np.int64(3)) == manager.reset(seed=3)  # type: ignore[arg-type]
+
+
+class TestOddAnswers:
+    """Whatever one environment gives, the others do not notice."""
+
+    @pytest.mark.parametrize("way", WAYS)
+    @pytest.mark.parametrize(
+        ("action", "error"),
+        [
+            ("odd success", "ValueError: The truth value of an array"),
+            ("odd render", "TypeError: render() must give text or pictures of uint8, got 3"),
+            ("odd lookup", "AttributeError"),
+        ],
+    )
+    def test_fail_alone(self, way: Any, action: str, error: str) -> None:
+        with made(("Trouble", 1), use_multiprocessing=way, max_workers=1) as manager:
+            manager.reset(seed=5)
+            if action == "odd lookup":  # it counts from the next turn on
+                manager.step(inputs(e0=[action], e1=["a"]))
+            with pytest.warns(RuntimeWarning, match="environment 0 .Trouble"):
+                manager.step(inputs(e0=[action], e1=["b"]))
+            assert manager.rollout_cache[0]["failure"]["error"].startswith(error)
+            assert "failure" not in manager.rollout_cache[1]
+            assert manager.envs[1]["status"].num_actions >= 1
+
+    def test_numbers_beyond_all_floats_count_nothing(self) -> None:
+        manager = made(("Trouble", 1))
+        manager.reset(seed=5)
+        manager.step(inputs(e0=["huge"]))
+        assert "Trouble/number" not in manager.get_rollout_states()[0]["metrics"]
 
 
 class TestWrongInput:

@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from envfleet.llm.config import load_config
 from envfleet.llm.environments.base import Mode, Step, TextEnv
+from envfleet.llm.manager import EnvStateManager
 from envfleet.llm.moving import Beginner, arrived, can_part, packed
 from envfleet.llm.places import Order
 from envfleet.llm.registry import env_type
@@ -151,3 +153,31 @@ def test_an_environment_that_failed_begins_nothing_more() -> None:
 def test_what_travels_arrives_with_every_field(sent: Any) -> None:
     assert pickle.loads(pickle.dumps(sent)) == sent
     assert copy.deepcopy(sent) is sent
+
+
+@pytest.mark.parametrize("count", [2, 60])
+def test_what_an_episode_changes_in_its_configuration_moves_with_it(count: int) -> None:
+    """Bandit names its arms at every beginning."""
+    caches = []
+    for way in ("resets", False):
+        config = load_config(
+            "bandit",
+            [
+                f"es_manager.train.env_groups={count}",
+                "es_manager.train.group_size=1",
+                f"es_manager.train.env_configs.n_groups=[{count}]",
+                f"es_manager.use_multiprocessing={way}",
+            ],
+        )
+        with EnvStateManager(config) as manager:
+            for seed in (1, 500, 7):  # environments that have had other arms before
+                manager.reset(seed=seed)
+                manager.step(
+                    [
+                        {"env_id": one, "actions": [("Phoenix", "Dragon", "Fly")[one % 3]]}
+                        for one in range(count)
+                    ]
+                )
+                caches.append((way, seed, repr(manager.get_rollout_states())))
+    found = {(way, seed): said for way, seed, said in caches}
+    assert all(found["resets", seed] == found[False, seed] for seed in (1, 500, 7))

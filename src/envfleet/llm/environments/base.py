@@ -23,7 +23,7 @@ Picture = npt.NDArray[np.uint8]
 Step = tuple[str, float, bool, bool, dict[str, Any]]
 
 _LASTING = ("config", "render_mode", "observation_space", "action_space")
-"""What an environment has whatever its episode is."""
+"""What most environments keep from one episode to the next."""
 
 
 class Words(spaces.Space[str]):
@@ -93,6 +93,7 @@ class TextEnv(gymnasium.Env[str, Any]):
         )
         self._has_begun = self._is_running = False
         self._generator: np.random.Generator | None = None
+        self._as_made = {name: deepcopy(getattr(self, name)) for name in _LASTING}
 
     # ---- Gymnasium ------------------------------------------------------------------------------
 
@@ -156,8 +157,10 @@ class TextEnv(gymnasium.Env[str, Any]):
         """
         state: Any = self.__getstate__()
         kept: dict[str, Any] = {**state}
+        made = kept.pop("_as_made")
         for name in _LASTING:
-            kept.pop(name, None)
+            if kept[name] == made[name]:  # Bandit, for one, names its arms anew at every beginning
+                del kept[name]
         rng = kept.pop("_generator", None)
         if rng is not None:
             # Its state is a tenth of the work that a whole generator is.
@@ -167,6 +170,9 @@ class TextEnv(gymnasium.Env[str, Any]):
 
     def take_up(self, episode: dict[str, Any]) -> None:
         """Go on with the episode of another environment."""
+        for name, made in self._as_made.items():
+            if name not in episode and getattr(self, name) != made:
+                setattr(self, name, deepcopy(made))
         rng = episode.pop("_generator", None)
         if isinstance(rng, dict):
             state, rng = rng, self._generator
