@@ -23,7 +23,7 @@ CROSSING_S = 20e-6
 START_S = 1e-3
 """Until all are at it."""
 HANDOVER_S = 25e-6
-"""The same between threads."""
+"""What an order and its answer cost between threads, per environment."""
 WORTH = 1.2
 """Leave this process only for at least this gain."""
 LEAST_RESET_S = 15e-3

@@ -222,8 +222,9 @@ class EnvStateManager:
                 raise ActionError(f"env_id must be a whole number, got {env_id!r:.60}")
             env_id = int(env_id)
             if not 0 <= env_id < len(self.envs):
+                shown = env_id if abs(env_id) < 10**18 else "of so large a number"
                 raise ActionError(
-                    f"there is no environment {env_id!r:.60}; there are 0 to {len(self.envs) - 1}"
+                    f"there is no environment {shown}; there are 0 to {len(self.envs) - 1}"
                 )
             if env_id in found:
                 raise ActionError(f"environment {env_id} was given two turns; give it one")

@@ -195,6 +195,8 @@ def _tag(whole: Mapping[str, Any], name: str) -> Tag:
         kind.config(settings)
     except ConfigError as exc:
         raise ConfigError(f"{path.rstrip('.')}: {exc}") from exc
+    except (TypeError, ValueError, AttributeError) as exc:  # a value of the wrong kind
+        raise ConfigError(f"{path}env_config cannot be used: {exc}") from exc
     most = _count(entry, "max_actions_per_traj", path)
     return Tag(name, type_name, kind, None if settings is None else dict(settings), most)
 

@@ -207,6 +207,17 @@ class TestSettings:
         with pytest.raises(ConfigError, match=said):
             read_settings(config, "train")
 
+    def test_values_of_the_wrong_kind_are_named(self) -> None:
+        config = load_config("frozen_lake", ["custom_envs.FrozenLake.env_config={size: big}"])
+        with pytest.raises(ConfigError, match=r"FrozenLake\.env_config cannot be used: "):
+            read_settings(config, "train")
+
+    @pytest.mark.parametrize("bases", ["base", "5", "[{a: base}]"])
+    def test_defaults_are_a_list_of_names(self, bases: str, tmp_path: Path) -> None:
+        (tmp_path / "mine.yaml").write_text(f"defaults: {bases}")
+        with pytest.raises(ConfigError, match="defaults must be a list of names"):
+            load_config(tmp_path / "mine.yaml")
+
     def test_modes_and_seeds(self) -> None:
         config = games.config(("Climb", 2))
         with pytest.raises(ConfigError, match="mode must be train or val, got 'test'"):

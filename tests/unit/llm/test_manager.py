@@ -326,6 +326,7 @@ class TestWrongInput:
             ([{"env_id": True, "actions": []}], "env_id must be a whole number"),
             ([{"env_id": 4, "actions": []}], "there are 0 to 3"),
             ([{"env_id": -1, "actions": []}], "there are 0 to 3"),
+            ([{"env_id": 10**5000, "actions": []}], "there are 0 to 3"),
             ([{"env_id": 0, "actions": "Up"}], "must be a list of names"),
             (inputs(e1=["Up"]) + inputs(e1=["Up"]), "environment 1 was given two turns"),
         ],
