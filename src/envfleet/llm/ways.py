@@ -44,7 +44,7 @@ class Way:
     """Before each turn a worker is killed."""
     max_restarts: int | None = None
     """The configuration's own unless given, and one more for each kill."""
-    global_seed: int | None = None
+    global_seed: int = 1
     """What the random numbers of the whole process are seeded with."""
     hash_seed: int | None = None
     """PYTHONHASHSEED of spawned workers: what the order of sets depends on."""
@@ -180,8 +180,7 @@ def _surroundings(way: Way) -> Iterator[None]:
     """What the process around a rollout is like; afterwards it is as before."""
     before = os.environ.get("PYTHONHASHSEED")
     with untouched_states():
-        if way.global_seed is not None:
-            _seed_everybody(way.global_seed)
+        _seed_everybody(way.global_seed)
         if way.hash_seed is not None:
             os.environ["PYTHONHASHSEED"] = str(way.hash_seed)
         try:
@@ -215,7 +214,7 @@ def who_draws(
             "env_configs": {"tags": [tag.name], "n_groups": [groups]},
         }
         manager_block = {**whole["es_manager"], "use_multiprocessing": False, settings.mode: block}
-        with _surroundings(Way(name="", global_seed=1)):
+        with _surroundings(Way(name="")):
             watch = _Watch(tag.name)
             with EnvStateManager({**whole, "es_manager": manager_block}, settings.mode) as manager:
                 watch.look("its constructor")
