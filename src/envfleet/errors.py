@@ -37,6 +37,7 @@ its own sentence: what happened, where, and what to do next.
 from __future__ import annotations
 
 import difflib
+import sys
 from collections.abc import Iterable, Sequence
 
 import gymnasium.error
@@ -72,6 +73,7 @@ __all__ = [
     "VideoError",
     "WorkerDied",
     "did_you_mean",
+    "level_of_caller",
 ]
 
 
@@ -440,3 +442,11 @@ def did_you_mean(wrong: str, known: Iterable[str]) -> str:
     """The end of a sentence about a name that does not exist: the nearest one, if any is near."""
     close = difflib.get_close_matches(wrong.lower(), list(known), n=1, cutoff=0.6)
     return f"; did you mean {close[0]}?" if close else ""
+
+
+def level_of_caller() -> int:
+    """How far up from whoever asks the first line stands that is not ours, for warnings."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("envfleet."):
+        frame, level = frame.f_back, level + 1
+    return level

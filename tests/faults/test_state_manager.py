@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from envfleet.errors import OutOfOrder
+from envfleet.engine.backends.process import ProcessBackend
+from envfleet.errors import ConfigError, OutOfOrder
 from envfleet.llm.manager import EnvStateManager
 from tests.unit.llm import games
 from tests.unit.llm.games import config, inputs
@@ -191,6 +192,33 @@ def test_who_cannot_be_built_again_fails_alone(tmp_path: Path) -> None:
         (tmp_path / "closed").unlink()
         manager.reset(seed=1)
         assert len(manager.step(TURNS[0])) == 4
+
+
+def test_makers_that_cannot_be_started_again_are_done_without(tmp_path: Path) -> None:
+    with troubled(tmp_path, way=False) as manager:
+        alone = played(manager, TURNS)
+    with troubled(tmp_path, way="resets") as manager:
+        assert played(manager, TURNS) == alone
+
+        def fails(*_: Any) -> None:
+            raise OSError("no process left")
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(ProcessBackend, "launch", fails)
+            for pid in manager.worker_pids():
+                os.kill(pid, signal.SIGKILL)
+            assert played(manager, TURNS) == alone
+        assert played(manager, TURNS) == alone
+
+
+def test_a_deadline_needs_workers(tmp_path: Path) -> None:
+    with troubled(tmp_path, way="auto", step_timeout_s=1) as manager:
+        assert manager.plan == (
+            "Trouble: reset and step in workers: only there step_timeout_s can be kept"
+        )
+        assert len(manager.worker_pids()) == 2
+    with pytest.raises(ConfigError, match="step_timeout_s cannot be kept with use_multiproc"):
+        troubled(tmp_path, way="resets", step_timeout_s=1)
 
 
 def test_idle_workers_may_be_killed(tmp_path: Path) -> None:

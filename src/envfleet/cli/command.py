@@ -7,6 +7,7 @@ It parses nothing itself, prints nothing itself and never exits: it returns a ``
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
@@ -20,6 +21,7 @@ __all__ = [
     "Help",
     "Usage",
     "add_pace_arguments",
+    "add_worker_arguments",
     "at_least",
     "comma_list",
     "one_of",
@@ -116,6 +118,25 @@ def one_of(*choices: str) -> Callable[[str], str]:
         return text
 
     return parse
+
+
+def add_worker_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare with how many workers, started how, equality is shown."""
+    parser.add_argument(
+        "--workers",
+        type=comma_list(at_least(1)),
+        default=(1, 2, 3),
+        metavar="W,...",
+        help="numbers of workers (default: 1,2,3)",
+    )
+    methods = multiprocessing.get_all_start_methods()
+    parser.add_argument(
+        "--start-methods",
+        type=comma_list(one_of(*methods)),
+        default=tuple(name for name in ("fork", "spawn") if name in methods),
+        metavar="M,...",
+        help=f"how worker processes start, of {', '.join(methods)} (default: fork,spawn)",
+    )
 
 
 def add_pace_arguments(parser: argparse.ArgumentParser, whom: str) -> None:

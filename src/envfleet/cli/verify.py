@@ -8,13 +8,19 @@ reported as that, before any backend is blamed; whatever differs is named by slo
 from __future__ import annotations
 
 import argparse
-import multiprocessing
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from envfleet.cli.command import Context, Usage, at_least, comma_list, one_of
+from envfleet.cli.command import (
+    Context,
+    Usage,
+    add_worker_arguments,
+    at_least,
+    comma_list,
+    one_of,
+)
 from envfleet.cli.environments import add_env_arguments, choose
 from envfleet.cli.report import Block, Finding, Findings, Heading, Level, Report, Table, Text
 from envfleet.errors import ConfigError
@@ -116,21 +122,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="steps of every environment (default: 200)",
     )
     parser.add_argument("--seed", type=at_least(0), default=0, help="seed of slot 0 (default: 0)")
-    parser.add_argument(
-        "--workers",
-        type=comma_list(at_least(1)),
-        default=(1, 2, 3),
-        metavar="W,...",
-        help="numbers of workers (default: 1,2,3)",
-    )
-    methods = multiprocessing.get_all_start_methods()
-    parser.add_argument(
-        "--start-methods",
-        type=comma_list(one_of(*methods)),
-        default=tuple(name for name in ("fork", "spawn") if name in methods),
-        metavar="M,...",
-        help=f"how worker processes start, of {', '.join(methods)} (default: fork,spawn)",
-    )
+    add_worker_arguments(parser)
     parser.add_argument(
         "--autoreset",
         type=comma_list(one_of(*MODES)),

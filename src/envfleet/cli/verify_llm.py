@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import multiprocessing
 from typing import Any
 
-from envfleet.cli.command import Context, at_least, comma_list, one_of
+from envfleet.cli.command import Context, add_worker_arguments
 from envfleet.cli.named_config import add_config_arguments, config_of
 from envfleet.cli.report import Block, Finding, Findings, Heading, Report, Table, Text
 from envfleet.llm.recordings import Parting
@@ -40,21 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "envfleet verify llm [--config-name NAME] [option ...] [key=value ...]"
     parser.epilog = _EPILOG
     add_config_arguments(parser)
-    parser.add_argument(
-        "--workers",
-        type=comma_list(at_least(1)),
-        default=(1, 2, 3),
-        metavar="W,...",
-        help="numbers of workers (default: 1,2,3)",
-    )
-    methods = multiprocessing.get_all_start_methods()
-    parser.add_argument(
-        "--start-methods",
-        type=comma_list(one_of(*methods)),
-        default=tuple(name for name in ("fork", "spawn") if name in methods),
-        metavar="M,...",
-        help=f"how workers start, of {', '.join(methods)} (default: fork,spawn)",
-    )
+    add_worker_arguments(parser)
 
 
 def run(args: argparse.Namespace, context: Context) -> Report:

@@ -7,7 +7,6 @@ back is asked again what it was last asked: its new environment answers with a t
 
 from __future__ import annotations
 
-import sys
 import time
 import warnings
 from dataclasses import dataclass, replace
@@ -32,6 +31,7 @@ from envfleet.errors import (
     SlotQuarantined,
     WorkerDied,
     describe_exit,
+    level_of_caller,
 )
 
 
@@ -210,7 +210,7 @@ class Recovery:
                 f"everybody has waited {quiet_s:.0f} s for slot {slot} (worker {handle.worker}) in "
                 f"{op.phrase}; set {option} to end such waits. It stands at:\n{handle.stack()}",
                 RuntimeWarning,
-                stacklevel=_level_of_caller(),
+                stacklevel=level_of_caller(),
             )
 
     def _lose(
@@ -277,7 +277,7 @@ class Recovery:
             warnings.warn(
                 f"{_who_goes(event.slots)} on in this process: {loss.error}",
                 RuntimeWarning,
-                stacklevel=_level_of_caller(),
+                stacklevel=level_of_caller(),
             )
         held = self._traffic.let_go(loss.worker)
         self._bring_back(event)
@@ -380,11 +380,3 @@ def env_failed(failure: Failure) -> EnvfleetError:
         error = NoSuchAttribute(failure.slot, failure.reason)
     error.__cause__ = RemoteTraceback(failure.traceback)
     return error
-
-
-def _level_of_caller() -> int:
-    """How far up from whoever asks the first line stands that is not ours, for warnings."""
-    frame, level = sys._getframe(1), 1
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("envfleet."):
-        frame, level = frame.f_back, level + 1
-    return level

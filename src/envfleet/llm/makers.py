@@ -21,7 +21,7 @@ import gymnasium
 from envfleet.engine import ResetPlan
 from envfleet.engine.options import StartMethod
 from envfleet.llm.moving import Beginner, Moved
-from envfleet.llm.places import Anything, batch_of, open_fleet
+from envfleet.llm.places import GIVEN_UP, Anything, batch_of, open_fleet
 from envfleet.llm.settings import Tag
 from envfleet.llm.turns import Opening
 
@@ -84,11 +84,15 @@ class Makers:
     def send(self, wanted: Mapping[int, Wanted]) -> None:
         """Begin with these episodes."""
         num_slots = self.fleet.num_slots
-        self.fleet.reset([ResetPlan()] * num_slots)
         self._waiting, self._handed = deque(wanted.items()), {}
-        # A worker's slots are neighbours: every worker gets its first handful before any a second.
-        for slot in sorted(range(num_slots), key=lambda slot: slot % _AHEAD):
-            self._hand(slot)
+        try:
+            self.fleet.reset([ResetPlan()] * num_slots)
+            # A worker's slots are neighbours: each worker gets its first before any a second.
+            for slot in sorted(range(num_slots), key=lambda slot: slot % _AHEAD):
+                self._hand(slot)
+        except GIVEN_UP:
+            if not self.fleet.quarantined:
+                raise  # else `recv` begins them here
 
     def recv(
         self,
@@ -103,22 +107,40 @@ class Makers:
             begin_here: Begins an episode in this process.
             others: Who begins in this process anyway, before it lends a hand.
         """
-        losses, looked_s, mine_alone = 0, 0.0, deque(others)
-        while self._handed or mine_alone:
+        mine_alone = deque(others)
+        try:
+            self._share(take, begin_here, mine_alone)
+        except GIVEN_UP:
+            if not self.fleet.quarantined:
+                raise
+            # no worker can be started any more: all that is left begins here
+            left = [env_id for handful in self._handed.values() for env_id, _ in handful]
+            for env_id in [*left, *(env_id for env_id, _ in self._waiting), *mine_alone]:
+                begin_here(env_id)
+
+    def _share(
+        self,
+        take: Callable[[int, Made], None],
+        begin_here: Callable[[int], None],
+        mine_alone: deque[int],
+    ) -> None:
+        losses, looked_s = 0, 0.0
+        while self._handed or self._waiting or mine_alone:
             has_work = bool(mine_alone or self._waiting)
             if has_work and (not self._handed or time.perf_counter() < looked_s + _LOOK_EVERY_S):
                 begin_here(mine_alone.popleft() if mine_alone else self._waiting.pop()[0])
                 continue
             batch = self.fleet.recv(min_slots=1, timeout_s=0 if has_work else None)
             for row, slot in enumerate(batch.slots.tolist()):
-                mine = self._handed.pop(slot)
                 if batch.valid[row]:
+                    del self._handed[slot]
                     self._hand(slot)
                     for env_id, made in pickle.loads(batch.obs[row]):
                         take(env_id, made)
                     continue
                 losses += 1
                 self.fleet.reset([ResetPlan()], [slot])
+                mine = self._handed.pop(slot)
                 if losses <= _MOST_LOSSES:
                     self._waiting.extend(mine)
                 else:

@@ -16,7 +16,7 @@ from functools import partial
 from numbers import Integral
 from typing import Any, Self
 
-from envfleet.errors import ActionError, ConfigError, FleetClosed, OutOfOrder
+from envfleet.errors import ActionError, ConfigError, FleetClosed, OutOfOrder, level_of_caller
 from envfleet.llm.entries import Cache, Elsewhere, Entry, EnvStatus
 from envfleet.llm.metrics import sum_up
 from envfleet.llm.pictures import seen
@@ -286,7 +286,7 @@ class EnvStateManager:
             f"environment {entry['env_id']} ({entry['tag']}, seed {entry['status'].seed}) failed "
             f"in {failure.doing}: {failure.error}; its rollout ends here",
             RuntimeWarning,
-            stacklevel=4,
+            stacklevel=level_of_caller(),
         )
 
     # ---- where environments live ----------------------------------------------------------------

@@ -27,7 +27,7 @@ from gymnasium import spaces
 from envfleet.engine import Deadlines, Fleet, Incident, ResetPlan
 from envfleet.engine.auto import choose_start_method
 from envfleet.engine.options import RestartPolicy, StartMethod
-from envfleet.errors import EnvfleetError
+from envfleet.errors import EnvfleetError, level_of_caller
 from envfleet.llm.turns import Failure, Opening, Player, State, Turn
 
 Answer = Opening | Turn
@@ -35,6 +35,8 @@ Standing = tuple[Sequence[Any], State]
 """Where an episode stands: all actions so far, and what the environment shows."""
 _FROM_OUTSIDE = {-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP}
 """Exit codes of workers that somebody else ended, the kernel short of memory say."""
+GIVEN_UP = (EnvfleetError, OSError)
+"""What a fleet raises when it gives up slots, the latter when there is no process to be had."""
 _ANSWERING = ("step", "sending an observation")
 """What a slot does when its answer cannot be pickled, in a thread and in a worker."""
 _LEAST_RESTARTS = 20
@@ -195,11 +197,6 @@ class Seats:
         self._losses.clear()
         self.fleet.reset([ResetPlan()] * self.fleet.num_slots)
 
-    @property
-    def is_broken(self) -> bool:
-        """Whether some environments could not be built again."""
-        return bool(self.fleet.quarantined)
-
     def send(self, orders: Mapping[int, Order]) -> None:
         """Have these environments begin with their orders."""
         self._is_ordered = dict(orders)
@@ -231,7 +228,7 @@ class Seats:
                 if again:
                     ordered = self._is_ordered
                     self._ask_again({one: ordered[one].anew(standing_of(one)) for one in again})
-            except EnvfleetError:
+            except GIVEN_UP:
                 if not self._bury(answers):
                     raise
         return answers, leaving
@@ -323,7 +320,7 @@ def bring_home(
         f"environment {env_id} goes on in this process, with its state: {why}. Look into what "
         "kills the workers (memory, most often), or set es_manager.sequential_env_types",
         RuntimeWarning,
-        stacklevel=4,
+        stacklevel=level_of_caller(),
     )
     return built_as_it_stood(here, env_id, make, order.anew(standing))
 
@@ -345,7 +342,7 @@ def _close(env: Any) -> None:
         warnings.warn(
             f"{type(env).__name__} failed in close: {Failure.of('close', exc).error}",
             RuntimeWarning,
-            stacklevel=3,
+            stacklevel=level_of_caller(),
         )
 
 

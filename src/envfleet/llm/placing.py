@@ -13,7 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
+from envfleet.engine import Fleet
 from envfleet.engine.machine import usable_cores
+from envfleet.errors import ConfigError
 from envfleet.llm.choice import Placement, choose, measure
 from envfleet.llm.makers import Made, Makers
 from envfleet.llm.moving import arrived
@@ -53,7 +55,7 @@ class Places:
 
     def settle(self, wish: UseMultiprocessing) -> None:
         """Build every environment where it is to live; nothing to do if that is known already."""
-        if wish == self._settled and not any(seats.is_broken for seats in self._seats):
+        if wish == self._settled and not self._is_broken():
             return
         self.close()
         placements = self._placements(wish)
@@ -79,6 +81,10 @@ class Places:
                 start_method=self._settings.start_method,
             )
         self._settled = wish
+
+    def _is_broken(self) -> bool:
+        """Whether workers are missing that could not be started again."""
+        return any(fleet.quarantined for fleet in self._fleets())
 
     def refresh(self) -> None:
         """A new episode begins for everybody."""
@@ -130,10 +136,12 @@ class Places:
 
     def worker_pids(self) -> list[int]:
         """Every process that environments live in, or are made in, apart from this one."""
-        fleets = [seats.fleet for seats in self._seats]
-        if self._makers is not None:
-            fleets.append(self._makers.fleet)
-        return [pid for fleet in fleets for pid in fleet.worker_pids() if pid is not None]
+        found = [pid for fleet in self._fleets() for pid in fleet.worker_pids()]
+        return [pid for pid in found if pid is not None]
+
+    def _fleets(self) -> list[Fleet]:
+        makers = [] if self._makers is None else [self._makers.fleet]
+        return [*(seats.fleet for seats in self._seats), *makers]
 
     def come_home(self, orders: Mapping[int, Order]) -> dict[int, Failure]:
         """Build everybody here by these orders, and end the workers; who did not come back."""
@@ -212,6 +220,14 @@ class Places:
                 found[name] = Placement("process", "process", "in workers, as asked")
             elif wish == "threads":
                 found[name] = Placement("thread", "thread", "in threads, as asked")
+            elif self._settings.step_timeout_s is not None:
+                if wish == "resets":
+                    raise ConfigError(
+                        "es_manager.step_timeout_s cannot be kept with use_multiprocessing: "
+                        "resets, which plays turns in this process; leave it out, or say true"
+                    )
+                why = "reset and step in workers: only there step_timeout_s can be kept"
+                found[name] = Placement("process", "process", why)
             elif wish == "resets":
                 found[name] = Placement("here", "process", "reset in workers, step here, as asked")
             else:

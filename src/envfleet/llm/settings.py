@@ -21,6 +21,16 @@ ManagerMode = Literal["train", "val"]
 UseMultiprocessing = bool | Literal["auto", "threads", "resets"]
 
 _GROUPS = ("env_groups", "group_size", "env_configs")
+_TAG = (
+    "env_type",
+    "max_actions_per_traj",
+    "env_config",
+    "env_instruction",
+    "max_tokens",
+    "parallel_friendly",
+    "max_workers",
+)
+"""Of one environment; the last four are for whoever writes prompts, and for other managers."""
 _MANAGER = (
     "format_penalty",
     "use_multiprocessing",
@@ -185,6 +195,7 @@ def _tag(whole: Mapping[str, Any], name: str) -> Tag:
         nearest = did_you_mean(name, known) or f"; there are {', '.join(map(str, known))}"
         raise ConfigError(f"custom_envs has no environment {name!r}{nearest}")
     entry, path = _mapping(known, name, "custom_envs."), f"custom_envs.{name}."
+    _check_keys(entry, _TAG, path.rstrip("."))
     if "env_type" not in entry:
         raise ConfigError(f"{path}env_type is missing")
     type_name, settings = str(entry["env_type"]), entry.get("env_config")
@@ -207,6 +218,7 @@ def _seed(whole: Mapping[str, Any], mode: str) -> int | None:
         return None
     if not isinstance(seeds, Mapping):
         raise ConfigError(f"seed must be a mapping with train and val, got {seeds!r}")
+    _check_keys(seeds, ("train", "val"), "seed")
     if seeds.get(mode) is None:
         return None
     return _count(seeds, mode, "seed.", least=0)

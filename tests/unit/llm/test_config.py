@@ -197,6 +197,7 @@ class TestSettings:
             ({"env_type": "clim"}, r"custom_envs.Climb: there is no environment type 'clim'"),
             ({"env_type": None}, "there is no environment type 'None'"),
             ({"env_config": 3}, "custom_envs.Climb.env_config must be a mapping or null"),
+            ({"max_action_per_traj": 3}, "no key 'max_action_per_traj'; did you mean max_actions"),
             ({"env_config": {"gaol": 3}}, "ClimbConfig has no field 'gaol'; did you mean goal"),
             ({"max_actions_per_traj": 0}, "max_actions_per_traj must be a whole number from 1"),
         ],
@@ -222,7 +223,11 @@ class TestSettings:
         config = games.config(("Climb", 2))
         with pytest.raises(ConfigError, match="mode must be train or val, got 'test'"):
             read_settings(config, "test")
-        for seeds, said in [(3, "seed must be a mapping"), ({"train": -1}, "seed.train must be")]:
+        for seeds, said in [
+            (3, "seed must be a mapping"),
+            ({"train": -1}, "seed.train must be"),
+            ({"trian": 1}, "seed has no key 'trian'; did you mean train"),
+        ]:
             with pytest.raises(ConfigError, match=said):
                 read_settings({**config, "seed": seeds}, "train")
         with pytest.raises(ConfigError, match="the configuration has no es_manager"):

@@ -374,6 +374,12 @@ class TestFailures:
             assert manager.envs[0]["status"].truncated
             assert "failure" not in manager.reset(seed=5)[0]
 
+    def test_a_warning_points_at_whoever_called(self) -> None:
+        manager = made(("Trouble", 1))
+        with pytest.warns(RuntimeWarning, match="failed in reset") as said:
+            manager.reset(seed=666)
+        assert {one.filename for one in said} == {__file__}
+
     @pytest.mark.parametrize("way", WAYS)
     def test_one_that_cannot_be_reset_ends_alone(self, way: Any) -> None:
         with made(("Trouble", 2), use_multiprocessing=way, max_workers=2) as manager:

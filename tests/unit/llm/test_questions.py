@@ -260,8 +260,9 @@ class TestElsewhere:
 
 class TestWithTheRealPackages:
     def test_parquet(self, tmp_path):
-        arrow = pytest.importorskip("pyarrow")
-        parquet = pytest.importorskip("pyarrow.parquet")
+        import pyarrow as arrow
+        from pyarrow import parquet
+
         path = tmp_path / "a.parquet"
         parquet.write_table(arrow.Table.from_pylist(ROWS), path)
         found = load_questions(str(path))
@@ -273,7 +274,8 @@ class TestWithTheRealPackages:
 
     @pytest.mark.leaves_thread("tqdm, which datasets uses, keeps a thread of its own")
     def test_a_folder_made_by_save_to_disk(self, tmp_path):
-        datasets = pytest.importorskip("datasets")
+        import datasets
+
         whole = datasets.Dataset.from_list(ROWS)
         whole.save_to_disk(str(tmp_path / "whole"))
         datasets.DatasetDict(train=whole).save_to_disk(str(tmp_path / "parts"))

@@ -50,7 +50,6 @@ def test_mistakes_of_settings_are_named(settings, said, monkeypatch):
 class TestWithThePackage:
     @pytest.fixture(autouse=True)
     def _is_there(self, monkeypatch):
-        pytest.importorskip("reasoning_gym")
         monkeypatch.setenv("PYTHONHASHSEED", "0")  # only looked at: some tasks ask for it
 
     @pytest.mark.parametrize(

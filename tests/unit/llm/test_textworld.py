@@ -44,7 +44,6 @@ def test_a_game_needs_what_is_known_of_it(tmp_path):
 
 @pytest.fixture(scope="module")
 def config(tmp_path_factory):
-    pytest.importorskip("textworld")
     folder = str(tmp_path_factory.mktemp("games"))
     return TextWorldConfig(
         num_games=1, num_rooms=2, num_objects=3, quest_length=2, games_dir=folder
@@ -61,7 +60,8 @@ def env(config):
 
 @pytest.fixture(scope="module")
 def way_to_win(config):
-    textworld = pytest.importorskip("textworld")
+    import textworld
+
     with pytest.warns(UserWarning, match="not fully supported"):
         game = textworld.start(
             str(made_game(KIND, 0, config.games_dir)), textworld.EnvInfos(policy_commands=True)
