@@ -16,12 +16,11 @@ from functools import partial
 from typing import Any
 
 import cloudpickle
-import gymnasium
 
 from envfleet.engine import ResetPlan
 from envfleet.engine.options import StartMethod
 from envfleet.llm.moving import Beginner, Moved
-from envfleet.llm.places import GIVEN_UP, Anything, batch_of, open_fleet
+from envfleet.llm.places import GIVEN_UP, Booth, batch_of, open_fleet
 from envfleet.llm.settings import Tag
 from envfleet.llm.turns import Opening
 
@@ -39,19 +38,11 @@ _LOOK_EVERY_S = 2e-3
 """How long this process begins episodes of its own before it looks what has come back."""
 
 
-class _Maker(gymnasium.Env[Any, Any]):
+class _Maker(Booth):
     """In a slot: a step begins the episodes it is handed."""
-
-    metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012  (Gymnasium's own form)
-    observation_space, action_space = Anything(), Anything()
 
     def __init__(self, tags: Mapping[str, Tag]) -> None:
         self._beginners = {name: Beginner(partial(Tag.make, tag)) for name, tag in tags.items()}
-
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Any, dict[str, Any]]:
-        return None, {}
 
     def step(self, action: bytes) -> tuple[bytes, float, bool, bool, dict[str, Any]]:
         made = [

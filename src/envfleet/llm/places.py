@@ -135,20 +135,24 @@ class Anything(spaces.Space[Any]):
         return hash(Anything)
 
 
-class Seat(gymnasium.Env[Any, Any]):
-    """An environment in a slot: a step carries out an order."""
+class Booth(gymnasium.Env[Any, Any]):
+    """What a slot of such a fleet holds: it does something by each step, whatever was before."""
 
     metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012  (Gymnasium's own form)
     observation_space, action_space = Anything(), Anything()
 
-    def __init__(self, make: Callable[[], Any]) -> None:
-        self._player = Player(make())
-
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Nothing: an episode begins by an order."""
+        """Nothing: episodes begin by orders."""
         return None, {}
+
+
+class Seat(Booth):
+    """An environment in a slot: a step carries out an order."""
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._player = Player(make())
 
     def step(self, action: Order) -> tuple[Answer, float, bool, bool, dict[str, Any]]:
         """Carry out an order."""
