@@ -1,0 +1,53 @@
+"""Whatever a player answers, a manager takes it: in no time, without harm, and alike everywhere."""
+
+import time
+from typing import Any
+
+import pytest
+
+from envfleet.llm.config import load_config
+from envfleet.llm.manager import EnvStateManager
+from tests.unit.llm.laws import HOSTILE
+
+TAGS = ["SimpleSokoban", "FrozenLake", "Bandit", "Countdown", "MetamathQA", "WebShop"]
+TURN_S = 0.5
+"""For six environments on a busy machine; alone it takes some 15 ms."""
+
+
+def answered(way: Any) -> list[Any]:
+    """What all six types give for every hostile answer, each to an episode of its own."""
+    changes = ["train.group_size=1", "max_workers=2", f"use_multiprocessing={way}"]
+    config = load_config("mixed", [f"es_manager.{change}" for change in changes])
+    seen = []
+    with EnvStateManager(config) as all_six:
+        assert [entry["tag"] for entry in all_six.envs] == TAGS
+        for seed, answer in enumerate(HOSTILE):
+            all_six.reset(seed=seed)
+            begun_s = time.perf_counter()
+            all_six.step([{"env_id": one, "actions": [answer, answer]} for one in range(len(TAGS))])
+            assert time.perf_counter() - begun_s < TURN_S
+            seen.append(repr(all_six.get_rollout_states()))
+            assert not any("failure" in cache for cache in all_six.rollout_cache)
+    return seen
+
+
+@pytest.fixture(scope="module")
+def alone() -> list[Any]:
+    return answered("false")
+
+
+@pytest.mark.parametrize("way", ["threads", "true", "resets"])
+def test_it_is_taken_alike_everywhere(way: str, alone: list[Any]) -> None:
+    assert answered(way) == alone
+
+
+@pytest.mark.parametrize("tag", ["SimpleSokoban", "FrozenLake", "Bandit"])
+def test_what_names_no_action_is_a_penalty(tag: str) -> None:
+    config = load_config("mixed", ["es_manager.train.group_size=1"])
+    with EnvStateManager(config) as manager:
+        for answer in HOSTILE:
+            manager.reset(seed=1)
+            manager.step([{"env_id": TAGS.index(tag), "actions": [answer]}])
+            cache = manager.rollout_cache[TAGS.index(tag)]
+            assert cache["penalty"] == -0.1
+            assert cache["history"][0]["actions"] == []
