@@ -1,8 +1,9 @@
 # make run   makes .venv, installs the package, trains CartPole-v1 to the highest return
 # make test  makes .venv, installs everything the tests use, runs every check and test
 #
-# Needs Python 3.11+ with venv and pip; PYTHON=... names another one. A stamp file in .venv stands
-# for each finished installation, so a second run starts at once.
+# Needs Python 3.11+ with venv and pip; PYTHON=... names another one. A C compiler makes steps faster,
+# and is not missed. A stamp file in .venv stands for each finished installation, so a second run
+# starts at once.
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -11,7 +12,7 @@ TEST_PROCESSES ?= 2
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
-INPUTS := pyproject.toml constraints.txt
+INPUTS := pyproject.toml constraints.txt hatch_build.py src/envfleet/engine/_rows.c
 
 .DELETE_ON_ERROR:
 .PHONY: help run test check clean
@@ -28,13 +29,13 @@ test: check
 check: $(VENV)/.installed-dev
 	@PYTHON=$(BIN)/python scripts/check
 
-# The build backend goes into the environment itself: isolated builds would fetch one unpinned.
+# What builds go into the environment itself: isolated builds would fetch it unpinned.
 $(VENV)/.made: constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and \
 	  f"envfleet needs Python 3.11 or newer; {sys.executable} is {sys.version.split()[0]}. Try: make PYTHON=python3.11 ...")'
 	@echo "making $(VENV) with $$($(PYTHON) --version)"
 	@$(PYTHON) -m venv $(VENV)
-	@$(PIP) hatchling
+	@$(PIP) hatchling numpy
 	@touch $@
 
 $(VENV)/.installed-run: $(INPUTS) $(VENV)/.made

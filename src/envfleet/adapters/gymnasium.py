@@ -107,13 +107,7 @@ class FleetVectorEnv(VectorEnv[Any, Any, Any]):
         dict[str, Any],
     ]:
         """Step all slots and wait for all of them."""
-        fleet = self.fleet
-        fleet.send(actions)
-        try:
-            batch = fleet.recv()
-        except BaseException:
-            fleet.drop()  # the rows of the other slots have nobody left to go to
-            raise
+        batch = self.fleet.step(actions)
         return batch.obs, batch.rewards, batch.terminated, batch.truncated, batch.infos
 
     def render(self) -> tuple[Any, ...] | None:

@@ -104,6 +104,16 @@ class Crew:
         if pending:
             self._backend.wait(pending, timeout_s, want_all=want_all)
 
+    @property
+    def is_as_launched(self) -> bool:
+        """Whether all workers are there, where the backend put them."""
+        return not self.fallen_back and not self._launched_s
+
+    def lock_step(self, request: int, limit_s: float) -> bool:
+        """Post a step of all slots and wait, if that can be done in one go; whether it is over."""
+        assert self._backend is not None
+        return self._backend.lock_step(self.handles, request, limit_s)
+
     def check_payload(self, payload: Any, what: str) -> None:
         """Refuse what could not reach a worker process, before anything is under way."""
         if isinstance(self._backend, ProcessBackend):

@@ -199,12 +199,48 @@ class Fleet:
         """Start a step of these slots (None: all); `actions` is a batch in their order."""
         started_s = time.perf_counter()
         route = self._router.find(slots)
-        self._check_sendable(route)
-        spills = self._write_actions(route, actions)
-        if self._poison and not self._gatherer.is_mixed:
-            self._data.obs[0].poison(route.rows)
-        self._traffic.post(route, Op.STEP, spills)
+        self._traffic.post(route, Op.STEP, self._prepare(route, actions))
         self._copy_s += time.perf_counter() - started_s
+
+    def step(self, actions: Any) -> Batch:
+        """`send` to all slots and `recv` from all of them, by the shortest way there is."""
+        started_s = time.perf_counter()
+        route = self._router.everything
+        spills = self._prepare(route, actions)
+        is_simple = spills is None and self._can_lock_step()
+        if not is_simple:
+            self._traffic.post(route, Op.STEP, spills)
+        self._copy_s += time.perf_counter() - started_s
+        try:
+            return self._lock_step(route) if is_simple else self.recv()
+        except BaseException:
+            self.drop()  # the rows of the other slots have nobody left to go to
+            raise
+
+    def _lock_step(self, route: Route) -> Batch:
+        started_s, is_over = time.perf_counter(), False
+        request = self._traffic.begin_lock_step()
+        try:
+            is_over = self._crew.lock_step(request, self._recovery.check_s)
+        finally:
+            now_s = time.perf_counter()
+            self._wait_s += now_s - started_s
+            if not is_over:
+                self._traffic.take_over(route)
+        if not is_over:
+            self._take_in(self._crew.handles)
+            self._raise_errors()
+            return self.recv()
+        batch = self._hand_out(route.slots, route.rows)
+        self._copy_s += time.perf_counter() - now_s
+        return batch
+
+    def _can_lock_step(self) -> bool:
+        return (
+            self._crew.is_as_launched
+            and not self._gatherer.spills
+            and not any(self._traffic.outstanding)
+        )
 
     def recv(
         self,
@@ -273,9 +309,23 @@ class Fleet:
 
     def _hand_out(self, slots: Slots, rows: slice | Slots) -> Batch:
         batch = self._gatherer.batch(slots, rows)
-        if batch.has_events or self._logbook.has_ended:
-            self._note_episodes(slots, rows, batch.terminated | batch.truncated, ~batch.valid)
+        if not self._is_native and (batch.has_events or self._logbook.has_ended):
+            is_noted = (
+                self.autoreset == "next_step"
+                and isinstance(rows, slice)
+                and self._logbook.note_rows(rows.start, batch)
+            )
+            if not is_noted:
+                self._note_episodes(slots, rows, batch.terminated | batch.truncated, ~batch.valid)
         return batch
+
+    def _prepare(self, route: Route, actions: Any) -> list[Any] | None:
+        """Put actions where they belong; returns what did not fit into their rows, by slot."""
+        self._check_sendable(route)
+        spills = self._write_actions(route, actions)
+        if self._poison and not self._gatherer.is_mixed:
+            self._data.obs[0].poison(route.rows)
+        return spills
 
     def _write_actions(self, route: Route, actions: Any) -> list[Any] | None:
         """Put actions into their rows, and into the journal; returns what did not fit, by slot."""
@@ -337,21 +387,28 @@ class Fleet:
         is_check_due = recovery.is_check_due(now_s)
         if is_check_due:  # who has answered is not silent: take in what the wait above left out
             self._crew.wait(busy, 0.0, want_all=False)
-        for handle in busy:
-            for reply in handle.take():
-                if handles[handle.worker] is not handle or not outstanding[handle.worker]:
-                    break  # it was given up for an earlier answer
-                self._complete(handle, reply)
-            if handle.is_dead and handles[handle.worker] is handle:
-                recovery.on_death(handle)
+        self._take_in(busy)
         if is_check_due:
             recovery.check_silences(now_s)
         if recovery.coming:
             recovery.welcome()
-        if recovery.errors:
-            self._raise_first(recovery.errors)
+        self._raise_errors()
 
-    def _raise_first(self, errors: list[EnvfleetError]) -> None:
+    def _take_in(self, handles: Sequence[WorkerHandle]) -> None:
+        """Take in what these workers have answered, and see to those that have ended."""
+        now, outstanding = self._crew.handles, self._traffic.outstanding
+        for handle in list(handles):
+            for reply in handle.take():
+                if now[handle.worker] is not handle or not outstanding[handle.worker]:
+                    break  # it was given up for an earlier answer
+                self._complete(handle, reply)
+            if handle.is_dead and now[handle.worker] is handle:
+                self._recovery.on_death(handle)
+
+    def _raise_errors(self) -> None:
+        errors = self._recovery.errors
+        if not errors:
+            return
         first = errors[0]
         for other in errors[1:]:
             first.add_note(f"At the same time: {other}")

@@ -21,6 +21,7 @@ from envfleet.engine.infos import NO_INFO, Info, PackedInfos, Schema
 from envfleet.engine.messages import Reply
 from envfleet.engine.options import Autoreset
 from envfleet.engine.routes import Part, Slots
+from envfleet.engine.rows import copy_rows
 from envfleet.engine.slab import Control, Data
 from envfleet.errors import LayoutMismatch
 from envfleet.layout import Columns
@@ -38,6 +39,7 @@ class Gatherer:
         self._control, self._data, self._worker_of = control, data, worker_of
         self._autoreset, self._copy = autoreset, copy
         self.is_mixed = len(data.kinds) > 1
+        self._plain_obs = data.obs[0].sole_array if copy and not self.is_mixed else None
         self.spills: dict[int, dict[int, Any]] = {}
         """Parts of each slot's last observation that its row could not hold."""
         self._has_cells = any(
@@ -145,10 +147,17 @@ class Gatherer:
     def batch(self, slots: Slots, rows: slice | Slots) -> Batch:
         """The rows of these slots; `rows` are the same, as a slice where they are neighbours."""
         control = self._control
-        flags = control.flags[:, rows].copy()
-        terminated, truncated, invalid = flags
-        has_events = any_set(flags)
-        obs = final_obs = self.observations(slots, rows)
+        if isinstance(rows, slice):
+            obs, rewards, terminated, truncated, valid, has_events = copy_rows(
+                self._plain_obs, control.rewards, control.flags, rows.start, rows.stop
+            )
+        else:
+            obs = None
+            terminated, truncated, invalid = flags = control.flags[:, rows]
+            rewards, valid, has_events = control.rewards[rows], ~invalid, any_set(flags)
+        if obs is None:
+            obs = self.observations(slots, rows)
+        final_obs = obs
         plain: PlainInfos = []
         if self._autoreset == "same_step" and has_events:
             ended = terminated | truncated
@@ -157,10 +166,10 @@ class Gatherer:
         return Batch(
             slots=slots,
             obs=obs,
-            rewards=control.rewards[rows].copy(),
+            rewards=rewards,
             terminated=terminated,
             truncated=truncated,
-            valid=~invalid,
+            valid=valid,
             has_events=has_events,
             final_obs=final_obs,
             incidents=self._take_news(slots, plain),

@@ -10,7 +10,6 @@ caller.
 from __future__ import annotations
 
 import contextlib
-from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
 from enum import IntEnum
@@ -24,6 +23,7 @@ from envfleet.engine.guard import Guard
 from envfleet.engine.infos import Info, InfoWriter
 from envfleet.engine.messages import EnvFacts, Failure, Op, Reply, place
 from envfleet.engine.options import PLAIN_RESET, Autoreset, EnvFn, ResetPlan
+from envfleet.engine.rows import step_rows
 from envfleet.engine.slab import Control, Data
 from envfleet.layout import Columns
 
@@ -58,6 +58,10 @@ class EnvHost:
         self._queues: list[deque[ResetPlan]] = [deque() for _ in envs]
         self._restart_plans: dict[int, ResetPlan] = {}
         """How slots whose environment was replaced begin again, unless their caller resets them."""
+        self._ends: list[tuple[int, bool, bool]] = []
+        """What the step under way ended: row, terminated, truncated."""
+        self._invalid: list[int] = []
+        """Rows of the step under way that are no transitions."""
         self._ended: list[int] = []
         """Rows whose episodes ended in the last step."""
         self._next_start: dict[int, bytes] = {}
@@ -93,6 +97,7 @@ class EnvHost:
         where = list(zip(kinds.tolist(), rows.tolist(), strict=True))
         self._write_obs = [data.obs[kind].writer(row) for kind, row in where]
         self._write_final = [data.final_obs[kind].writer(row) for kind, row in where]
+        plain_obs = [data.obs[kind].array_of(row) for kind, row in where]
         self._where = where
         is_block = bool((kinds == kinds[0]).all() and (np.diff(rows) == 1).all())
         block = slice(int(rows[0]), int(rows[-1]) + 1)
@@ -100,13 +105,14 @@ class EnvHost:
             data.actions[where[0][0]].reader(block) if is_block else None
         )
         self._lines = [
-            (row, place(Op.STEP, self.first + row), self._guard.wrap(env.step), write)
-            for row, (env, write) in enumerate(zip(self._envs, self._write_obs, strict=True))
+            (row, place(Op.STEP, self.first + row), self._guard.wrap(env.step), obs)
+            for row, (env, obs) in enumerate(zip(self._envs, plain_obs, strict=True))
         ]
         """All that a step of each row needs, in one place."""
         mine = slice(slots.start, slots.stop)
         # item by item and as bytes, memoryviews take a fraction of an array's time
-        self._rewards: Any = control.rewards[mine].data
+        self._rewards = control.rewards[mine]
+        self._words = np.frombuffer(post, np.uint64)
         self._marks = [marks[mine].view(np.uint8).data for marks in control.flags]
         self._rng = [control.rng[slot].data for slot in slots]
         self._all_clear = bytes(self.count)
@@ -117,40 +123,20 @@ class EnvHost:
     def step(self, slots: Sequence[int] | None, spills: dict[int, Any] | None) -> Reply | None:
         """Step these slots (None: all) with the actions that lie in the slab."""
         rows = range(self.count) if slots is None else [slot - self.first for slot in slots]
-        rewards: list[Any] = []
-        ends: list[tuple[int, bool, bool]] = []
-        invalid: list[int] = []
-        state, has_info, post = self._state, self._has_info, self._post
-        lines = self._lines if slots is None else [self._lines[row] for row in rows]
-        for line, action in zip(lines, self._actions(slots, spills), strict=True):
-            row, post[1], step, write = line
-            if state[row]:
-                reward = 0.0
-                if self._step_unusual(row):
-                    ends.append((row, False, True))
-                invalid.append(row)
-            else:
-                try:
-                    obs, reward, is_terminated, is_truncated, info = step(action)
-                    spill = write(obs)
-                    if spill is not None:
-                        self._spill(row, spill)
-                    if is_terminated or is_truncated:
-                        ends.append((row, bool(is_terminated), bool(is_truncated)))
-                        if self._autoreset == "same_step":
-                            self._end_and_reset(row, obs, info)
-                        else:
-                            state[row] = self._after_end
-                            self._inform(row, info)
-                    elif info or has_info[row]:
-                        self._inform(row, info)
-                except BaseException as exc:
-                    self._fail(row, "step", exc)
-                    reward = 0.0
-            rewards.append(reward)
-        self._store_rewards(rows, rewards)
-        self._mark(rows, ends, invalid)
-        self._ended = [row for row, *_ in ends]
+        self._ends, self._invalid = [], []
+        step_rows(
+            self._lines if slots is None else [self._lines[row] for row in rows],
+            self._actions(slots, spills),
+            self._state,
+            self._has_info,
+            self._words,
+            self._rewards,
+            self._take,
+            self._step_unusual,
+            self._fail_step,
+        )
+        self._mark(rows, self._ends, self._invalid)
+        self._ended = [row for row, *_ in self._ends]
         return self._take_reply()
 
     def idle(self) -> None:
@@ -167,7 +153,7 @@ class EnvHost:
         for row, plan in zip(rows, plans, strict=True):
             # a new environment has no generator to go on with: without a seed it would not repeat
             self._try_reset(row, plan.seeded_like(self._restart_plans.get(row)))
-        self._store_rewards(rows, [0.0] * len(rows))
+            self._rewards[row] = 0.0
         self._mark(rows, [], rows)
         return self._take_reply()
 
@@ -303,12 +289,32 @@ class EnvHost:
             for slot, (kind, row) in ((slot, self._where[slot - self.first]) for slot in chosen)
         ]
 
-    def _step_unusual(self, row: int) -> bool:
-        """Step a slot that is not simply running; True if its (lost) episode ends by this row."""
+    def _take(self, row: int, result: Any) -> None:
+        """Put what a step returned where it belongs, whatever it is."""
+        obs, reward, is_terminated, is_truncated, info = result
+        self._rewards[row] = _one_number(reward)
+        spill = self._write_obs[row](obs)
+        if spill is not None:
+            self._spill(row, spill)
+        if is_terminated or is_truncated:
+            self._ends.append((row, bool(is_terminated), bool(is_truncated)))
+            if self._autoreset == "same_step":
+                self._end_and_reset(row, obs, info)
+            else:
+                self._state[row] = self._after_end
+                self._inform(row, info)
+        elif info or self._has_info[row]:
+            self._inform(row, info)
+
+    def _step_unusual(self, row: int) -> None:
+        """Step a slot that is not simply running."""
+        self._rewards[row] = 0.0
+        self._invalid.append(row)
         state = self._state[row]
         if state == State.ENDED:
             self._try_reset(row, self._next_plan(row))
         elif state == State.OWES_TRUNCATION:
+            self._ends.append((row, False, True))
             if row in self._last_spill:
                 self._reply.spills[self.first + row] = self._last_spill[row]
                 self._is_plain = False
@@ -317,10 +323,12 @@ class EnvHost:
             else:
                 self._state[row] = self._after_end
                 self._inform(row, {})
-            return True
         else:
             self._fail(row, "step", RuntimeError("the slot was stepped before it was reset"))
-        return False
+
+    def _fail_step(self, row: int, exc: BaseException) -> None:
+        self._fail(row, "step", exc)
+        self._rewards[row] = 0.0
 
     def _end_and_reset(self, row: int, obs: Any, info: Info) -> None:
         # before the reset: an environment that reuses its array would overwrite its last
@@ -385,27 +393,6 @@ class EnvHost:
         kind, index = self._where[row]
         return self._data.obs[kind].read(index, self._last_spill.get(row))
 
-    def _store_rewards(self, rows: Sequence[int], rewards: list[Any]) -> None:
-        try:
-            numbers = array("d", rewards)
-        except Exception:  # None, arrays of one, whole numbers beyond all floats
-            numbers = array(
-                "d", [self._one_number(*pair) for pair in zip(rows, rewards, strict=True)]
-            )
-        if isinstance(rows, range):  # all of them, in order
-            self._rewards[:] = numbers
-        else:
-            for row, number in zip(rows, numbers, strict=True):
-                self._rewards[row] = number
-
-    def _one_number(self, row: int, reward: Any) -> float:
-        try:
-            return float(np.asarray(reward).item())
-        except Exception:
-            error = TypeError(f"the reward must be one number, got {reward!r}")
-            self._fail(row, "step", error)
-            return 0.0
-
     def _mark(
         self, rows: Sequence[int], ends: list[tuple[int, bool, bool]], invalid: Sequence[int]
     ) -> None:
@@ -443,8 +430,8 @@ class EnvHost:
     def _adopt(self, row: int, env: Any) -> None:
         self._envs[row] = env
         self._next_start.pop(row, None)
-        _, where, _, write = self._lines[row]
-        self._lines[row] = (row, where, self._guard.wrap(env.step), write)
+        _, where, _, obs = self._lines[row]
+        self._lines[row] = (row, where, self._guard.wrap(env.step), obs)
 
     def _take_reply(self) -> Reply | None:
         reply = self._reply
@@ -455,3 +442,10 @@ class EnvHost:
             return None
         self._reply, self._is_plain = Reply(), True
         return reply
+
+
+def _one_number(reward: Any) -> float:
+    try:
+        return float(np.asarray(reward).item())
+    except Exception:  # None, arrays of several, whole numbers beyond all floats
+        raise TypeError(f"the reward must be one number, got {reward!r}") from None

@@ -40,9 +40,20 @@ class Journal:
         self._entries: deque[tuple[npt.NDArray[np.intp] | None, Any]] = deque()
         self._base = 0
         self._bytes = 0
-        self._starts = np.zeros(num_slots, np.int64)
+        self.starts = np.zeros(num_slots, np.int64)
+        """The number of the first entry of each slot's episode."""
         self._plans: dict[int, ResetPlan] = {}
         """How episodes began, where not plainly."""
+
+    @property
+    def now(self) -> int:
+        """The number of the next entry."""
+        return self._base + len(self._entries)
+
+    @property
+    def has_plans(self) -> bool:
+        """Whether an episode under way began otherwise than plainly."""
+        return bool(self._plans)
 
     def sent(self, slots: npt.NDArray[np.intp] | None, actions: Any) -> None:
         """Keep actions, which must be the journal's own, of these slots (None: all)."""
@@ -53,20 +64,20 @@ class Journal:
 
     def began(self, slots: Iterable[int], plans: Iterable[ResetPlan]) -> None:
         """These slots have just been reset by these plans."""
-        now = self._base + len(self._entries)
+        now = self.now
         for slot, plan in zip(slots, plans, strict=True):
-            self._starts[slot], self._plans[slot] = now, plan
+            self.starts[slot], self._plans[slot] = now, plan
 
     def began_plainly(self, slots: npt.NDArray[np.intp]) -> None:
         """These slots have just been reset without seed or options."""
-        self._starts[slots] = self._base + len(self._entries)
+        self.starts[slots] = self.now
         if self._plans:
             for slot in slots.tolist():
                 self._plans.pop(slot, None)
 
     def log_of(self, slot: int) -> EpisodeLog:
         """The slot's episode so far."""
-        start = int(self._starts[slot])
+        start = int(self.starts[slot])
         actions = []
         for slots, batch in islice(self._entries, max(0, start - self._base), None):
             if slots is None:
@@ -84,7 +95,7 @@ class Journal:
             self.sent(np.array([slot]), [action])
 
     def _trim(self) -> None:
-        needed_from = int(self._starts.min())
+        needed_from = int(self.starts.min())
         while self._entries and (self._base < needed_from or self._bytes > LIMIT_BYTES):
             _, actions = self._entries.popleft()
             self._bytes -= _ENTRY_BYTES + _weight(actions)

@@ -12,11 +12,12 @@ import numpy as np
 import numpy.typing as npt
 
 from envfleet.engine import rng
-from envfleet.engine.batch import any_set
+from envfleet.engine.batch import Batch, any_set
 from envfleet.engine.incident import Incident
 from envfleet.engine.journal import EpisodeLog, Journal
 from envfleet.engine.options import PLAIN_RESET, EnvFn, ResetPlan
 from envfleet.engine.routes import Slots
+from envfleet.engine.rows import note_ends
 from envfleet.engine.slab import Control
 from envfleet.engine.snapshot import Lineage, Replay
 from envfleet.engine.supervise import Ledger, restart_plan
@@ -66,6 +67,21 @@ class Logbook:
         """Their caller has been told which of these slots' last rows were ends."""
         self.ended[rows] = ended
         self.has_ended = any_set(self.ended)
+
+    def note_rows(self, first: int, batch: Batch) -> bool:
+        """Keep the ends and beginnings of a batch of neighbours in next_step, if all are plain."""
+        if self._restart_plans or self._num_queued or self.journal.has_plans:
+            return False
+        self.has_ended = note_ends(
+            batch.terminated,
+            batch.truncated,
+            batch.valid,
+            self.ended,
+            self.journal.starts,
+            first,
+            self.journal.now,
+        )
+        return True
 
     # ---- episodes -------------------------------------------------------------------------------
 

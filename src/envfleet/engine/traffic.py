@@ -73,6 +73,19 @@ class Traffic:
             self.num_in_flight += len(route.slots)
         return group
 
+    def begin_lock_step(self) -> int:
+        """The identity of a step of all slots that is posted past this; none may be under way."""
+        self._request += 1
+        return self._request
+
+    def take_over(self, route: Route) -> None:
+        """That step is not simply over: it is under way like any other."""
+        for part in route.parts:
+            pending = Pending(Command(self._request, Op.STEP), part)
+            self.outstanding[part.worker].append(pending)
+        self._mark(route, b"\1")
+        self.num_in_flight += len(route.slots)
+
     def post_shared(self, route: Route, op: Op, payload: Any) -> list[Pending]:
         """The same with one payload for all."""
         self._request += 1

@@ -89,10 +89,21 @@ class Columns:
         if isinstance(tree, Field) and isinstance(self._columns[0], _ArrayColumn):
             self._sole = self._columns[0]
 
+    @property
+    def sole_array(self) -> NDArray[Any] | None:
+        """All rows as one array, if values are single arrays."""
+        return None if self._sole is None else self._sole.array
+
     def writer(self, row: int) -> Write:
         """The function that writes one value into this row; it gives what spilled, or None."""
         self._count(slice(row, row + 1))
         return self._writer(self._tree, row, self._name)
+
+    def array_of(self, row: int) -> NDArray[Any] | None:
+        """The row itself, if values are single arrays; whoever writes it sees to what fits."""
+        self._count(slice(row, row + 1))
+        is_plain = self._sole is not None and self._sole.dtype.isnative
+        return self._sole.array[row, ...] if self._sole is not None and is_plain else None
 
     def write_batch(self, rows: Rows, batch: Value) -> dict[int, Spill] | None:
         """Write a batch in Gymnasium's form; gives position within `rows` -> Spill, or None."""

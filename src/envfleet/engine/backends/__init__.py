@@ -94,5 +94,12 @@ class Backend(Protocol):
         With `want_all` news of one may come late while others are busy, which saves wake-ups.
         """
 
+    def lock_step(self, handles: Sequence[WorkerHandle], request: int, limit_s: float) -> bool:
+        """Post a step of all their slots to these workers, which have nothing else to do.
+
+        True if it is over: all of them have done it and none has anything to say. Otherwise, and if
+        a signal's handler raises, it is as if it had been posted to each of them.
+        """
+
     def close(self) -> None:
         """Give up what the backend itself holds. Its workers have been stopped."""

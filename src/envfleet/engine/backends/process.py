@@ -25,13 +25,15 @@ from multiprocessing import resource_tracker
 from typing import Any
 
 import cloudpickle
+import numpy as np
 
 from envfleet.engine.backends import Binding, Ground, Launch, WorkerHandle
 from envfleet.engine.channel import ParentChannel
 from envfleet.engine.machine import open_files, usable_cores
 from envfleet.engine.messages import Command, EnvFacts, Failure, Op, Reply
 from envfleet.engine.options import StartMethod
-from envfleet.engine.signals import Bell
+from envfleet.engine.rows import IS_COMPILED, Port, lock_step
+from envfleet.engine.signals import HAS_EVENTFD, Bell
 from envfleet.engine.slab import unnamed_file
 from envfleet.engine.worker import (
     HAS_MESSAGE,
@@ -74,6 +76,8 @@ class ProcessHandle:
         self.is_dead = False
         self._ring = ground.control.rings[launch.worker]
         self._post_words = ground.control.posts[launch.worker]
+        self._ring_words = np.frombuffer(self._ring, np.uint64)
+        self._words = np.frombuffer(self._post_words, np.uint64)
         self._tickets = ground.control.tickets
         self._post_words[0] = self._post_words[1] = 0
         self._size = len(self._ring) // 3
@@ -142,6 +146,17 @@ class ProcessHandle:
         self._posted += 1
         self._post_words[0] = self._posted
         self.commands.ring()
+
+    @property
+    def port(self) -> Port:
+        """How a step of all its slots is posted from outside; `note_step` says that it was."""
+        return (self._ring_words, self._words, self.commands.fd, self.done.fd, self._posted)
+
+    def note_step(self, *, is_done: bool, is_taken: bool) -> None:
+        """A step was posted through the port, and perhaps done, and its reply perhaps taken."""
+        self._posted += 1
+        self._rung += is_done
+        self._taken += is_taken
 
     def note_done(self) -> None:
         """Take the done-bell, in case it rings."""
@@ -231,7 +246,7 @@ class ProcessHandle:
         os.close(self._stack_fd)
         if self._owns_exit_fd:
             os.close(self.exit_fd)
-        del self._ring, self._post_words, self._tickets
+        del self._ring, self._post_words, self._ring_words, self._words, self._tickets
 
 
 class ProcessBackend:
@@ -279,6 +294,23 @@ class ProcessBackend:
             if handle is not last and isinstance(handle, ProcessHandle):
                 handle.note_done()
 
+    def lock_step(self, handles: Sequence[WorkerHandle], request: int, limit_s: float) -> bool:
+        """Ring all bells and wait for all answers in one go, where that is compiled."""
+        workers = [handle for handle in handles if isinstance(handle, ProcessHandle)]
+        urgent_fd = self._watch.urgent_fd
+        if not (IS_COMPILED and HAS_EVENTFD) or urgent_fd is None:
+            for worker in workers:
+                worker.post(Command(request, Op.STEP))
+            return False
+        news, is_over = bytearray(len(workers)), False
+        try:
+            lock_step([w.port for w in workers], news, request, Op.STEP, urgent_fd, limit_s)
+            is_over = news.count(1) == len(news)
+        finally:
+            for worker, done in zip(workers, news, strict=True):
+                worker.note_step(is_done=done > 0, is_taken=is_over)
+        return is_over
+
     def forget(self, handle: ProcessHandle) -> None:
         """Stop watching a worker; to be called before it is stopped."""
         self._watch.remove(handle)
@@ -316,6 +348,8 @@ class _Watch:
         self._is_nested = hasattr(self._urgent, "fileno")
         if self._is_nested:
             self._all.register(self._urgent.fileno(), select.POLLIN)
+        self.urgent_fd: int | None = self._urgent.fileno() if self._is_nested else None
+        """Readable when there is a message or an end, where these can be watched as one."""
         self._by_fd: dict[int, tuple[ProcessHandle, str]] = {}
         self._alone: dict[int, Any] = {}
 

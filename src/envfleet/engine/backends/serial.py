@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from envfleet.engine.backends import Binding, Ground, Launch, WorkerHandle
 from envfleet.engine.guard import Guard
-from envfleet.engine.messages import Command, EnvFacts, Failure, Reply
+from envfleet.engine.messages import Command, EnvFacts, Failure, Op, Reply
 from envfleet.engine.servant import BuildFailed, Servant
 
 
@@ -72,6 +72,11 @@ class SerialHandle:
         done, self._done = self._done, []
         return done
 
+    @property
+    def has_replies(self) -> bool:
+        """Whether there is anything to say about what has been served."""
+        return any(reply is not None for reply in self._done)
+
     def exit_code(self) -> int | None:
         """It cannot end."""
         return None
@@ -105,6 +110,19 @@ class SerialBackend:
             if isinstance(handle, SerialHandle) and handle.has_work:
                 handle.serve()
                 return
+
+    def lock_step(self, handles: Sequence[WorkerHandle], request: int, limit_s: float) -> bool:
+        """Serve a step of all slots here and now, which takes as long as it takes."""
+        mine = [handle for handle in handles if isinstance(handle, SerialHandle)]
+        for handle in mine:
+            handle.post(Command(request, Op.STEP))
+        for handle in mine:
+            handle.serve()
+        if any(handle.has_replies for handle in mine):
+            return False
+        for handle in mine:
+            handle.take()
+        return True
 
     def close(self) -> None:
         """Holds nothing."""

@@ -153,5 +153,11 @@ class ThreadBackend:
         except queue.Empty:
             return
 
+    def lock_step(self, handles: Sequence[WorkerHandle], request: int, limit_s: float) -> bool:
+        """Post it to each."""
+        for handle in handles:
+            handle.post(Command(request, Op.STEP))
+        return False
+
     def close(self) -> None:
         """Holds nothing."""

@@ -1,0 +1,47 @@
+"""Compiles src/envfleet/engine/_rows.c; without a compiler envfleet runs the same in Python.
+
+The library lies beside its source, where an editable installation finds it; a wheel takes it along.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+SOURCE = Path("src/envfleet/engine/_rows.c")
+
+
+class CompileRows(BuildHookInterface):  # type: ignore[type-arg]
+    """Runs the compiler before a wheel, or an editable one, is put together."""
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        """Compile, or say why not and go on."""
+        source = Path(self.root) / SOURCE
+        library = source.with_suffix(sysconfig.get_config_var("EXT_SUFFIX"))
+        library.unlink(missing_ok=True)
+        try:
+            subprocess.run(_command(source, library), check=True, capture_output=True, text=True)
+        except (OSError, ImportError, subprocess.CalledProcessError) as exc:
+            reason = getattr(exc, "stderr", None) or exc
+            self.app.display_warning(f"{SOURCE} is not compiled, steps will be slower: {reason}")
+            return
+        if version != "editable":
+            build_data["pure_python"] = False
+            build_data["infer_tag"] = True
+            build_data["artifacts"].append(library.relative_to(self.root).as_posix())
+
+
+def _command(source: Path, library: Path) -> list[str]:
+    import numpy as np
+
+    compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")
+    shared = ["-bundle", "-undefined", "dynamic_lookup"] if sys.platform == "darwin" else ["-shared"]
+    headers = [f"-I{sysconfig.get_paths()['include']}", f"-I{np.get_include()}"]
+    return [*compiler, "-O2", "-fPIC", *shared, *headers, str(source), "-o", str(library)]

@@ -1,0 +1,418 @@
+/* What every step does to every row and every worker, without the interpreter.
+
+   Each function does the common case itself and leaves everything else to Python: what is unusual
+   is decided there alone. plain_rows.py has the same functions in Python, for places without a
+   compiler, except lock_step, which a fleet can do without. */
+
+#define PY_SSIZE_T_CLEAN
+#define NPY_NO_DEPRECATED_API NPY_2_0_API_VERSION
+#include <Python.h>
+#include <numpy/arrayobject.h>
+#include <numpy/arrayscalars.h>
+#include <errno.h>
+#include <poll.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+static int
+is_array(PyArrayObject *array, int type, int ndim, npy_intp least)
+{
+    if (PyArray_TYPE(array) == type && PyArray_NDIM(array) == ndim && PyArray_ISCARRAY(array) &&
+        PyArray_DIM(array, ndim - 1) >= least) {
+        return 1;
+    }
+    PyErr_SetString(PyExc_TypeError, "an array has not the type, shape or order it must have");
+    return 0;
+}
+
+/* ---- a worker: step environments ---------------------------------------------------------- */
+
+static int
+is_false(PyObject *flag)
+{
+    return flag == Py_False || flag == PyArrayScalar_False;
+}
+
+static int
+have_equal_shapes(PyArrayObject *a, PyArrayObject *b)
+{
+    int ndim = PyArray_NDIM(a);
+    return ndim == PyArray_NDIM(b) &&
+           PyArray_CompareLists(PyArray_DIMS(a), PyArray_DIMS(b), ndim);
+}
+
+/* Put away what a step returned, if nothing about it is special; 0 leaves everything as it was. */
+static int
+put_usual(PyObject *result, PyObject *row_of_obs, int has_info, double *reward)
+{
+    if (!PyTuple_CheckExact(result) || PyTuple_GET_SIZE(result) != 5 || has_info) {
+        return 0;
+    }
+    PyObject *obs = PyTuple_GET_ITEM(result, 0), *given = PyTuple_GET_ITEM(result, 1);
+    PyObject *info = PyTuple_GET_ITEM(result, 4);
+    if (!is_false(PyTuple_GET_ITEM(result, 2)) || !is_false(PyTuple_GET_ITEM(result, 3)) ||
+        !PyDict_CheckExact(info) || PyDict_GET_SIZE(info) != 0 || !PyFloat_Check(given) ||
+        !PyArray_CheckExact(obs) || !PyArray_CheckExact(row_of_obs)) {
+        return 0;
+    }
+    PyArrayObject *from = (PyArrayObject *)obs, *to = (PyArrayObject *)row_of_obs;
+    if (PyArray_TYPE(from) != PyArray_TYPE(to) || !PyArray_ISCARRAY_RO(from) ||
+        !PyArray_ISCARRAY(to) || !have_equal_shapes(from, to) ||
+        PyArray_NBYTES(from) != PyArray_NBYTES(to)) {
+        return 0;
+    }
+    memcpy(PyArray_DATA(to), PyArray_DATA(from), (size_t)PyArray_NBYTES(to));
+    *reward = PyFloat_AS_DOUBLE(given);
+    return 1;
+}
+
+static PyObject *
+raised(void)
+{
+#if PY_VERSION_HEX >= 0x030C0000
+    return PyErr_GetRaisedException();
+#else
+    PyObject *type, *value, *traceback;
+    PyErr_Fetch(&type, &value, &traceback);
+    PyErr_NormalizeException(&type, &value, &traceback);
+    if (traceback != NULL) {
+        PyException_SetTraceback(value, traceback);
+        Py_DECREF(traceback);
+    }
+    Py_DECREF(type);
+    return value;
+#endif
+}
+
+/* One row, whatever happens in it; -1 if even Python's part of it raised. */
+static int
+step_row(PyObject *line, PyObject *action, PyObject *states, PyObject *has_info, npy_uint64 *post,
+         double *rewards, PyObject *take, PyObject *unusual, PyObject *fail)
+{
+    PyObject *number = PyTuple_GET_ITEM(line, 0), *done;
+    Py_ssize_t row = PyLong_AsSsize_t(number);
+    if (row < 0 || row >= PyByteArray_GET_SIZE(states)) {
+        PyErr_SetString(PyExc_IndexError, "there is no such row");
+        return -1;
+    }
+    post[1] = PyLong_AsUnsignedLongLong(PyTuple_GET_ITEM(line, 1));
+    if (PyByteArray_AS_STRING(states)[row]) {
+        done = PyObject_CallOneArg(unusual, number);
+    }
+    else {
+        PyObject *result = PyObject_CallOneArg(PyTuple_GET_ITEM(line, 2), action);
+        done = NULL;
+        if (result != NULL) {
+            if (put_usual(result, PyTuple_GET_ITEM(line, 3), PyByteArray_AS_STRING(has_info)[row],
+                          &rewards[row])) {
+                Py_DECREF(result);
+                return 0;
+            }
+            done = PyObject_CallFunctionObjArgs(take, number, result, NULL);
+            Py_DECREF(result);
+        }
+        if (done == NULL) {
+            PyObject *exc = raised();
+            done = PyObject_CallFunctionObjArgs(fail, number, exc, NULL);
+            Py_DECREF(exc);
+        }
+    }
+    Py_XDECREF(done);
+    return done == NULL ? -1 : 0;
+}
+
+static PyObject *
+step_rows(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    PyObject *lines, *actions, *states, *has_info, *take, *unusual, *fail;
+    PyArrayObject *post, *rewards;
+    if (!PyArg_ParseTuple(args, "O!O!O!O!O!O!OOO", &PyList_Type, &lines, &PyList_Type, &actions,
+                          &PyByteArray_Type, &states, &PyByteArray_Type, &has_info, &PyArray_Type,
+                          &post, &PyArray_Type, &rewards, &take, &unusual, &fail)) {
+        return NULL;
+    }
+    Py_ssize_t count = PyList_GET_SIZE(lines), rows = PyByteArray_GET_SIZE(states);
+    if (!is_array(post, NPY_UINT64, 1, 2) || !is_array(rewards, NPY_DOUBLE, 1, rows)) {
+        return NULL;
+    }
+    if (PyByteArray_GET_SIZE(has_info) != rows) {
+        PyErr_SetString(PyExc_ValueError, "states and has_info must have a byte for each row");
+        return NULL;
+    }
+    if (PyList_GET_SIZE(actions) != count) {
+        return PyErr_Format(PyExc_ValueError, "%zd actions for %zd rows",
+                            PyList_GET_SIZE(actions), count);
+    }
+    for (Py_ssize_t i = 0; i < count; i++) {
+        PyObject *line = Py_NewRef(PyList_GET_ITEM(lines, i));
+        int status = !PyTuple_CheckExact(line) || PyTuple_GET_SIZE(line) != 4 ? -2 : step_row(line, PyList_GET_ITEM(actions, i), states, has_info,
+                              PyArray_DATA(post), PyArray_DATA(rewards), take, unusual, fail);
+        Py_DECREF(line);
+        if (status == -2) {
+            PyErr_SetString(PyExc_TypeError, "a line is a tuple of row, place, step and array");
+        }
+        if (status < 0 || PyErr_CheckSignals() < 0) {
+            return NULL;
+        }
+    }
+    Py_RETURN_NONE;
+}
+
+/* ---- the parent: results out of shared memory --------------------------------------------- */
+
+static PyArrayObject *
+copied(PyArrayObject *column, npy_intp first, npy_intp count)
+{
+    npy_intp dims[NPY_MAXDIMS];
+    int ndim = PyArray_NDIM(column);
+    memcpy(dims, PyArray_DIMS(column), sizeof(npy_intp) * (size_t)ndim);
+    dims[0] = count;
+    PyArray_Descr *descr = PyArray_DESCR(column);
+    Py_INCREF(descr);
+    PyObject *copy = PyArray_NewFromDescr(&PyArray_Type, descr, ndim, dims, NULL, NULL, 0, NULL);
+    if (copy != NULL) {
+        npy_intp row = PyArray_STRIDE(column, 0);
+        memcpy(PyArray_DATA((PyArrayObject *)copy), PyArray_BYTES(column) + first * row,
+               (size_t)(count * row));
+    }
+    return (PyArrayObject *)copy;
+}
+
+static PyObject *
+copy_rows(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    PyArrayObject *rewards, *flags;
+    PyObject *obs;
+    Py_ssize_t first, end;
+    if (!PyArg_ParseTuple(args, "OO!O!nn", &obs, &PyArray_Type, &rewards, &PyArray_Type, &flags,
+                          &first, &end)) {
+        return NULL;
+    }
+    if (!is_array(rewards, NPY_DOUBLE, 1, 0) || !is_array(flags, NPY_BOOL, 2, 0)) {
+        return NULL;
+    }
+    npy_intp count = end - first, slots = PyArray_DIM(rewards, 0);
+    if (PyArray_DIM(flags, 0) != 3 || PyArray_DIM(flags, 1) != slots ||
+        (obs != Py_None && (!PyArray_CheckExact(obs) || PyArray_NDIM((PyArrayObject *)obs) < 1 ||
+                            PyArray_DIM((PyArrayObject *)obs, 0) != slots ||
+                            !PyArray_ISCARRAY((PyArrayObject *)obs)))) {
+        PyErr_SetString(PyExc_TypeError, "all arrays must have a row for each slot, in order");
+        return NULL;
+    }
+    if (first < 0 || count < 0 || end > slots) {
+        return PyErr_Format(PyExc_IndexError, "rows %zd:%zd are not within 0:%zd", first, end,
+                            (Py_ssize_t)slots);
+    }
+    npy_intp dims[1] = {count};
+    PyObject *terminated = PyArray_SimpleNew(1, dims, NPY_BOOL);
+    PyObject *truncated = PyArray_SimpleNew(1, dims, NPY_BOOL);
+    PyObject *valid = PyArray_SimpleNew(1, dims, NPY_BOOL);
+    PyObject *earned = (PyObject *)copied(rewards, first, count);
+    PyObject *seen = obs == Py_None ? Py_NewRef(obs)
+                                    : (PyObject *)copied((PyArrayObject *)obs, first, count);
+    if (terminated == NULL || truncated == NULL || valid == NULL || earned == NULL ||
+        seen == NULL) {
+        Py_XDECREF(terminated);
+        Py_XDECREF(truncated);
+        Py_XDECREF(valid);
+        Py_XDECREF(earned);
+        Py_XDECREF(seen);
+        return NULL;
+    }
+    const npy_bool *ends = (npy_bool *)PyArray_DATA(flags) + first;
+    const npy_bool *cuts = ends + slots, *invalid = cuts + slots;
+    npy_bool *is_valid = PyArray_DATA((PyArrayObject *)valid), special = 0;
+    memcpy(PyArray_DATA((PyArrayObject *)terminated), ends, (size_t)count);
+    memcpy(PyArray_DATA((PyArrayObject *)truncated), cuts, (size_t)count);
+    for (npy_intp i = 0; i < count; i++) {
+        is_valid[i] = !invalid[i];
+        special |= ends[i] | cuts[i] | invalid[i];
+    }
+    return Py_BuildValue("(NNNNNO)", seen, earned, terminated, truncated, valid,
+                         special ? Py_True : Py_False);
+}
+
+static PyObject *
+note_ends(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    PyArrayObject *terminated, *truncated, *valid, *ended, *starts;
+    Py_ssize_t first;
+    long long now;
+    if (!PyArg_ParseTuple(args, "O!O!O!O!O!nL", &PyArray_Type, &terminated, &PyArray_Type,
+                          &truncated, &PyArray_Type, &valid, &PyArray_Type, &ended, &PyArray_Type,
+                          &starts, &first, &now)) {
+        return NULL;
+    }
+    if (!is_array(terminated, NPY_BOOL, 1, 0) || !is_array(ended, NPY_BOOL, 1, 0)) {
+        return NULL;
+    }
+    npy_intp count = PyArray_DIM(terminated, 0), slots = PyArray_DIM(ended, 0);
+    if (!is_array(truncated, NPY_BOOL, 1, count) || !is_array(valid, NPY_BOOL, 1, count) ||
+        !is_array(starts, NPY_INT64, 1, slots)) {
+        return NULL;
+    }
+    if (first < 0 || first + count > slots) {
+        return PyErr_Format(PyExc_IndexError, "rows %zd:%zd are not within 0:%zd", first,
+                            (Py_ssize_t)(first + count), (Py_ssize_t)slots);
+    }
+    const npy_bool *ends = PyArray_DATA(terminated), *cuts = PyArray_DATA(truncated);
+    const npy_bool *is_valid = PyArray_DATA(valid);
+    npy_bool *has_ended = PyArray_DATA(ended);
+    npy_int64 *start = PyArray_DATA(starts);
+    for (npy_intp i = 0; i < count; i++) {
+        has_ended[first + i] = ends[i] | cuts[i];
+        if (!is_valid[i] && !has_ended[first + i]) {
+            start[first + i] = now;
+        }
+    }
+    return PyBool_FromLong(memchr(has_ended, 1, (size_t)slots) != NULL);
+}
+
+/* ---- the parent: one step of all workers ---------------------------------------------------- */
+
+enum { HAS_REPLY = 2 };
+
+typedef struct {
+    volatile npy_uint64 *entry; /* request, operation, flags */
+    volatile npy_uint64 *hint;
+    npy_uint64 posted;
+    int commands, done;
+    int is_done;
+} Port;
+
+static int
+read_port(PyObject *tuple, Port *port)
+{
+    PyArrayObject *ring, *words;
+    unsigned long long posted;
+    if (!PyArg_ParseTuple(tuple, "O!O!iiK", &PyArray_Type, &ring, &PyArray_Type, &words,
+                          &port->commands, &port->done, &posted)) {
+        return -1;
+    }
+    npy_uint64 size = (npy_uint64)PyArray_DIM(ring, 0) / 3;
+    port->entry = (npy_uint64 *)PyArray_DATA(ring) + posted % size * 3;
+    port->hint = PyArray_DATA(words);
+    port->posted = posted;
+    port->is_done = 0;
+    return 0;
+}
+
+static double
+seconds_now(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
+}
+
+static int
+take_bell(Port *port)
+{
+    npy_uint64 count;
+    port->is_done |= read(port->done, &count, sizeof count) == (ssize_t)sizeof count;
+    return port->is_done;
+}
+
+/* Wait until all are done; 1 if they are, 0 if there is other news or no time left, -1 for a signal. */
+static int
+wait_for_all(Port *ports, Py_ssize_t count, int urgent, double give_up_s)
+{
+    for (Py_ssize_t i = count - 1; i >= 0;) {
+        if (take_bell(&ports[i])) {
+            i--; /* the others were most likely done before the last one */
+            continue;
+        }
+        double left_s = give_up_s - seconds_now();
+        if (left_s <= 0) {
+            return 0;
+        }
+        struct pollfd watched[2] = {{ports[i].done, POLLIN, 0}, {urgent, POLLIN, 0}};
+        int found = poll(watched, 2, (int)(left_s * 1e3) + 1);
+        if (found < 0 && errno == EINTR) {
+            return -1;
+        }
+        if (found < 0 || watched[1].revents) {
+            return 0;
+        }
+    }
+    return 1;
+}
+
+static void
+ring(Port *ports, Py_ssize_t count, npy_uint64 request, npy_uint64 operation)
+{
+    for (Py_ssize_t i = 0; i < count; i++) {
+        ports[i].entry[0] = request;
+        ports[i].entry[1] = operation;
+        ports[i].entry[2] = 0;
+        *ports[i].hint = ports[i].posted + 1;
+    }
+    for (Py_ssize_t i = 0; i < count; i++) {
+        npy_uint64 one = 1;
+        ssize_t written = write(ports[i].commands, &one, sizeof one);
+        (void)written; /* this counter is never full, and the wait hears of a worker's end */
+    }
+}
+
+static PyObject *
+lock_step(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    PyObject *tuples, *news;
+    unsigned long long request, operation;
+    int urgent, status;
+    double limit_s;
+    if (!PyArg_ParseTuple(args, "O!O!KKid", &PyList_Type, &tuples, &PyByteArray_Type, &news,
+                          &request, &operation, &urgent, &limit_s)) {
+        return NULL;
+    }
+    Py_ssize_t count = PyList_GET_SIZE(tuples);
+    if (PyByteArray_GET_SIZE(news) != count) {
+        PyErr_SetString(PyExc_ValueError, "news must have a byte for each worker");
+        return NULL;
+    }
+    Port *ports = PyMem_Malloc(sizeof(Port) * (size_t)count);
+    if (ports == NULL) {
+        return PyErr_NoMemory();
+    }
+    for (Py_ssize_t i = 0; i < count; i++) {
+        if (read_port(PyList_GET_ITEM(tuples, i), &ports[i]) < 0) {
+            PyMem_Free(ports);
+            return NULL;
+        }
+    }
+    double give_up_s = seconds_now() + limit_s;
+    ring(ports, count, request, operation);
+    do {
+        Py_BEGIN_ALLOW_THREADS
+        status = wait_for_all(ports, count, urgent, give_up_s);
+        Py_END_ALLOW_THREADS
+    } while (status < 0 && PyErr_CheckSignals() == 0);
+    for (Py_ssize_t i = 0; i < count; i++) {
+        int has_reply = (ports[i].entry[2] & HAS_REPLY) != 0;
+        PyByteArray_AS_STRING(news)[i] = (char)(ports[i].is_done ? 1 + has_reply : 0);
+    }
+    PyMem_Free(ports);
+    if (status < 0) {
+        return NULL; /* what a signal's handler raised */
+    }
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef methods[] = {
+    {"step_rows", step_rows, METH_VARARGS, NULL},
+    {"copy_rows", copy_rows, METH_VARARGS, NULL},
+    {"note_ends", note_ends, METH_VARARGS, NULL},
+    {"lock_step", lock_step, METH_VARARGS, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef module = {
+    PyModuleDef_HEAD_INIT, .m_name = "_rows", .m_size = -1, .m_methods = methods};
+
+PyMODINIT_FUNC
+PyInit__rows(void)
+{
+    import_array();
+    return PyModule_Create(&module);
+}

@@ -1,0 +1,16 @@
+"""What every step does to every row and every worker: in C where the package could be compiled."""
+
+from __future__ import annotations
+
+from envfleet.engine.plain_rows import Line, Port
+
+__all__ = ["IS_COMPILED", "Line", "Port", "copy_rows", "lock_step", "note_ends", "step_rows"]
+
+try:
+    from envfleet.engine._rows import copy_rows, lock_step, note_ends, step_rows
+
+    IS_COMPILED = True
+except ImportError:
+    from envfleet.engine.plain_rows import copy_rows, lock_step, note_ends, step_rows
+
+    IS_COMPILED = False

@@ -1,0 +1,255 @@
+"""What C does to rows is what Python does, whatever environments return."""
+
+import shutil
+import sys
+import sysconfig
+from pathlib import Path
+
+import gymnasium
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from envfleet.engine import gather, host, logbook, plain_rows, rows
+from envfleet.engine.backends import process
+from envfleet.engine.fleet import Fleet
+from envfleet.errors import EnvfleetError
+from envfleet.testing.conformance import Subject, check_streams
+
+SHAPE = (3,)
+
+
+def in_python(patch):
+    """Make new fleets, and workers forked from here, do without C."""
+    patch.setattr(host, "step_rows", plain_rows.step_rows)
+    patch.setattr(gather, "copy_rows", plain_rows.copy_rows)
+    patch.setattr(logbook, "note_ends", plain_rows.note_ends)
+    patch.setattr(process, "IS_COMPILED", False)
+
+
+def test_it_is_compiled_where_it_can_be():
+    headers = Path(sysconfig.get_paths()["include"]) / "Python.h"
+    can_be = headers.exists() and shutil.which((sysconfig.get_config_var("CC") or "cc").split()[0])
+    assert rows.IS_COMPILED or not can_be, "install the package again: its C part is missing"
+
+
+class Scripted(gymnasium.Env):
+    """Returns, or raises, one thing after another."""
+
+    observation_space = gymnasium.spaces.Box(-10, 10, SHAPE, np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, script):
+        self.script = script
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.at = 0
+        return np.zeros(SHAPE, np.float32), {}
+
+    def step(self, action):
+        what = self.script[self.at % len(self.script)]
+        self.at += 1
+        if isinstance(what, BaseException):
+            raise what
+        return what() if callable(what) else what
+
+
+plain_obs = st.integers(-9, 9).map(lambda n: np.full(SHAPE, n, np.float32))
+odd_obs = st.sampled_from(
+    [
+        np.ones(SHAPE, np.float64),
+        np.ones((4,), np.float32),
+        np.ones((6,), np.float32)[::2],
+        np.ones(SHAPE, np.float32).astype(">f4"),
+        np.ones((3, 1), np.float32),
+        np.ones(SHAPE, np.int32),
+        [1.0, 2.0, 3.0],
+        np.ma.masked_array(np.ones(SHAPE, np.float32)),
+        None,
+    ]
+)
+rewards = st.one_of(
+    st.floats(-5, 5),
+    st.sampled_from([1, True, np.float32(0.5), np.float64(2), np.array([3.0]), None, "1", 10**400]),
+)
+flags = st.sampled_from([False, True, np.False_, np.True_, 0, 1])
+infos = st.sampled_from([{}, {}, {"a": 1}, {"a": "text"}, None, 3])
+fives = st.tuples(st.one_of(plain_obs, plain_obs, odd_obs), rewards, flags, flags, infos)
+answers = st.one_of(
+    fives,
+    fives,
+    fives,
+    fives.map(list),
+    st.sampled_from([None, (), (1, 2, 3, 4), ValueError("no"), KeyError("nor this")]),
+)
+
+
+def told(script, *, autoreset):
+    """What a fleet in this process tells of three environments with these scripts."""
+    fleet = Fleet(
+        [lambda part=part: Scripted(part) for part in script],
+        backend="serial",
+        autoreset=autoreset,
+        on_failure="restart",
+    )
+    story = []
+    try:
+        fleet.reset([host.ResetPlan(seed) for seed in range(3)])
+        for _ in range(6):
+            try:
+                batch = fleet.step(np.zeros(3, np.int64))
+            except EnvfleetError as exc:
+                story.append(str(exc).partition("\n")[0])
+                break
+            story.append(
+                (
+                    batch.obs.tolist(),
+                    batch.rewards.tolist(),
+                    batch.terminated.tolist(),
+                    batch.truncated.tolist(),
+                    batch.valid.tolist(),
+                    batch.has_events,
+                    repr([{**info, "incident": None} for info in batch.each_info]),
+                    [incident.reason for incident in batch.incidents],
+                )
+            )
+    finally:
+        fleet.close()
+    return story
+
+
+@pytest.mark.parametrize("autoreset", ["next_step", "same_step"])
+@given(script=st.lists(st.lists(answers, min_size=1, max_size=4), min_size=3, max_size=3))
+@settings(max_examples=150, deadline=None)
+@pytest.mark.filterwarnings("ignore")
+def test_whatever_an_environment_returns_both_tell_the_same(autoreset, script):
+    with pytest.MonkeyPatch.context() as patch:
+        in_python(patch)
+        expected = told(script, autoreset=autoreset)
+    assert told(script, autoreset=autoreset) == expected
+
+
+bits = st.lists(st.booleans(), min_size=5, max_size=5).map(lambda row: np.array(row, np.bool_))
+
+
+@given(given_flags=st.tuples(bits, bits, bits), first=st.integers(0, 5), count=st.integers(0, 5))
+def test_rows_are_copied_alike(given_flags, first, count):
+    obs = np.arange(10, dtype=np.float32).reshape(5, 2)
+    control = np.array(given_flags), np.arange(5.0)
+    end = min(5, first + count)
+    for source in (obs, None):
+        got = rows.copy_rows(source, control[1], control[0], first, end)
+        expected = plain_rows.copy_rows(source, control[1], control[0], first, end)
+        for one, other in zip(got, expected, strict=True):
+            assert np.array_equal(one, other)
+            assert np.asarray(one).dtype == np.asarray(other).dtype
+    copied = rows.copy_rows(obs, control[1], control[0], first, end)
+    before = [np.copy(part) for part in copied[:5]]
+    obs[:], control[1][:], control[0][:] = -1, -1, ~control[0]
+    assert all(np.array_equal(one, other) for one, other in zip(copied, before, strict=False))
+
+
+@given(
+    told_flags=st.tuples(bits, bits, bits), ended=bits, first=st.integers(0, 5), now=st.integers(0)
+)
+def test_ends_are_noted_alike(told_flags, ended, first, now):
+    now %= 2**62
+    part = [row[first:].copy() for row in told_flags]
+    results = []
+    for note_ends in (rows.note_ends, plain_rows.note_ends):
+        mine, starts = ended.copy(), np.zeros(5, np.int64)
+        results.append((note_ends(*part, mine, starts, first, now), mine.tolist(), starts.tolist()))
+    assert results[0] == results[1]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: rows.copy_rows(None, np.zeros(3), np.zeros((3, 3), np.bool_), 1, 9),
+        lambda: rows.copy_rows(None, np.zeros(3), np.zeros((3, 3), np.bool_), -1, 2),
+        lambda: rows.copy_rows(None, np.zeros(3), np.zeros((2, 3), np.bool_), 0, 2),
+        lambda: rows.copy_rows(None, np.zeros(3, np.float32), np.zeros((3, 3), np.bool_), 0, 2),
+        lambda: rows.copy_rows(np.zeros((2, 2)), np.zeros(3), np.zeros((3, 3), np.bool_), 0, 2),
+        lambda: rows.copy_rows(
+            np.zeros((3, 4))[:, ::2], np.zeros(3), np.zeros((3, 3), np.bool_), 0, 2
+        ),
+        lambda: rows.note_ends(*[np.zeros(3, np.bool_)] * 4, np.zeros(3, np.int64), 1, 0),
+        lambda: rows.note_ends(*[np.zeros(3, np.bool_)] * 4, np.zeros(2, np.int64), 0, 0),
+        lambda: step(lines=[(5, 0, bool, None)]),
+        lambda: step(lines=[(-1, 0, bool, None)]),
+        lambda: step(lines=[(0, 0, bool)]),
+        lambda: step(lines=[3]),
+        lambda: step(actions=[]),
+        lambda: step(states=bytearray(4)),
+        lambda: step(post=np.zeros(1, np.uint64)),
+        lambda: step(rewards=np.zeros(0)),
+        lambda: rows.lock_step([(1, 2)], bytearray(1), 0, 0, 0, 0.0),
+        lambda: rows.lock_step([], bytearray(1), 0, 0, 0, 0.0),
+    ],
+)
+@pytest.mark.skipif(not rows.IS_COMPILED, reason="Python has no memory to overrun")
+def test_what_would_overrun_memory_is_refused(call):
+    with pytest.raises((TypeError, ValueError, IndexError)):
+        call()
+
+
+def step(**changed):
+    arguments = {
+        "lines": [(0, 7, lambda action: None, None)],
+        "actions": [0],
+        "states": bytearray(1),
+        "has_info": bytearray(1),
+        "post": np.zeros(8, np.uint64),
+        "rewards": np.zeros(1),
+        "take": lambda row, result: None,
+        "unusual": lambda row: None,
+        "fail": lambda row, exc: None,
+    }
+    rows.step_rows(*(arguments | changed).values())
+
+
+def test_nothing_is_kept_of_what_passes_through():
+    obs, info, error = np.zeros(2, np.float32), {}, ValueError("x")
+    to = np.zeros(2, np.float32)
+
+    def raises(action):
+        raise error
+
+    def count():
+        return [sys.getrefcount(one) for one in (obs, info, to, error)]
+
+    lines = [
+        (0, 1, lambda action: (obs, 1.5, False, False, info), to),
+        (1, 2, lambda action: (obs, 1.5, True, False, info), to),
+        (2, 3, raises, to),
+    ]
+    settings = {"states": bytearray(3), "has_info": bytearray(3), "rewards": np.zeros(3)}
+    step(lines=lines, actions=[0, 1, 2], **settings)
+    error.__traceback__ = None
+    before = count()
+    for _ in range(50):
+        step(lines=lines, actions=[0, 1, 2], **settings)
+        error.__traceback__ = None
+    assert count() == before
+
+
+def test_what_python_raises_for_a_row_comes_out():
+    def fail(row, exc):
+        raise exc
+
+    def interrupted(action):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        step(lines=[(0, 1, interrupted, None)], fail=fail)
+    with pytest.raises(ZeroDivisionError):
+        step(states=bytearray([1]), unusual=lambda row: 1 / 0)
+
+
+@pytest.mark.parametrize("backend", ["serial", "thread", "process"])
+def test_a_fleet_in_python_alone_gives_the_same_streams(monkeypatch, backend):
+    in_python(monkeypatch)
+    options = {"start_method": "fork"} if backend == "process" else {}
+    check_streams(Subject(env="CartPole-v1"), backend=backend, **options)
