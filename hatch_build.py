@@ -42,6 +42,7 @@ def _command(source: Path, library: Path) -> list[str]:
     import numpy as np
 
     compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")
-    shared = ["-bundle", "-undefined", "dynamic_lookup"] if sys.platform == "darwin" else ["-shared"]
+    is_mac = sys.platform == "darwin"
+    shared = ["-bundle", "-undefined", "dynamic_lookup"] if is_mac else ["-shared"]
     headers = [f"-I{sysconfig.get_paths()['include']}", f"-I{np.get_include()}"]
     return [*compiler, "-O2", "-fPIC", *shared, *headers, str(source), "-o", str(library)]
