@@ -10,6 +10,7 @@ right one.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from importlib import resources
@@ -49,6 +50,11 @@ def load_config(name: str | Path = "base", overrides: Sequence[str] = ()) -> Con
         name: A preset, or the path of a YAML file.
         overrides: Changes, like "es_manager.train.env_groups=2".
     """
+    if not isinstance(name, str | Path):
+        raise ConfigError(
+            "load_config takes the name of a preset or the path of a YAML file, got "
+            f"{type(name).__name__}; what is a mapping already goes to EnvStateManager as it is"
+        )
     settings = _read(str(name), ())
     for change in overrides:
         _apply(settings, change)
@@ -108,8 +114,9 @@ def _find(name: str, folder: Path | None) -> Any:
     """The file of this name: beside the one that asks, as a path, or among the presets."""
     beside = [folder / name, folder / f"{name}.yaml"] if folder is not None else []
     for path in [*beside, Path(name), Path(f"{name}.yaml")]:
-        if path.is_file():
-            return path
+        with contextlib.suppress(OSError):  # a name that no file could have
+            if path.is_file():
+                return path
     known = preset_names()
     if name in known:
         return resources.files("envfleet.llm") / "presets" / f"{name}.yaml"

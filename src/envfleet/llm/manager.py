@@ -293,31 +293,30 @@ class EnvStateManager:
 
     def _entry(self, env_id: int) -> Entry:
         tag = self._tags[env_id]
+        config = tag.env_type.config(tag.env_config)
         return {
             "tag": tag.name,
             "group_id": env_id // self.group_size,
             "env_id": env_id,
-            "env": self._env(env_id),
-            "config": tag.env_type.config(tag.env_config),
+            "env": self._env(env_id, config),
+            "config": config,
             "status": EnvStatus(),
             "max_actions_per_traj": tag.max_actions_per_traj,
         }
 
-    def _env(self, env_id: int) -> Any:
-        tag, player = self._tags[env_id], self._places.here.players.get(env_id)
-        if player is not None:
-            return player.env
-        return Elsewhere(tag.env_type.config(tag.env_config), "in a worker")
+    def _env(self, env_id: int, config: Any) -> Any:
+        player = self._places.here.players.get(env_id)
+        return Elsewhere(config, "in a worker") if player is None else player.env
 
     def _show_where(self) -> None:
         for entry in self.envs:
-            entry["env"] = self._env(entry["env_id"])
+            entry["env"] = self._env(entry["env_id"], entry["config"])
 
     def _go_on_here(self, env_id: int, order: Order, why: str) -> Answer:
         make: Callable[[], Any] = partial(Tag.make, self._tags[env_id])
         standing = self._standing(env_id)
         answer = bring_home(self._places.here, env_id, make, order, standing, why)
-        self.envs[env_id]["env"] = self._env(env_id)
+        self.envs[env_id]["env"] = self._env(env_id, self.envs[env_id]["config"])
         return answer
 
     def _standing(self, env_id: int) -> Standing:

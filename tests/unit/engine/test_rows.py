@@ -4,6 +4,7 @@ import shutil
 import sys
 import sysconfig
 from pathlib import Path
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -18,6 +19,8 @@ from envfleet.errors import EnvfleetError
 from envfleet.testing.conformance import Subject, check_streams
 
 SHAPE = (3,)
+untyped: Any = rows
+"""For calls that types forbid."""
 
 
 def in_python(patch):
@@ -167,16 +170,16 @@ def test_ends_are_noted_alike(told_flags, ended, first, now):
 @pytest.mark.parametrize(
     "call",
     [
-        lambda: rows.copy_rows(None, np.zeros(3), np.zeros((3, 3), np.bool_), 1, 9),
-        lambda: rows.copy_rows(None, np.zeros(3), np.zeros((3, 3), np.bool_), -1, 2),
-        lambda: rows.copy_rows(None, np.zeros(3), np.zeros((2, 3), np.bool_), 0, 2),
-        lambda: rows.copy_rows(None, np.zeros(3, np.float32), np.zeros((3, 3), np.bool_), 0, 2),
-        lambda: rows.copy_rows(np.zeros((2, 2)), np.zeros(3), np.zeros((3, 3), np.bool_), 0, 2),
-        lambda: rows.copy_rows(
+        lambda: untyped.copy_rows(None, np.zeros(3), np.zeros((3, 3), np.bool_), 1, 9),
+        lambda: untyped.copy_rows(None, np.zeros(3), np.zeros((3, 3), np.bool_), -1, 2),
+        lambda: untyped.copy_rows(None, np.zeros(3), np.zeros((2, 3), np.bool_), 0, 2),
+        lambda: untyped.copy_rows(None, np.zeros(3, np.float32), np.zeros((3, 3), np.bool_), 0, 2),
+        lambda: untyped.copy_rows(np.zeros((2, 2)), np.zeros(3), np.zeros((3, 3), np.bool_), 0, 2),
+        lambda: untyped.copy_rows(
             np.zeros((3, 4))[:, ::2], np.zeros(3), np.zeros((3, 3), np.bool_), 0, 2
         ),
-        lambda: rows.note_ends(*[np.zeros(3, np.bool_)] * 4, np.zeros(3, np.int64), 1, 0),
-        lambda: rows.note_ends(*[np.zeros(3, np.bool_)] * 4, np.zeros(2, np.int64), 0, 0),
+        lambda: untyped.note_ends(*[np.zeros(3, np.bool_)] * 4, np.zeros(3, np.int64), 1, 0),
+        lambda: untyped.note_ends(*[np.zeros(3, np.bool_)] * 4, np.zeros(2, np.int64), 0, 0),
         lambda: step(lines=[(5, 0, bool, None)]),
         lambda: step(lines=[(-1, 0, bool, None)]),
         lambda: step(lines=[(0, 0, bool)]),
@@ -185,8 +188,8 @@ def test_ends_are_noted_alike(told_flags, ended, first, now):
         lambda: step(states=bytearray(4)),
         lambda: step(post=np.zeros(1, np.uint64)),
         lambda: step(rewards=np.zeros(0)),
-        lambda: rows.lock_step([(1, 2)], bytearray(1), 0, 0, 0, 0.0),
-        lambda: rows.lock_step([], bytearray(1), 0, 0, 0, 0.0),
+        lambda: untyped.lock_step([(1, 2)], bytearray(1), 0, 0, 0, 0.0),
+        lambda: untyped.lock_step([], bytearray(1), 0, 0, 0, 0.0),
     ],
 )
 @pytest.mark.skipif(not rows.IS_COMPILED, reason="Python has no memory to overrun")
@@ -207,11 +210,11 @@ def step(**changed):
         "unusual": lambda row: None,
         "fail": lambda row, exc: None,
     }
-    rows.step_rows(*(arguments | changed).values())
+    untyped.step_rows(*(arguments | changed).values())
 
 
 def test_nothing_is_kept_of_what_passes_through():
-    obs, info, error = np.zeros(2, np.float32), {}, ValueError("x")
+    obs, info, error = np.zeros(2, np.float32), dict[str, int](), ValueError("x")
     to = np.zeros(2, np.float32)
 
     def raises(action):

@@ -235,3 +235,12 @@ class TestSettings:
 
     def test_a_config_object_of_ours_is_taken(self) -> None:
         assert isinstance(load_config("base"), Config)
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [({"es_manager": {}}, "goes to EnvStateManager as it is"), ("x" * 5000, "there is no conf")],
+)
+def test_what_is_no_name_gets_a_sentence(name, sentence):
+    with pytest.raises(ConfigError, match=sentence):
+        load_config(name)

@@ -35,8 +35,7 @@ LEAVE_TARGET = 0.8
 MAX_STEPS_ASIDE = 3
 
 
-@dataclass(frozen=True, slots=True)
-class Wish:
+class Wish(NamedTuple):  # tuples, because these travel, and dataclasses take ten times as long
     """What levels are asked for."""
 
     num_rows: int
@@ -58,8 +57,7 @@ class Wish:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Level:
+class Level(NamedTuple):
     """What stands on every cell, row by row, and actions that solve it."""
 
     cells: bytes
