@@ -3,6 +3,7 @@
 import shutil
 import sys
 import sysconfig
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from envfleet.engine import gather, host, logbook, plain_rows, rows
 from envfleet.engine.backends import process
 from envfleet.engine.fleet import Fleet
+from envfleet.engine.options import ResetPlan
 from envfleet.errors import EnvfleetError
 from envfleet.testing.conformance import Subject, check_streams
 
@@ -92,14 +94,14 @@ answers = st.one_of(
 def told(script, *, autoreset):
     """What a fleet in this process tells of three environments with these scripts."""
     fleet = Fleet(
-        [lambda part=part: Scripted(part) for part in script],
+        [partial(Scripted, part) for part in script],
         backend="serial",
         autoreset=autoreset,
         on_failure="restart",
     )
-    story = []
+    story: list[Any] = []
     try:
-        fleet.reset([host.ResetPlan(seed) for seed in range(3)])
+        fleet.reset([ResetPlan(seed) for seed in range(3)])
         for _ in range(6):
             try:
                 batch = fleet.step(np.zeros(3, np.int64))
@@ -161,9 +163,11 @@ def test_ends_are_noted_alike(told_flags, ended, first, now):
     now %= 2**62
     part = [row[first:].copy() for row in told_flags]
     results = []
-    for note_ends in (rows.note_ends, plain_rows.note_ends):
+    for form in (untyped, plain_rows):
         mine, starts = ended.copy(), np.zeros(5, np.int64)
-        results.append((note_ends(*part, mine, starts, first, now), mine.tolist(), starts.tolist()))
+        results.append(
+            (form.note_ends(*part, mine, starts, first, now), mine.tolist(), starts.tolist())
+        )
     assert results[0] == results[1]
 
 
