@@ -194,6 +194,10 @@ class TakenApart(FleetTraining):
         parts: list[Any] = np.array_split(np.arange(envs.num_envs), num_parts)
         ready = [[(fit(actions[part]), part) for part in parts] for actions in rollout.actions]
         start_s = time.perf_counter()
+        if num_parts == 1:
+            for ((actions, _),) in ready:
+                envs.fleet.step(actions)
+            return time.perf_counter() - start_s
         for actions, part in ready[0]:
             envs.send(actions, part)
         for step in ready[1:]:

@@ -117,10 +117,7 @@ class Collector:
             overlaps = count >= OVERLAP_FROM and usable_cores() >= OVERLAP_CORES
         bounds = [0, count // 2, count] if overlaps and count > 1 else [0, count]
         self._halves = [slice(*pair) for pair in pairwise(bounds)]
-        self._slots = [
-            None if len(self._halves) == 1 else np.arange(half.start, half.stop)
-            for half in self._halves
-        ]
+        self._slots = [np.arange(half.start, half.stop) for half in self._halves]
         self._scaler = RewardScaler(count, options.gamma) if options.normalise_rewards else None
         self._returns, self._lengths = np.zeros(count), np.zeros(count, np.int64)
         obs, infos = envs.reset(seed=seed)
@@ -166,21 +163,42 @@ class Collector:
         actions = torch.zeros((times, slots, *head.shape), dtype=head.dtype)
         store = _Store(times, self._obs, actions, self._masks)
         states = self._states.clone()
+        if len(self._halves) == 1:
+            self._fill(store, noise)
+        else:
+            self._fill_by_halves(store, noise)
+        self._obs = tuple(leaf[times].copy() for leaf in store.obs)
+        self._masks = None if store.masks is None else store.masks[times].copy()
+        return self._finished(store, states)
+
+    def _fill(self, store: _Store, noise: Tensor) -> None:
+        for step in range(self._times):
+            wanted = self._choose(store, step, 0, noise)
+            begun_s = time.perf_counter()
+            batch = self._envs.fleet.step(wanted)
+            self.fleet_s += time.perf_counter() - begun_s
+            self._note(store, step, self._halves[0], batch)
+
+    def _fill_by_halves(self, store: _Store, noise: Tensor) -> None:
+        """Act for one half of the slots while the other is under way."""
         for index in range(len(self._halves)):
-            self._act(store, 0, index, noise)
-        for step in range(times):
+            self._send(self._choose(store, 0, index, noise), index)
+        for step in range(self._times):
             for index in range(len(self._halves)):
                 begun_s = time.perf_counter()
                 batch = self._envs.recv(slots=self._slots[index])
                 self.fleet_s += time.perf_counter() - begun_s
                 self._note(store, step, self._halves[index], batch)
-                if step + 1 < times:
-                    self._act(store, step + 1, index, noise)
-        self._obs = tuple(leaf[times].copy() for leaf in store.obs)
-        self._masks = None if store.masks is None else store.masks[times].copy()
-        return self._finished(store, states)
+                if step + 1 < self._times:
+                    self._send(self._choose(store, step + 1, index, noise), index)
 
-    def _act(self, store: _Store, step: int, index: int, noise: Tensor) -> None:
+    def _send(self, wanted: Any, index: int) -> None:
+        begun_s = time.perf_counter()
+        self._envs.send(wanted, self._slots[index])
+        self.fleet_s += time.perf_counter() - begun_s
+
+    def _choose(self, store: _Store, step: int, index: int, noise: Tensor) -> Any:
+        """Actions for one half, as its environments take them."""
         begun_s = time.perf_counter()
         agent, half = self._agent, self._halves[index]
         leaves = tuple(agent.tensor(leaf[step, half]) for leaf in store.obs)
@@ -191,10 +209,8 @@ class Collector:
         actions = store.actions[step, half]
         actions.copy_(agent.policy.head.sample(said, noise[step, half]))
         wanted = agent.fit(actions.numpy())
-        acted_s = time.perf_counter()
-        self._envs.send(wanted, self._slots[index])
-        self.inference_s += acted_s - begun_s
-        self.fleet_s += time.perf_counter() - acted_s
+        self.inference_s += time.perf_counter() - begun_s
+        return wanted
 
     def _note(self, store: _Store, step: int, half: slice, batch: Batch) -> None:
         """Keep what a step of one half brought."""

@@ -77,16 +77,24 @@ def test_parameters_are_bit_equal_wherever_the_environments_live(where, kind):
         assert digest(trainer) == digest_of_serial(options)
 
 
-@pytest.mark.parametrize(("cores", "num_envs", "sends"), [(3, 16, 2), (2, 16, 1), (3, 15, 1)])
-def test_one_half_steps_while_the_other_is_thought_about(cores, num_envs, sends, monkeypatch):
-    monkeypatch.setattr(collect, "usable_cores", lambda: cores)
-    with opened("CartPole-v1", num_envs) as envs:
+def test_one_half_steps_while_the_other_is_thought_about(monkeypatch):
+    monkeypatch.setattr(collect, "usable_cores", lambda: 3)
+    with opened("CartPole-v1", 16) as envs:
         trainer = PPOTrainer(envs, SMALL)
         with mock.patch.object(envs, "send", wraps=envs.send) as send:
             trainer.collect()
-    assert send.call_count == SMALL.n_steps * sends
-    if sends == 2:
-        assert {len(call.args[1]) for call in send.call_args_list} == {num_envs // 2}
+    assert send.call_count == SMALL.n_steps * 2
+    assert {len(call.args[1]) for call in send.call_args_list} == {8}
+
+
+@pytest.mark.parametrize(("cores", "num_envs"), [(2, 16), (3, 15)])
+def test_all_step_at_once_where_halves_would_not_pay(cores, num_envs, monkeypatch):
+    monkeypatch.setattr(collect, "usable_cores", lambda: cores)
+    with opened("CartPole-v1", num_envs) as envs:
+        trainer = PPOTrainer(envs, SMALL)
+        with mock.patch.object(envs.fleet, "step", wraps=envs.fleet.step) as step:
+            trainer.collect()
+    assert step.call_count == SMALL.n_steps
 
 
 def test_another_seed_is_another_run():
