@@ -269,6 +269,30 @@ note_ends(PyObject *Py_UNUSED(module), PyObject *args)
     return PyBool_FromLong(memchr(has_ended, 1, (size_t)slots) != NULL);
 }
 
+static PyObject *
+common_number(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    PyArrayObject *numbers;
+    Py_ssize_t first, end;
+    if (!PyArg_ParseTuple(args, "O!nn", &PyArray_Type, &numbers, &first, &end)) {
+        return NULL;
+    }
+    if (!is_array(numbers, NPY_UINT16, 1, end)) {
+        return NULL;
+    }
+    if (first < 0 || first >= end) {
+        PyErr_SetString(PyExc_IndexError, "there must be at least one row");
+        return NULL;
+    }
+    const npy_uint16 *number = PyArray_DATA(numbers);
+    for (npy_intp i = first + 1; i < end; i++) {
+        if (number[i] != number[first]) {
+            Py_RETURN_NONE;
+        }
+    }
+    return PyLong_FromLong(number[first]);
+}
+
 /* ---- the parent: one step of all workers ---------------------------------------------------- */
 
 enum { HAS_REPLY = 2 };
@@ -403,6 +427,7 @@ static PyMethodDef methods[] = {
     {"step_rows", step_rows, METH_VARARGS, NULL},
     {"copy_rows", copy_rows, METH_VARARGS, NULL},
     {"note_ends", note_ends, METH_VARARGS, NULL},
+    {"common_number", common_number, METH_VARARGS, NULL},
     {"lock_step", lock_step, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},
 };

@@ -1,5 +1,6 @@
 """Compiled from _rows.c; what the functions do is said in plain_rows.py."""
 
+from envfleet.engine.plain_rows import common_number as common_number
 from envfleet.engine.plain_rows import copy_rows as copy_rows
 from envfleet.engine.plain_rows import lock_step as lock_step
 from envfleet.engine.plain_rows import note_ends as note_ends

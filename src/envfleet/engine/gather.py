@@ -21,7 +21,7 @@ from envfleet.engine.infos import NO_INFO, Info, PackedInfos, Schema
 from envfleet.engine.messages import Reply
 from envfleet.engine.options import Autoreset
 from envfleet.engine.routes import Part, Slots
-from envfleet.engine.rows import copy_rows
+from envfleet.engine.rows import common_number, copy_rows
 from envfleet.engine.slab import Control, Data
 from envfleet.errors import LayoutMismatch
 from envfleet.layout import Columns
@@ -58,6 +58,8 @@ class Gatherer:
         self._schemas: list[list[Schema]] = [[] for _ in range(int(worker_of[-1]) + 1)]
         self._has_schemas = False
         self._uniform: dict[int, Schema | None] = {}
+        self._positions = np.arange(len(worker_of))
+        self._positions.flags.writeable = False
 
     # ---- what comes by the control path ---------------------------------------------------------
 
@@ -238,16 +240,18 @@ class Gatherer:
         return tuple(incidents.values())
 
     def _packed(self, slots: Slots, rows: slice | Slots) -> PackedInfos:
-        if not self._has_schemas:
+        if not self._has_schemas or not len(slots):
             return _NOTHING_PACKED
-        numbers = self._control.schemas[rows]
-        if not np.count_nonzero(numbers):
-            return _NOTHING_PACKED
-        cells = self._control.infos[rows].copy()
-        first = int(numbers[0])
-        schema = self._schema_of_all(first)
-        if schema is not None and np.count_nonzero(numbers == first) == len(slots):
-            return PackedInfos(((schema, np.arange(len(slots)), cells),))
+        control = self._control
+        if isinstance(rows, slice):
+            common = common_number(control.schemas, rows.start, rows.stop)
+            if common == NO_INFO:
+                return _NOTHING_PACKED
+            schema = None if common is None else self._schema_of_all(common)
+            if schema is not None:
+                cells = control.infos[rows].copy()
+                return PackedInfos(((schema, self._positions[: len(slots)], cells),))
+        numbers, cells = control.schemas[rows], control.infos[rows].copy()
         groups: dict[Schema, list[int]] = {}
         workers = self._worker_of[slots].tolist()
         for position, number in enumerate(numbers.tolist()):

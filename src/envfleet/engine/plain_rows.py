@@ -91,6 +91,12 @@ def note_ends(
     return 1 in ended.tobytes()
 
 
+def common_number(numbers: npt.NDArray[np.uint16], first: int, end: int) -> int | None:
+    """The number that all rows from `first` on have, if it is one."""
+    found = numbers[first:end]
+    return int(found[0]) if np.count_nonzero(found == found[0]) == len(found) else None
+
+
 def lock_step(
     ports: Sequence[Port], news: bytearray, request: int, op: int, urgent_fd: int, limit_s: float
 ) -> None:

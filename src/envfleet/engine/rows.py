@@ -4,13 +4,28 @@ from __future__ import annotations
 
 from envfleet.engine.plain_rows import Line, Port
 
-__all__ = ["IS_COMPILED", "Line", "Port", "copy_rows", "lock_step", "note_ends", "step_rows"]
+__all__ = [
+    "IS_COMPILED",
+    "Line",
+    "Port",
+    "common_number",
+    "copy_rows",
+    "lock_step",
+    "note_ends",
+    "step_rows",
+]
 
 try:
-    from envfleet.engine._rows import copy_rows, lock_step, note_ends, step_rows
+    from envfleet.engine._rows import common_number, copy_rows, lock_step, note_ends, step_rows
 
     IS_COMPILED = True
 except ImportError:
-    from envfleet.engine.plain_rows import copy_rows, lock_step, note_ends, step_rows
+    from envfleet.engine.plain_rows import (
+        common_number,
+        copy_rows,
+        lock_step,
+        note_ends,
+        step_rows,
+    )
 
     IS_COMPILED = False

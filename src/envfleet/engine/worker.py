@@ -48,8 +48,9 @@ HAS_REPLY = 2
 PARTIAL = 4
 """Ring flag set by the parent: only the slots whose ticket is this request."""
 STACK_SIGNAL = signal.SIGUSR1 if hasattr(signal, "SIGUSR1") else None
-SPIN_LIMIT_NS = 200_000
-"""Longer pauses are slept through: a wake-up costs some 50 us, a spin costs a core."""
+SPIN_LIMIT_NS = 1_000_000
+"""Longer pauses are slept through: a spin costs a core, but a sleeper some 50 us to be woken, and
+at times it wakes on the core of another."""
 LATE_NS, ROUNDS_TO_SLEEP = 1_000_000, 64
 """Whoever gives way and comes back this late to nothing new shares its core with other work: it
 had better sleep then, because a sleeper is woken at once and a spinner waits for its turn."""

@@ -29,6 +29,7 @@ def in_python(patch):
     """Make new fleets, and workers forked from here, do without C."""
     patch.setattr(host, "step_rows", plain_rows.step_rows)
     patch.setattr(gather, "copy_rows", plain_rows.copy_rows)
+    patch.setattr(gather, "common_number", plain_rows.common_number)
     patch.setattr(logbook, "note_ends", plain_rows.note_ends)
     patch.setattr(process, "IS_COMPILED", False)
 
@@ -156,6 +157,14 @@ def test_rows_are_copied_alike(given_flags, first, count):
     assert all(np.array_equal(one, other) for one, other in zip(copied, before, strict=False))
 
 
+@given(numbers=st.lists(st.integers(0, 2), min_size=1, max_size=6), first=st.integers(0, 5))
+def test_what_rows_have_in_common_is_found_alike(numbers, first):
+    array, first = np.array(numbers, np.uint16), first % len(numbers)
+    found = rows.common_number(array, first, len(numbers))
+    assert found == plain_rows.common_number(array, first, len(numbers))
+    assert (found is not None) == (len(set(numbers[first:])) == 1)
+
+
 @given(
     told_flags=st.tuples(bits, bits, bits), ended=bits, first=st.integers(0, 5), now=st.integers(0)
 )
@@ -184,6 +193,9 @@ def test_ends_are_noted_alike(told_flags, ended, first, now):
         ),
         lambda: untyped.note_ends(*[np.zeros(3, np.bool_)] * 4, np.zeros(3, np.int64), 1, 0),
         lambda: untyped.note_ends(*[np.zeros(3, np.bool_)] * 4, np.zeros(2, np.int64), 0, 0),
+        lambda: untyped.common_number(np.zeros(3, np.uint16), 0, 4),
+        lambda: untyped.common_number(np.zeros(3, np.uint16), 2, 2),
+        lambda: untyped.common_number(np.zeros(3, np.int64), 0, 2),
         lambda: step(lines=[(5, 0, bool, None)]),
         lambda: step(lines=[(-1, 0, bool, None)]),
         lambda: step(lines=[(0, 0, bool)]),
