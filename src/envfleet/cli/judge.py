@@ -295,6 +295,18 @@ def optional_packages(versions: Mapping[str, str | None]) -> Finding:
     return Finding("extras", "ok", text)
 
 
+def compiled(is_compiled: bool) -> Finding:
+    """Whether the part in C is there."""
+    if is_compiled:
+        return Finding("compiled", "ok", "steps run in C where they can")
+    return Finding(
+        "compiled",
+        "warn",
+        "steps run in Python alone: the same results, cheap environments 10 to 40 % slower",
+        "install a C compiler and Python's headers (Debian: gcc, python3-dev), then envfleet again",
+    )
+
+
 def numbers(version: str) -> tuple[int, ...]:
     """The leading numbers of a version: enough to compare releases."""
     found = []

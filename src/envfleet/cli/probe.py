@@ -25,6 +25,7 @@ import numpy as np
 from envfleet.cli import judge
 from envfleet.cli.report import Finding
 from envfleet.engine import machine
+from envfleet.engine.rows import IS_COMPILED
 
 __all__ = ["CHECKS", "EXTRAS", "LEAST"]
 
@@ -67,6 +68,11 @@ def installed(name: str) -> str | None:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
         return None
+
+
+def compiled() -> Finding:
+    """Whether what every step does to every row runs in C."""
+    return judge.compiled(IS_COMPILED)
 
 
 def cores() -> Finding:
@@ -225,6 +231,7 @@ CHECKS: tuple[tuple[str, Callable[[], Finding]], ...] = (
     ("python", python),
     ("packages", packages),
     ("extras", extras),
+    ("compiled", compiled),
     ("cores", cores),
     ("load", load),
     ("memory", memory),

@@ -206,6 +206,15 @@ class TestVersions:
         assert judge.numbers(version) == numbers
 
 
+class TestCompiled:
+    def test_it_is_there_or_how_to_get_it(self):
+        assert judge.compiled(True).level == "ok"
+        missing = judge.compiled(False)
+        assert missing.level == "warn"
+        assert missing.remedy is not None
+        assert "C compiler" in missing.remedy
+
+
 class TestWakeUp:
     def test_shows_the_middle_and_the_tail(self):
         found = judge.wake_up([50.0] * 98 + [2000.0] * 2)
