@@ -88,7 +88,9 @@ class Agent:
     def fit(self, actions: Array) -> Array:
         """Actions as environments get them."""
         if self._bounds is not None:
-            return np.clip(actions, *self._bounds)
+            low, high = self._bounds
+            bounded: Array = np.minimum(np.maximum(actions, low), high)  # np.clip takes longer
+            return bounded
         return actions if self._start is None else actions + self._start
 
     def fresh_states(self, count: int) -> Tensor:

@@ -22,6 +22,16 @@ def test_moments_of_parts_are_those_of_the_whole(sizes, seed):
         np.testing.assert_allclose(moments.var, whole.var(0), rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16, np.int64, np.uint8])
+@pytest.mark.parametrize("shape", [(1, 3), (16, 17), (5,), (4, 2, 3), (3000, 2)])
+def test_moments_of_one_batch_are_numpy_s_bit_for_bit(shape, dtype):
+    batch = (np.random.default_rng(1).normal(size=shape) * 50).astype(dtype)
+    moments = Moments(shape[1:])
+    moments.update(batch)
+    assert np.array_equal(moments.mean, batch.mean(0, np.float64))
+    assert np.array_equal(moments.var, batch.var(0, np.float64))
+
+
 def test_observations_are_normalised_and_cut_off():
     normalise = ObservationNormaliser((1,), clip=2.0)
     normalise.update(np.array([[0.0], [2.0]]))
