@@ -42,29 +42,53 @@ have_equal_shapes(PyArrayObject *a, PyArrayObject *b)
            PyArray_CompareLists(PyArray_DIMS(a), PyArray_DIMS(b), ndim);
 }
 
-/* Put away what a step returned, if nothing about it is special; 0 leaves everything as it was. */
+/* Write an observation into its row if it is an array that fits as it is; 0 if it is not. */
 static int
-put_usual(PyObject *result, PyObject *row_of_obs, int has_info, double *reward)
+put_obs(PyObject *obs, PyObject *row)
 {
-    if (!PyTuple_CheckExact(result) || PyTuple_GET_SIZE(result) != 5 || has_info) {
+    if (!PyArray_CheckExact(obs) || !PyArray_CheckExact(row)) {
         return 0;
     }
-    PyObject *obs = PyTuple_GET_ITEM(result, 0), *given = PyTuple_GET_ITEM(result, 1);
-    PyObject *info = PyTuple_GET_ITEM(result, 4);
-    if (!is_false(PyTuple_GET_ITEM(result, 2)) || !is_false(PyTuple_GET_ITEM(result, 3)) ||
-        !PyDict_CheckExact(info) || PyDict_GET_SIZE(info) != 0 || !PyFloat_Check(given) ||
-        !PyArray_CheckExact(obs) || !PyArray_CheckExact(row_of_obs)) {
-        return 0;
-    }
-    PyArrayObject *from = (PyArrayObject *)obs, *to = (PyArrayObject *)row_of_obs;
+    PyArrayObject *from = (PyArrayObject *)obs, *to = (PyArrayObject *)row;
     if (PyArray_TYPE(from) != PyArray_TYPE(to) || !PyArray_ISCARRAY_RO(from) ||
         !PyArray_ISCARRAY(to) || !have_equal_shapes(from, to) ||
         PyArray_NBYTES(from) != PyArray_NBYTES(to)) {
         return 0;
     }
     memcpy(PyArray_DATA(to), PyArray_DATA(from), (size_t)PyArray_NBYTES(to));
+    return 1;
+}
+
+static int
+is_empty(PyObject *info)
+{
+    return PyDict_CheckExact(info) && PyDict_GET_SIZE(info) == 0;
+}
+
+/* Put away what a step returned, if nothing about it is special; 0 leaves everything as it was. */
+static int
+put_step(PyObject *result, PyObject *row_of_obs, double *reward)
+{
+    if (!PyTuple_CheckExact(result) || PyTuple_GET_SIZE(result) != 5) {
+        return 0;
+    }
+    PyObject *given = PyTuple_GET_ITEM(result, 1);
+    if (!PyFloat_Check(given) || !is_false(PyTuple_GET_ITEM(result, 2)) ||
+        !is_false(PyTuple_GET_ITEM(result, 3)) || !is_empty(PyTuple_GET_ITEM(result, 4)) ||
+        !put_obs(PyTuple_GET_ITEM(result, 0), row_of_obs)) {
+        return 0;
+    }
     *reward = PyFloat_AS_DOUBLE(given);
     return 1;
+}
+
+/* The same for a reset. */
+static int
+put_reset(PyObject *result, PyObject *row_of_obs)
+{
+    return PyTuple_CheckExact(result) && PyTuple_GET_SIZE(result) == 2 &&
+           is_empty(PyTuple_GET_ITEM(result, 1)) &&
+           put_obs(PyTuple_GET_ITEM(result, 0), row_of_obs);
 }
 
 static PyObject *
@@ -85,39 +109,155 @@ raised(void)
 #endif
 }
 
-/* One row, whatever happens in it; -1 if even Python's part of it raised. */
+enum { RUNNING, ENDED }; /* states of rows; all others are Python's */
+
+/* What plain_rows.py calls a desk and a line; everything in them is borrowed. */
+typedef struct {
+    PyObject *states, *has_info, *ready, *invalid, *take, *take_reset, *unusual, *fail;
+    PyArrayObject *starts, *post, *rewards;
+} Desk;
+
+typedef struct {
+    PyObject *row, *stepping, *step, *resetting, *reset, *obs;
+    PyArrayObject *start;
+} Line;
+
 static int
-step_row(PyObject *line, PyObject *action, PyObject *states, PyObject *has_info, npy_uint64 *post,
-         double *rewards, PyObject *take, PyObject *unusual, PyObject *fail)
+read_desk(PyObject *tuple, Desk *desk)
 {
-    PyObject *number = PyTuple_GET_ITEM(line, 0), *done;
-    Py_ssize_t row = PyLong_AsSsize_t(number);
-    if (row < 0 || row >= PyByteArray_GET_SIZE(states)) {
+    if (!PyArg_ParseTuple(tuple, "O!O!O!O!O!O!O!OOOO", &PyByteArray_Type, &desk->states,
+                          &PyByteArray_Type, &desk->has_info, &PyByteArray_Type, &desk->ready,
+                          &PyArray_Type, &desk->starts, &PyArray_Type, &desk->post, &PyArray_Type,
+                          &desk->rewards, &PyList_Type, &desk->invalid, &desk->take,
+                          &desk->take_reset, &desk->unusual, &desk->fail)) {
+        return -1;
+    }
+    Py_ssize_t rows = PyByteArray_GET_SIZE(desk->states);
+    if (!is_array(desk->post, NPY_UINT64, 1, 2) || !is_array(desk->rewards, NPY_DOUBLE, 1, rows) ||
+        !is_array(desk->starts, NPY_UINT8, 2, 0)) {
+        return -1;
+    }
+    if (PyByteArray_GET_SIZE(desk->has_info) != rows || PyByteArray_GET_SIZE(desk->ready) != rows ||
+        PyArray_DIM(desk->starts, 0) != rows) {
+        PyErr_SetString(PyExc_ValueError, "everything by row must have an item for each row");
+        return -1;
+    }
+    return 0;
+}
+
+static int
+read_line(PyObject *tuple, const Desk *desk, Line *line, Py_ssize_t *row)
+{
+    if (!PyTuple_Check(tuple) || PyTuple_GET_SIZE(tuple) != 7) {
+        PyErr_SetString(PyExc_TypeError, "a line is a tuple of seven");
+        return -1;
+    }
+    line->row = PyTuple_GET_ITEM(tuple, 0);
+    line->stepping = PyTuple_GET_ITEM(tuple, 1);
+    line->step = PyTuple_GET_ITEM(tuple, 2);
+    line->resetting = PyTuple_GET_ITEM(tuple, 3);
+    line->reset = PyTuple_GET_ITEM(tuple, 4);
+    line->obs = PyTuple_GET_ITEM(tuple, 5);
+    line->start = (PyArrayObject *)PyTuple_GET_ITEM(tuple, 6);
+    *row = PyLong_AsSsize_t(line->row);
+    if (*row == -1 && PyErr_Occurred()) {
+        return -1;
+    }
+    if (*row < 0 || *row >= PyByteArray_GET_SIZE(desk->states)) {
         PyErr_SetString(PyExc_IndexError, "there is no such row");
         return -1;
     }
-    post[1] = PyLong_AsUnsignedLongLong(PyTuple_GET_ITEM(line, 1));
-    if (PyByteArray_AS_STRING(states)[row]) {
-        done = PyObject_CallOneArg(unusual, number);
+    if (!PyArray_Check((PyObject *)line->start)) {
+        PyErr_SetString(PyExc_TypeError, "the last of a line is an array");
+        return -1;
     }
-    else {
-        PyObject *result = PyObject_CallOneArg(PyTuple_GET_ITEM(line, 2), action);
-        done = NULL;
-        if (result != NULL) {
-            if (put_usual(result, PyTuple_GET_ITEM(line, 3), PyByteArray_AS_STRING(has_info)[row],
-                          &rewards[row])) {
-                Py_DECREF(result);
-                return 0;
-            }
-            done = PyObject_CallFunctionObjArgs(take, number, result, NULL);
-            Py_DECREF(result);
-        }
-        if (done == NULL) {
-            PyObject *exc = raised();
-            done = PyObject_CallFunctionObjArgs(fail, number, exc, NULL);
-            Py_DECREF(exc);
-        }
+    return is_array(line->start, NPY_UINT8, 1, PyArray_DIM(desk->starts, 1)) ? 0 : -1;
+}
+
+static int
+say_place(const Desk *desk, PyObject *word)
+{
+    unsigned long long place = PyLong_AsUnsignedLongLong(word);
+    if (place == (unsigned long long)-1 && PyErr_Occurred()) {
+        return -1;
     }
+    ((volatile npy_uint64 *)PyArray_DATA(desk->post))[1] = place;
+    return 0;
+}
+
+/* Let Python take what an environment returned (NULL: what it raised); -1 if that raises too. */
+static int
+leave_to_python(const Desk *desk, PyObject *row, PyObject *take, PyObject *result, const char *doing)
+{
+    PyObject *done = NULL;
+    if (result != NULL) {
+        done = PyObject_CallFunctionObjArgs(take, row, result, NULL);
+        Py_DECREF(result);
+    }
+    if (done == NULL) {
+        PyObject *exc = raised();
+        done = PyObject_CallFunction(desk->fail, "OsO", row, doing, exc);
+        Py_DECREF(exc);
+    }
+    Py_XDECREF(done);
+    return done == NULL ? -1 : 0;
+}
+
+static int
+step_running(const Desk *desk, const Line *line, Py_ssize_t row, PyObject *action)
+{
+    if (say_place(desk, line->stepping) < 0) {
+        return -1;
+    }
+    PyObject *result = PyObject_CallOneArg(line->step, action);
+    double *reward = (double *)PyArray_DATA(desk->rewards) + row;
+    if (result != NULL && !PyByteArray_AS_STRING(desk->has_info)[row] &&
+        put_step(result, line->obs, reward)) {
+        Py_DECREF(result);
+        return 0;
+    }
+    return leave_to_python(desk, line->row, desk->take, result, "step");
+}
+
+static int
+reset_ended(const Desk *desk, const Line *line, Py_ssize_t row)
+{
+    npy_intp size = PyArray_DIM(desk->starts, 1);
+    if (say_place(desk, line->resetting) < 0 || PyList_Append(desk->invalid, line->row) < 0) {
+        return -1;
+    }
+    PyByteArray_AS_STRING(desk->ready)[row] = 0;
+    ((double *)PyArray_DATA(desk->rewards))[row] = 0.0;
+    memcpy(PyArray_DATA(line->start), PyArray_BYTES(desk->starts) + row * size, (size_t)size);
+    PyObject *result = PyObject_CallNoArgs(line->reset);
+    if (result != NULL && !PyByteArray_AS_STRING(desk->has_info)[row] &&
+        put_reset(result, line->obs)) {
+        Py_DECREF(result);
+        PyByteArray_AS_STRING(desk->states)[row] = RUNNING;
+        return 0;
+    }
+    return leave_to_python(desk, line->row, desk->take_reset, result, "reset");
+}
+
+static int
+step_row(const Desk *desk, PyObject *tuple, PyObject *action)
+{
+    Line line;
+    Py_ssize_t row;
+    if (read_line(tuple, desk, &line, &row) < 0) {
+        return -1;
+    }
+    char state = PyByteArray_AS_STRING(desk->states)[row];
+    if (state == RUNNING) {
+        return step_running(desk, &line, row, action);
+    }
+    if (state == ENDED && PyByteArray_AS_STRING(desk->ready)[row]) {
+        return reset_ended(desk, &line, row);
+    }
+    if (say_place(desk, line.stepping) < 0) {
+        return -1;
+    }
+    PyObject *done = PyObject_CallOneArg(desk->unusual, line.row);
     Py_XDECREF(done);
     return done == NULL ? -1 : 0;
 }
@@ -125,33 +265,24 @@ step_row(PyObject *line, PyObject *action, PyObject *states, PyObject *has_info,
 static PyObject *
 step_rows(PyObject *Py_UNUSED(module), PyObject *args)
 {
-    PyObject *lines, *actions, *states, *has_info, *take, *unusual, *fail;
-    PyArrayObject *post, *rewards;
-    if (!PyArg_ParseTuple(args, "O!O!O!O!O!O!OOO", &PyList_Type, &lines, &PyList_Type, &actions,
-                          &PyByteArray_Type, &states, &PyByteArray_Type, &has_info, &PyArray_Type,
-                          &post, &PyArray_Type, &rewards, &take, &unusual, &fail)) {
+    PyObject *tuple, *lines, *actions;
+    Desk desk;
+    if (!PyArg_ParseTuple(args, "O!O!O!", &PyTuple_Type, &tuple, &PyList_Type, &lines,
+                          &PyList_Type, &actions) ||
+        read_desk(tuple, &desk) < 0) {
         return NULL;
     }
-    Py_ssize_t count = PyList_GET_SIZE(lines), rows = PyByteArray_GET_SIZE(states);
-    if (!is_array(post, NPY_UINT64, 1, 2) || !is_array(rewards, NPY_DOUBLE, 1, rows)) {
-        return NULL;
-    }
-    if (PyByteArray_GET_SIZE(has_info) != rows) {
-        PyErr_SetString(PyExc_ValueError, "states and has_info must have a byte for each row");
-        return NULL;
-    }
-    if (PyList_GET_SIZE(actions) != count) {
+    if (PyList_GET_SIZE(actions) != PyList_GET_SIZE(lines)) {
         return PyErr_Format(PyExc_ValueError, "%zd actions for %zd rows",
-                            PyList_GET_SIZE(actions), count);
+                            PyList_GET_SIZE(actions), PyList_GET_SIZE(lines));
     }
-    for (Py_ssize_t i = 0; i < count; i++) {
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(lines) && i < PyList_GET_SIZE(actions); i++) {
+        /* held on to: what Python does in a row may change the lists */
         PyObject *line = Py_NewRef(PyList_GET_ITEM(lines, i));
-        int status = !PyTuple_CheckExact(line) || PyTuple_GET_SIZE(line) != 4 ? -2 : step_row(line, PyList_GET_ITEM(actions, i), states, has_info,
-                              PyArray_DATA(post), PyArray_DATA(rewards), take, unusual, fail);
+        PyObject *action = Py_NewRef(PyList_GET_ITEM(actions, i));
+        int status = step_row(&desk, line, action);
+        Py_DECREF(action);
         Py_DECREF(line);
-        if (status == -2) {
-            PyErr_SetString(PyExc_TypeError, "a line is a tuple of row, place, step and array");
-        }
         if (status < 0 || PyErr_CheckSignals() < 0) {
             return NULL;
         }

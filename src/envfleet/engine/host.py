@@ -9,7 +9,6 @@ caller.
 
 from __future__ import annotations
 
-import contextlib
 from collections import deque
 from collections.abc import Callable, Sequence
 from enum import IntEnum
@@ -19,11 +18,12 @@ import numpy as np
 
 from envfleet.engine import rng
 from envfleet.engine import snapshot as snapshots
+from envfleet.engine.answers import read_reset
 from envfleet.engine.guard import Guard
 from envfleet.engine.infos import Info, InfoWriter
 from envfleet.engine.messages import EnvFacts, Failure, Op, Reply, place
 from envfleet.engine.options import PLAIN_RESET, Autoreset, EnvFn, ResetPlan
-from envfleet.engine.rows import step_rows
+from envfleet.engine.rows import Desk, Line, step_rows
 from envfleet.engine.slab import Control, Data
 from envfleet.layout import Columns
 
@@ -64,9 +64,10 @@ class EnvHost:
         """Rows of the step under way that are no transitions."""
         self._ended: list[int] = []
         """Rows whose episodes ended in the last step."""
-        self._next_start: dict[int, bytes] = {}
-        """What the next episodes of rows that have ended start from, if their generators stay as
-        they are."""
+        self._starts = np.zeros((self.count, rng.CELL_BYTES), np.uint8)
+        """What the next episodes of rows start from, where they are `_ready`."""
+        self._ready = bytearray(self.count)
+        """Rows that have ended and will be reset plainly, if nobody touches them before."""
         self._last_spill: dict[int, dict[int, Any]] = {}
         # set until known to be clear: a slot may still carry the infos of a worker that died
         self._has_info = bytearray([1] * self.count)
@@ -105,14 +106,33 @@ class EnvHost:
             data.actions[where[0][0]].reader(block) if is_block else None
         )
         self._lines = [
-            (row, place(Op.STEP, self.first + row), self._guard.wrap(env.step), obs)
+            Line(
+                row,
+                place(Op.STEP, self.first + row),
+                self._guard.wrap(env.step),
+                place(Op.RESET, self.first + row),
+                self._guard.wrap(env.reset),
+                obs,
+                control.rng[self.first + row],
+            )
             for row, (env, obs) in enumerate(zip(self._envs, plain_obs, strict=True))
         ]
-        """All that a step of each row needs, in one place."""
         mine = slice(slots.start, slots.stop)
         # item by item and as bytes, memoryviews take a fraction of an array's time
         self._rewards = control.rewards[mine]
-        self._words = np.frombuffer(post, np.uint64)
+        self._desk = Desk(
+            self._state,
+            self._has_info,
+            self._ready,
+            self._starts,
+            np.frombuffer(post, np.uint64),
+            self._rewards,
+            self._invalid,
+            self._take,
+            self._take_reset,
+            self._step_unusual,
+            self._fail,
+        )
         self._marks = [marks[mine].view(np.uint8).data for marks in control.flags]
         self._rng = [control.rng[slot].data for slot in slots]
         self._all_clear = bytes(self.count)
@@ -123,18 +143,10 @@ class EnvHost:
     def step(self, slots: Sequence[int] | None, spills: dict[int, Any] | None) -> Reply | None:
         """Step these slots (None: all) with the actions that lie in the slab."""
         rows = range(self.count) if slots is None else [slot - self.first for slot in slots]
-        self._ends, self._invalid = [], []
-        step_rows(
-            self._lines if slots is None else [self._lines[row] for row in rows],
-            self._actions(slots, spills),
-            self._state,
-            self._has_info,
-            self._words,
-            self._rewards,
-            self._take,
-            self._step_unusual,
-            self._fail_step,
-        )
+        self._ends.clear()
+        self._invalid.clear()
+        lines = self._lines if slots is None else [self._lines[row] for row in rows]
+        step_rows(self._desk, lines, self._actions(slots, spills))
         self._mark(rows, self._ends, self._invalid)
         self._ended = [row for row, *_ in self._ends]
         return self._take_reply()
@@ -142,9 +154,14 @@ class EnvHost:
     def idle(self) -> None:
         """Nobody waits: look up now what would take time at the next autoresets."""
         for row in self._ended:
-            if self._state[row] == State.ENDED:
-                with contextlib.suppress(Exception):  # the reset will meet it again, and report it
-                    self._next_start[row] = rng.state_of(self._envs[row])
+            is_plain = not self._queues[row] and row not in self._restart_plans
+            if is_plain and self._state[row] == State.ENDED:
+                try:
+                    start = rng.state_of(self._envs[row])
+                except Exception:  # the reset will meet it again, and report it
+                    continue
+                self._starts[row] = np.frombuffer(start, np.uint8)
+                self._ready[row] = 1
         self._ended = []
 
     def reset(self, slots: Sequence[int] | None, plans: Sequence[ResetPlan]) -> Reply | None:
@@ -161,6 +178,7 @@ class EnvHost:
         """Keep a plan for each slot's next autoreset that has none yet, in order."""
         for slot, plan in zip(slots, plans, strict=True):
             self._queues[slot - self.first].append(plan)
+            self._ready[slot - self.first] = 0
         return None
 
     def rebuild(
@@ -187,6 +205,7 @@ class EnvHost:
         """
         for slot, (plan, spill, has_ended) in zip(slots, orders, strict=True):
             row = slot - self.first
+            self._ready[row] = 0
             self._restart_plans[row] = plan
             self._state[row] = State.ENDED if has_ended else State.OWES_TRUNCATION
             if spill is None:
@@ -197,7 +216,7 @@ class EnvHost:
 
     def call(self, slots: Sequence[int], name: str, args: Any, kwargs: Any) -> Reply | None:
         """Call or read `name` on each environment, through its wrappers."""
-        self._next_start.clear()
+        self._ready[:] = bytes(self.count)
         for slot in slots:
             self._post[1] = place(Op.CALL, slot)
             try:
@@ -215,7 +234,7 @@ class EnvHost:
 
     def set_attr(self, slots: Sequence[int], pairs: Sequence[tuple[str, Any]]) -> Reply | None:
         """Set a name where it is found among the wrappers."""
-        self._next_start.clear()
+        self._ready[:] = bytes(self.count)
         for slot, (name, value) in zip(slots, pairs, strict=True):
             self._post[1] = place(Op.SET, slot)
             try:
@@ -240,7 +259,7 @@ class EnvHost:
 
     def restore(self, slots: Sequence[int], states: Sequence[snapshots.Snapshot]) -> Reply | None:
         """Put states back; for a replay the environment is built anew and driven there."""
-        self._next_start.clear()
+        self._ready[:] = bytes(self.count)
         for slot, wanted in zip(slots, states, strict=True):
             taken = wanted.taken
             row = slot - self.first
@@ -326,10 +345,6 @@ class EnvHost:
         else:
             self._fail(row, "step", RuntimeError("the slot was stepped before it was reset"))
 
-    def _fail_step(self, row: int, exc: BaseException) -> None:
-        self._fail(row, "step", exc)
-        self._rewards[row] = 0.0
-
     def _end_and_reset(self, row: int, obs: Any, info: Info) -> None:
         # before the reset: an environment that reuses its array would overwrite its last
         # observation
@@ -349,14 +364,18 @@ class EnvHost:
         env = self._envs[row]
         try:
             self._rng[row][:] = self._start_of_episode(row, env, plan)
-            obs, info = plan.apply(self._guard.wrap(env.reset))
-            spill = self._write_obs[row](obs)
-            self._inform(row, info)
+            self._take_reset(row, plan.apply(self._guard.wrap(env.reset)))
         except BaseException as exc:
             self._fail(row, "reset", exc)
             return
-        self._state[row] = State.RUNNING
         self._restart_plans.pop(row, None)
+
+    def _take_reset(self, row: int, result: Any) -> None:
+        """Put what a reset returned where it belongs; the slot is running then."""
+        obs, info = read_reset(result)
+        spill = self._write_obs[row](obs)
+        self._inform(row, info)
+        self._state[row] = State.RUNNING
         if spill is not None:
             self._spill(row, spill)
 
@@ -368,10 +387,10 @@ class EnvHost:
 
     def _start_of_episode(self, row: int, env: Any, plan: ResetPlan) -> bytes:
         """What the coming episode starts from, to be kept where it outlives this process."""
-        known = self._next_start.pop(row, None)
+        is_ready, self._ready[row] = self._ready[row], 0
         if plan.seed is not None:
             return rng.SEED_SAYS_ALL
-        return rng.state_of(env) if known is None else known
+        return self._starts[row].tobytes() if is_ready else rng.state_of(env)
 
     def _inform(self, row: int, info: Info) -> None:
         if not info:
@@ -412,6 +431,7 @@ class EnvHost:
     def _fail(self, row: int, doing: str, exc: BaseException) -> None:
         self._note(self.first + row, doing, exc)
         self._state[row] = State.UNUSABLE
+        self._rewards[row] = 0.0
         self._inform(row, {})
 
     def _note(self, slot: int, doing: str, exc: BaseException) -> None:
@@ -429,9 +449,10 @@ class EnvHost:
 
     def _adopt(self, row: int, env: Any) -> None:
         self._envs[row] = env
-        self._next_start.pop(row, None)
-        _, where, _, obs = self._lines[row]
-        self._lines[row] = (row, where, self._guard.wrap(env.step), obs)
+        self._ready[row] = 0
+        self._lines[row] = self._lines[row]._replace(
+            step=self._guard.wrap(env.step), reset=self._guard.wrap(env.reset)
+        )
 
     def _take_reply(self) -> Reply | None:
         reply = self._reply

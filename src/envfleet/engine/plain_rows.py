@@ -6,51 +6,80 @@ Where C does the common case itself, here everything is left to the functions th
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-Line: TypeAlias = tuple[int, int, Callable[[Any], Any], npt.NDArray[Any] | None]
-"""(row, the word that says where the worker stands, step, where a plain observation goes)."""
+ENDED = 1
+"""In next_step the state of a row whose next step resets it."""
+
+
+class Line(NamedTuple):
+    """All that is needed to step one row."""
+
+    row: int
+    stepping: int
+    """The word that says that a worker stands here."""
+    step: Callable[[Any], Any]
+    resetting: int
+    reset: Callable[[], Any]
+    obs: npt.NDArray[Any] | None
+    """Where an observation goes that is one array."""
+    start: npt.NDArray[np.uint8]
+    """Where it is kept what an episode starts from."""
+
+
+class Desk(NamedTuple):
+    """What the rows of one host have in common; what is by row has an item for each."""
+
+    states: bytearray
+    """0 is running, 1 has ended, anything else is `unusual`."""
+    has_info: bytearray
+    """Whether there is an info to be replaced."""
+    ready: bytearray
+    """Whether a row that has ended can be reset plainly, from what lies in `starts`."""
+    starts: npt.NDArray[np.uint8]
+    post: npt.NDArray[np.uint64]
+    """Where the worker says where it stands."""
+    rewards: npt.NDArray[np.float64]
+    invalid: list[int]
+    """Gets the rows that were no transitions."""
+    take: Callable[[int, Any], None]
+    """Given a row and what its step returned."""
+    take_reset: Callable[[int, Any], None]
+    """Given a row and what its reset returned."""
+    unusual: Callable[[int], None]
+    """Given a row that is neither running nor ready to be reset."""
+    fail: Callable[[int, str, BaseException], None]
+    """Given a row, "step" or "reset", and what that, or taking it, raised."""
+
+
 Port: TypeAlias = tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64], int, int, int]
 """(ring, post, descriptors of the bells for commands and for what is done, commands so far)."""
 Copied: TypeAlias = tuple[Any, Any, Any, Any, Any, bool]
 
 
-def step_rows(
-    lines: Sequence[Line],
-    actions: Sequence[Any],
-    states: bytearray,
-    has_info: bytearray,
-    post: npt.NDArray[np.uint64],
-    rewards: npt.NDArray[np.float64],
-    take: Callable[[int, Any], None],
-    unusual: Callable[[int], None],
-    fail: Callable[[int, BaseException], None],
-) -> None:
-    """Step the environments of these lines, one after another.
-
-    Args:
-        lines: What to step.
-        actions: One for each line.
-        states: By row; anything but 0 is `unusual`.
-        has_info: By row; whether there is one to be replaced.
-        post: Where the worker says where it stands.
-        rewards: By row.
-        take: Given a row and what its step returned.
-        unusual: Given a row that is not simply running.
-        fail: Given a row and what its step, or `take`, raised.
-    """
-    for (row, where, step, _), action in zip(lines, actions, strict=True):
-        post[1] = where
-        if states[row]:
-            unusual(row)
+def step_rows(desk: Desk, lines: Sequence[Line], actions: Sequence[Any]) -> None:
+    """Step the environments of these lines, one after another, each by its action."""
+    for line, action in zip(lines, actions, strict=True):
+        row, is_running = line.row, not desk.states[line.row]
+        if not is_running and not (desk.states[row] == ENDED and desk.ready[row]):
+            desk.post[1] = line.stepping
+            desk.unusual(row)
             continue
         try:
-            take(row, step(action))
+            if is_running:
+                desk.post[1] = line.stepping
+                desk.take(row, line.step(action))
+                continue
+            desk.post[1] = line.resetting
+            desk.ready[row], desk.rewards[row] = 0, 0.0
+            desk.invalid.append(row)
+            line.start[:] = desk.starts[row]
+            desk.take_reset(row, line.reset())
         except BaseException as exc:
-            fail(row, exc)
+            desk.fail(row, "step" if is_running else "reset", exc)
 
 
 def copy_rows(

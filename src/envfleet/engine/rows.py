@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from envfleet.engine.plain_rows import Line, Port
+from envfleet.engine.plain_rows import Desk, Line, Port
 
 __all__ = [
     "IS_COMPILED",
+    "Desk",
     "Line",
     "Port",
     "common_number",

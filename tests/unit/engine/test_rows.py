@@ -196,75 +196,126 @@ def test_ends_are_noted_alike(told_flags, ended, first, now):
         lambda: untyped.common_number(np.zeros(3, np.uint16), 0, 4),
         lambda: untyped.common_number(np.zeros(3, np.uint16), 2, 2),
         lambda: untyped.common_number(np.zeros(3, np.int64), 0, 2),
-        lambda: step(lines=[(5, 0, bool, None)]),
-        lambda: step(lines=[(-1, 0, bool, None)]),
-        lambda: step(lines=[(0, 0, bool)]),
+        lambda: step(lines=[line(5)]),
+        lambda: step(lines=[line(-1)]),
+        lambda: step(lines=[line(0)[:6]]),
+        lambda: step(lines=[(*line(0)[:6], None)]),
+        lambda: step(lines=[(*line(0)[:6], np.zeros(3, np.uint8))]),
+        lambda: step(lines=[(0, -1, *line(0)[2:])]),
         lambda: step(lines=[3]),
         lambda: step(actions=[]),
         lambda: step(states=bytearray(4)),
+        lambda: step(ready=bytearray(4)),
+        lambda: step(starts=np.zeros((2, 4), np.uint8)),
         lambda: step(post=np.zeros(1, np.uint64)),
         lambda: step(rewards=np.zeros(0)),
+        lambda: untyped.step_rows((1, 2), [], []),
         lambda: untyped.lock_step([(1, 2)], bytearray(1), 0, 0, 0, 0.0),
         lambda: untyped.lock_step([], bytearray(1), 0, 0, 0, 0.0),
     ],
 )
 @pytest.mark.skipif(not rows.IS_COMPILED, reason="Python has no memory to overrun")
 def test_what_would_overrun_memory_is_refused(call):
-    with pytest.raises((TypeError, ValueError, IndexError)):
+    with pytest.raises((TypeError, ValueError, IndexError, OverflowError)):
         call()
 
 
-def step(**changed):
-    arguments = {
-        "lines": [(0, 7, lambda action: None, None)],
-        "actions": [0],
-        "states": bytearray(1),
-        "has_info": bytearray(1),
+def line(row, step=lambda action: None, reset=lambda: None, obs=None):
+    return plain_rows.Line(row, 7, step, 8, reset, obs, np.zeros(4, np.uint8))
+
+
+def step(lines=None, actions=None, **changed):
+    """Step rows, without anything around them."""
+    lines = [line(0)] if lines is None else lines
+    rows_ = 1 + max((one[0] for one in lines if isinstance(one, tuple)), default=0) % 4
+    usual: dict[str, Any] = {
+        "states": bytearray(rows_),
+        "has_info": bytearray(rows_),
+        "ready": bytearray(rows_),
+        "starts": np.arange(4 * rows_, dtype=np.uint8).reshape(-1, 4),
         "post": np.zeros(8, np.uint64),
-        "rewards": np.zeros(1),
+        "rewards": np.ones(rows_),
+        "invalid": [],
         "take": lambda row, result: None,
+        "take_reset": lambda row, result: None,
         "unusual": lambda row: None,
-        "fail": lambda row, exc: None,
+        "fail": lambda row, doing, exc: None,
     }
-    untyped.step_rows(*(arguments | changed).values())
+    desk = plain_rows.Desk(**(usual | changed))
+    untyped.step_rows(desk, lines, list(range(len(lines))) if actions is None else actions)
+    return desk
 
 
+@pytest.mark.parametrize("form", [rows, plain_rows])
+@pytest.mark.parametrize("info", [{}, {"a": 1}])
+def test_a_row_that_is_ready_begins_from_where_it_said(form, info, monkeypatch):
+    monkeypatch.setattr(rows, "step_rows", form.step_rows)
+    first, obs, states = np.full(2, 5, np.float32), np.ones(2, np.float32), bytearray([0, 1])
+
+    def take_reset(row, result):
+        obs[:], states[row] = result[0], 0
+
+    mine = line(1, reset=lambda: (first, info), obs=obs)
+    desk = step([mine], states=states, ready=bytearray([1, 1]), take_reset=take_reset)
+    assert obs.tolist() == [5, 5]
+    assert mine.start.tolist() == [4, 5, 6, 7]
+    assert (desk.states, desk.ready) == (bytearray(2), bytearray([1, 0]))
+    assert desk.rewards.tolist() == [1, 0]
+    assert desk.invalid == [1]
+    assert desk.post[1] == mine.resetting
+
+
+@pytest.mark.skipif(not rows.IS_COMPILED, reason="about references in C")
 def test_nothing_is_kept_of_what_passes_through():
     obs, info, error = np.zeros(2, np.float32), dict[str, int](), ValueError("x")
     to = np.zeros(2, np.float32)
 
-    def raises(action):
+    def raises(*action):
         raise error
 
     def count():
         return [sys.getrefcount(one) for one in (obs, info, to, error)]
 
-    lines = [
-        (0, 1, lambda action: (obs, 1.5, False, False, info), to),
-        (1, 2, lambda action: (obs, 1.5, True, False, info), to),
-        (2, 3, raises, to),
-    ]
-    settings = {"states": bytearray(3), "has_info": bytearray(3), "rewards": np.zeros(3)}
-    step(lines=lines, actions=[0, 1, 2], **settings)
-    error.__traceback__ = None
+    def once():
+        step(
+            [
+                line(0, lambda action: (obs, 1.5, False, False, info), obs=to),
+                line(1, lambda action: (obs, 1.5, True, False, info), obs=to),
+                line(2, raises, obs=to),
+                line(3, reset=lambda: (obs, info), obs=to),
+                line(3, reset=lambda: (obs, info, 1), obs=to),
+                line(3, reset=raises, obs=to),
+            ],
+            states=bytearray([0, 0, 0, 1]),
+            ready=bytearray([0, 0, 0, 1]),
+            take_reset=raises,
+        )
+        error.__traceback__ = None
+
+    once()
     before = count()
     for _ in range(50):
-        step(lines=lines, actions=[0, 1, 2], **settings)
-        error.__traceback__ = None
+        once()
     assert count() == before
 
 
 def test_what_python_raises_for_a_row_comes_out():
-    def fail(row, exc):
+    def fail(row, doing, exc):
         raise exc
 
-    def interrupted(action):
+    def interrupted(*action):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        step(lines=[(0, 1, interrupted, None)], fail=fail)
+        step([line(0, interrupted)], fail=fail)
+    with pytest.raises(KeyboardInterrupt):
+        step([line(0, reset=interrupted)], fail=fail, states=b_("1"), ready=b_("1"))
     with pytest.raises(ZeroDivisionError):
-        step(states=bytearray([1]), unusual=lambda row: 1 / 0)
+        step(states=b_("2"), unusual=lambda row: 1 / 0)
+
+
+def b_(digits):
+    return bytearray(map(int, digits))
 
 
 @pytest.mark.parametrize("backend", ["serial", "thread", "process"])

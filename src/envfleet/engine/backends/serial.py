@@ -66,6 +66,7 @@ class SerialHandle:
             self._done.append(Reply(failures=[Failure.of(slot, command.op.phrase, exc)]))
             raise
         self._done.append(reply)
+        self._servant.idle()
 
     def take(self) -> list[Reply | None]:
         """What has been served."""
