@@ -28,14 +28,15 @@ class CompileRows(BuildHookInterface):  # type: ignore[type-arg]
         library.unlink(missing_ok=True)
         try:
             subprocess.run(_command(source, library), check=True, capture_output=True, text=True)
-        except (OSError, ImportError, subprocess.CalledProcessError) as exc:
+        except (OSError, ImportError, ValueError, subprocess.CalledProcessError) as exc:
             reason = getattr(exc, "stderr", None) or exc
             self.app.display_warning(f"{SOURCE} is not compiled, steps will be slower: {reason}")
             return
         if version != "editable":
             build_data["pure_python"] = False
             build_data["infer_tag"] = True
-            build_data["artifacts"].append(library.relative_to(self.root).as_posix())
+            inside = library.relative_to(Path(self.root) / "src").as_posix()
+            build_data["force_include"][str(library)] = inside
 
 
 def _command(source: Path, library: Path) -> list[str]:
@@ -45,4 +46,14 @@ def _command(source: Path, library: Path) -> list[str]:
     is_mac = sys.platform == "darwin"
     shared = ["-bundle", "-undefined", "dynamic_lookup"] if is_mac else ["-shared"]
     headers = [f"-I{sysconfig.get_paths()['include']}", f"-I{np.get_include()}"]
-    return [*compiler, "-O2", "-fPIC", *shared, *headers, str(source), "-o", str(library)]
+    return [
+        *compiler,
+        "-O2",
+        "-DNDEBUG",
+        "-fPIC",
+        *shared,
+        *headers,
+        str(source),
+        "-o",
+        str(library),
+    ]

@@ -1,6 +1,8 @@
 """Law 4: nothing waits for ever. And law 2: giving up on somebody never confuses the rest."""
 
+import contextlib
 import functools
+import signal
 import time
 import warnings
 
@@ -8,7 +10,7 @@ import numpy as np
 import pytest
 
 from envfleet import errors
-from envfleet.engine import Deadlines, Fleet
+from envfleet.engine import Deadlines, Fleet, ResetPlan
 from envfleet.testing import Counter, Hanging, Slow
 from tests.faults.stage import GRACE_S, MODES, Resident, at_most, opened, plans, step, zeros
 
@@ -384,3 +386,53 @@ def test_the_wait_goes_on_when_the_warning_is_turned_into_an_error():
         warnings.simplefilter("ignore")
         assert fleet.recv().obs.tolist() == [[1]]
     fleet.close()
+
+
+def test_a_deadline_is_a_quarter_late_at_most():
+    limit_s = 2.0
+    with sleepers(0.0, 30.0, deadlines=Deadlines(step_s=limit_s)) as fleet:
+        fleet.step(np.zeros(2, np.int64))
+        begun_s = time.monotonic()
+        with pytest.raises(errors.DeadlineExceeded):
+            fleet.step(np.zeros(2, np.int64))
+        assert time.monotonic() - begun_s < 1.25 * limit_s + 0.3
+
+
+class Stop(Exception):
+    """What the handler of a signal raises."""
+
+
+@pytest.mark.parametrize("slow", [0, 1])
+def test_after_an_interrupted_step_nobody_waits_for_a_bell_that_has_rung(slow):
+    def stop(*_):
+        raise Stop
+
+    before = signal.signal(signal.SIGALRM, stop)
+    pauses = [0.0, 0.0]
+    pauses[slow] = 0.6
+    try:
+        with sleepers(*pauses) as fleet:
+            fleet.step(np.zeros(2, np.int64))
+            signal.setitimer(signal.ITIMER_REAL, 0.3)
+            with pytest.raises(Stop):
+                fleet.step(np.zeros(2, np.int64))
+            begun_s = time.monotonic()
+            batch = fleet.step(np.zeros(2, np.int64))
+            assert time.monotonic() - begun_s < 0.8
+            assert batch.valid.all()
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+
+@contextlib.contextmanager
+def sleepers(*pauses_s, **options):
+    fleet = Fleet(
+        [functools.partial(Simulator, pause_s) for pause_s in pauses_s],
+        num_workers=len(pauses_s),
+        **options,
+    )
+    try:
+        fleet.reset([ResetPlan(0)] * len(pauses_s))
+        yield fleet
+    finally:
+        fleet.close()

@@ -109,12 +109,13 @@ raised(void)
 #endif
 }
 
-enum { RUNNING, ENDED }; /* states of rows; all others are Python's */
+enum { RUNNING, ENDED }; /* host.py's states; all others are Python's */
 
 /* What plain_rows.py calls a desk and a line; everything in them is borrowed. */
 typedef struct {
-    PyObject *states, *has_info, *ready, *invalid, *take, *take_reset, *unusual, *fail;
+    PyObject *states, *has_info, *ready, *invalid;
     PyArrayObject *starts, *post, *rewards;
+    PyObject *take, *take_reset, *unusual, *fail; /* these are given with each call */
 } Desk;
 
 typedef struct {
@@ -125,11 +126,10 @@ typedef struct {
 static int
 read_desk(PyObject *tuple, Desk *desk)
 {
-    if (!PyArg_ParseTuple(tuple, "O!O!O!O!O!O!O!OOOO", &PyByteArray_Type, &desk->states,
+    if (!PyArg_ParseTuple(tuple, "O!O!O!O!O!O!O!", &PyByteArray_Type, &desk->states,
                           &PyByteArray_Type, &desk->has_info, &PyByteArray_Type, &desk->ready,
                           &PyArray_Type, &desk->starts, &PyArray_Type, &desk->post, &PyArray_Type,
-                          &desk->rewards, &PyList_Type, &desk->invalid, &desk->take,
-                          &desk->take_reset, &desk->unusual, &desk->fail)) {
+                          &desk->rewards, &PyList_Type, &desk->invalid)) {
         return -1;
     }
     Py_ssize_t rows = PyByteArray_GET_SIZE(desk->states);
@@ -267,8 +267,9 @@ step_rows(PyObject *Py_UNUSED(module), PyObject *args)
 {
     PyObject *tuple, *lines, *actions;
     Desk desk;
-    if (!PyArg_ParseTuple(args, "O!O!O!", &PyTuple_Type, &tuple, &PyList_Type, &lines,
-                          &PyList_Type, &actions) ||
+    if (!PyArg_ParseTuple(args, "O!O!O!OOOO", &PyTuple_Type, &tuple, &PyList_Type, &lines,
+                          &PyList_Type, &actions, &desk.take, &desk.take_reset, &desk.unusual,
+                          &desk.fail) ||
         read_desk(tuple, &desk) < 0) {
         return NULL;
     }
@@ -426,7 +427,7 @@ common_number(PyObject *Py_UNUSED(module), PyObject *args)
 
 /* ---- the parent: one step of all workers ---------------------------------------------------- */
 
-enum { HAS_REPLY = 2 };
+enum { HAS_REPLY = 2 }; /* as in worker.py */
 
 typedef struct {
     volatile npy_uint64 *entry; /* request, operation, flags */
@@ -443,6 +444,9 @@ read_port(PyObject *tuple, Port *port)
     unsigned long long posted;
     if (!PyArg_ParseTuple(tuple, "O!O!iiK", &PyArray_Type, &ring, &PyArray_Type, &words,
                           &port->commands, &port->done, &posted)) {
+        return -1;
+    }
+    if (!is_array(ring, NPY_UINT64, 1, 3) || !is_array(words, NPY_UINT64, 1, 1)) {
         return -1;
     }
     npy_uint64 size = (npy_uint64)PyArray_DIM(ring, 0) / 3;

@@ -223,13 +223,12 @@ class Fleet:
         try:
             is_over = self._crew.lock_step(request, self._recovery.check_s)
         finally:
+            if not is_over:  # first of all: what is under way must be known to be
+                self._traffic.take_over(route)
             now_s = time.perf_counter()
             self._wait_s += now_s - started_s
-            if not is_over:
-                self._traffic.take_over(route)
         if not is_over:
-            self._take_in(self._crew.handles)
-            self._raise_errors()
+            self._advance(0.0, want_all=True)
             return self.recv()
         batch = self._hand_out(route.slots, route.rows)
         self._copy_s += time.perf_counter() - now_s
@@ -387,28 +386,21 @@ class Fleet:
         is_check_due = recovery.is_check_due(now_s)
         if is_check_due:  # who has answered is not silent: take in what the wait above left out
             self._crew.wait(busy, 0.0, want_all=False)
-        self._take_in(busy)
+        for handle in busy:
+            for reply in handle.take():
+                if handles[handle.worker] is not handle or not outstanding[handle.worker]:
+                    break  # it was given up for an earlier answer
+                self._complete(handle, reply)
+            if handle.is_dead and handles[handle.worker] is handle:
+                recovery.on_death(handle)
         if is_check_due:
             recovery.check_silences(now_s)
         if recovery.coming:
             recovery.welcome()
-        self._raise_errors()
+        if recovery.errors:
+            self._raise_first(recovery.errors)
 
-    def _take_in(self, handles: Sequence[WorkerHandle]) -> None:
-        """Take in what these workers have answered, and see to those that have ended."""
-        now, outstanding = self._crew.handles, self._traffic.outstanding
-        for handle in list(handles):
-            for reply in handle.take():
-                if now[handle.worker] is not handle or not outstanding[handle.worker]:
-                    break  # it was given up for an earlier answer
-                self._complete(handle, reply)
-            if handle.is_dead and now[handle.worker] is handle:
-                self._recovery.on_death(handle)
-
-    def _raise_errors(self) -> None:
-        errors = self._recovery.errors
-        if not errors:
-            return
+    def _raise_first(self, errors: list[EnvfleetError]) -> None:
         first = errors[0]
         for other in errors[1:]:
             first.add_note(f"At the same time: {other}")

@@ -155,7 +155,7 @@ class Gatherer:
             )
         else:
             obs = None
-            terminated, truncated, invalid = flags = control.flags[:, rows]
+            terminated, truncated, invalid = flags = control.flags[:, rows].copy()
             rewards, valid, has_events = control.rewards[rows], ~invalid, any_set(flags)
         if obs is None:
             obs = self.observations(slots, rows)

@@ -120,6 +120,7 @@ class EnvHost:
         mine = slice(slots.start, slots.stop)
         # item by item and as bytes, memoryviews take a fraction of an array's time
         self._rewards = control.rewards[mine]
+        self._reward_of: Any = self._rewards.data
         self._desk = Desk(
             self._state,
             self._has_info,
@@ -128,10 +129,6 @@ class EnvHost:
             np.frombuffer(post, np.uint64),
             self._rewards,
             self._invalid,
-            self._take,
-            self._take_reset,
-            self._step_unusual,
-            self._fail,
         )
         self._marks = [marks[mine].view(np.uint8).data for marks in control.flags]
         self._rng = [control.rng[slot].data for slot in slots]
@@ -146,7 +143,15 @@ class EnvHost:
         self._ends.clear()
         self._invalid.clear()
         lines = self._lines if slots is None else [self._lines[row] for row in rows]
-        step_rows(self._desk, lines, self._actions(slots, spills))
+        step_rows(
+            self._desk,
+            lines,
+            self._actions(slots, spills),
+            self._take,
+            self._take_reset,
+            self._step_unusual,
+            self._fail,
+        )
         self._mark(rows, self._ends, self._invalid)
         self._ended = [row for row, *_ in self._ends]
         return self._take_reply()
@@ -311,7 +316,10 @@ class EnvHost:
     def _take(self, row: int, result: Any) -> None:
         """Put what a step returned where it belongs, whatever it is."""
         obs, reward, is_terminated, is_truncated, info = result
-        self._rewards[row] = _one_number(reward)
+        try:
+            self._reward_of[row] = reward
+        except Exception:  # None, arrays of one, whole numbers beyond all floats
+            self._reward_of[row] = _one_number(reward)
         spill = self._write_obs[row](obs)
         if spill is not None:
             self._spill(row, spill)
@@ -468,5 +476,5 @@ class EnvHost:
 def _one_number(reward: Any) -> float:
     try:
         return float(np.asarray(reward).item())
-    except Exception:  # None, arrays of several, whole numbers beyond all floats
+    except Exception:
         raise TypeError(f"the reward must be one number, got {reward!r}") from None

@@ -45,14 +45,6 @@ class Desk(NamedTuple):
     rewards: npt.NDArray[np.float64]
     invalid: list[int]
     """Gets the rows that were no transitions."""
-    take: Callable[[int, Any], None]
-    """Given a row and what its step returned."""
-    take_reset: Callable[[int, Any], None]
-    """Given a row and what its reset returned."""
-    unusual: Callable[[int], None]
-    """Given a row that is neither running nor ready to be reset."""
-    fail: Callable[[int, str, BaseException], None]
-    """Given a row, "step" or "reset", and what that, or taking it, raised."""
 
 
 Port: TypeAlias = tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64], int, int, int]
@@ -60,26 +52,44 @@ Port: TypeAlias = tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64], int, int
 Copied: TypeAlias = tuple[Any, Any, Any, Any, Any, bool]
 
 
-def step_rows(desk: Desk, lines: Sequence[Line], actions: Sequence[Any]) -> None:
-    """Step the environments of these lines, one after another, each by its action."""
+def step_rows(
+    desk: Desk,
+    lines: Sequence[Line],
+    actions: Sequence[Any],
+    take: Callable[[int, Any], None],
+    take_reset: Callable[[int, Any], None],
+    unusual: Callable[[int], None],
+    fail: Callable[[int, str, BaseException], None],
+) -> None:
+    """Step the environments of these lines, one after another.
+
+    Args:
+        desk: What they have in common.
+        lines: What to step.
+        actions: One for each line.
+        take: Given a row and what its step returned.
+        take_reset: Given a row and what its reset returned.
+        unusual: Given a row that is neither running nor ready to be reset.
+        fail: Given a row, "step" or "reset", and what that, or taking it, raised.
+    """
     for line, action in zip(lines, actions, strict=True):
         row, is_running = line.row, not desk.states[line.row]
         if not is_running and not (desk.states[row] == ENDED and desk.ready[row]):
             desk.post[1] = line.stepping
-            desk.unusual(row)
+            unusual(row)
             continue
         try:
             if is_running:
                 desk.post[1] = line.stepping
-                desk.take(row, line.step(action))
+                take(row, line.step(action))
                 continue
             desk.post[1] = line.resetting
             desk.ready[row], desk.rewards[row] = 0, 0.0
             desk.invalid.append(row)
             line.start[:] = desk.starts[row]
-            desk.take_reset(row, line.reset())
+            take_reset(row, line.reset())
         except BaseException as exc:
-            desk.fail(row, "step" if is_running else "reset", exc)
+            fail(row, "step" if is_running else "reset", exc)
 
 
 def copy_rows(

@@ -13,6 +13,7 @@ the interpreter.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import faulthandler
 import gc
@@ -133,7 +134,8 @@ def main(spec: WorkerSpec, descriptors: Descriptors) -> None:
     slab.close()
     gc.collect()
     gc.freeze()  # what start-up built is there to stay: later collections need not look at it
-    os.nice(1)  # where cores are few, who hands out work goes before those who wait for it
+    with contextlib.suppress(OSError):
+        os.nice(1)  # where cores are few, who hands out work goes before those who wait for it
     commands = Bell(fds["commands"], fds["commands_write"])
     done = Bell(fds["done_read"], fds["done"])
     _serve(spec, servant, control, channel, commands, done)

@@ -91,8 +91,9 @@ class Columns:
 
     @property
     def sole_array(self) -> NDArray[Any] | None:
-        """All rows as one array, if values are single arrays."""
-        return None if self._sole is None else self._sole.array
+        """All rows as one array, if values are single arrays in this machine's byte order."""
+        sole = self._sole
+        return sole.array if sole is not None and sole.dtype.isnative else None
 
     def writer(self, row: int) -> Write:
         """The function that writes one value into this row; it gives what spilled, or None."""
@@ -102,8 +103,8 @@ class Columns:
     def array_of(self, row: int) -> NDArray[Any] | None:
         """The row itself, if values are single arrays; whoever writes it sees to what fits."""
         self._count(slice(row, row + 1))
-        is_plain = self._sole is not None and self._sole.dtype.isnative
-        return self._sole.array[row, ...] if self._sole is not None and is_plain else None
+        array = self.sole_array
+        return None if array is None else array[row, ...]
 
     def write_batch(self, rows: Rows, batch: Value) -> dict[int, Spill] | None:
         """Write a batch in Gymnasium's form; gives position within `rows` -> Spill, or None."""

@@ -11,6 +11,7 @@ right one.
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from importlib import resources
@@ -43,14 +44,14 @@ def preset_names() -> list[str]:
     return sorted(one.name.removesuffix(".yaml") for one in folder.iterdir())
 
 
-def load_config(name: str | Path = "base", overrides: Sequence[str] = ()) -> Config:
+def load_config(name: str | os.PathLike[str] = "base", overrides: Sequence[str] = ()) -> Config:
     """Read a configuration.
 
     Args:
         name: A preset, or the path of a YAML file.
         overrides: Changes, like "es_manager.train.env_groups=2".
     """
-    if not isinstance(name, str | Path):
+    if not isinstance(name, str | os.PathLike):
         raise ConfigError(
             "load_config takes the name of a preset or the path of a YAML file, got "
             f"{type(name).__name__}; what is a mapping already goes to EnvStateManager as it is"

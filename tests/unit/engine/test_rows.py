@@ -1,8 +1,10 @@
 """What C does to rows is what Python does, whatever environments return."""
 
+import gc
 import shutil
 import sys
 import sysconfig
+import weakref
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,10 +15,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envfleet.engine import gather, host, logbook, plain_rows, rows
+from envfleet.engine import gather, host, logbook, plain_rows, rows, worker
 from envfleet.engine.backends import process
 from envfleet.engine.fleet import Fleet
+from envfleet.engine.host import State
 from envfleet.engine.options import ResetPlan
+from envfleet.engine.snapshot import Replay
 from envfleet.errors import EnvfleetError
 from envfleet.testing.conformance import Subject, check_streams
 
@@ -62,6 +66,16 @@ class Scripted(gymnasium.Env):
         return what() if callable(what) else what
 
 
+class Odd:
+    """A number that numpy does not take for one, as a tensor with a gradient."""
+
+    def __float__(self):
+        return 2.5
+
+    def __len__(self):
+        return 3
+
+
 plain_obs = st.integers(-9, 9).map(lambda n: np.full(SHAPE, n, np.float32))
 odd_obs = st.sampled_from(
     [
@@ -79,6 +93,7 @@ odd_obs = st.sampled_from(
 rewards = st.one_of(
     st.floats(-5, 5),
     st.sampled_from([1, True, np.float32(0.5), np.float64(2), np.array([3.0]), None, "1", 10**400]),
+    st.just(Odd()),
 )
 flags = st.sampled_from([False, True, np.False_, np.True_, 0, 1])
 infos = st.sampled_from([{}, {}, {"a": 1}, {"a": "text"}, None, 3])
@@ -209,7 +224,9 @@ def test_ends_are_noted_alike(told_flags, ended, first, now):
         lambda: step(starts=np.zeros((2, 4), np.uint8)),
         lambda: step(post=np.zeros(1, np.uint64)),
         lambda: step(rewards=np.zeros(0)),
-        lambda: untyped.step_rows((1, 2), [], []),
+        lambda: untyped.step_rows((1, 2), [], [], *[None] * 4),
+        lambda: untyped.lock_step([(words(2), words(8), 0, 0, 0)], bytearray(1), 0, 0, 0, 0.0),
+        lambda: untyped.lock_step([(words(3), words(0), 0, 0, 0)], bytearray(1), 0, 0, 0, 0.0),
         lambda: untyped.lock_step([(1, 2)], bytearray(1), 0, 0, 0, 0.0),
         lambda: untyped.lock_step([], bytearray(1), 0, 0, 0, 0.0),
     ],
@@ -218,6 +235,10 @@ def test_ends_are_noted_alike(told_flags, ended, first, now):
 def test_what_would_overrun_memory_is_refused(call):
     with pytest.raises((TypeError, ValueError, IndexError, OverflowError)):
         call()
+
+
+def words(count):
+    return np.zeros(count, np.uint64)
 
 
 def line(row, step=lambda action: None, reset=lambda: None, obs=None):
@@ -236,14 +257,22 @@ def step(lines=None, actions=None, **changed):
         "post": np.zeros(8, np.uint64),
         "rewards": np.ones(rows_),
         "invalid": [],
+    }
+    functions = {
         "take": lambda row, result: None,
         "take_reset": lambda row, result: None,
         "unusual": lambda row: None,
         "fail": lambda row, doing, exc: None,
     }
-    desk = plain_rows.Desk(**(usual | changed))
-    untyped.step_rows(desk, lines, list(range(len(lines))) if actions is None else actions)
+    desk = plain_rows.Desk(**{name: changed.get(name, one) for name, one in usual.items()})
+    given = [changed.get(name, one) for name, one in functions.items()]
+    untyped.step_rows(desk, lines, list(range(len(lines))) if actions is None else actions, *given)
     return desk
+
+
+def test_c_and_python_mean_the_same_by_numbers():
+    assert (State.RUNNING, State.ENDED) == (0, plain_rows.ENDED) == (0, 1)
+    assert worker.HAS_REPLY == 2
 
 
 @pytest.mark.parametrize("form", [rows, plain_rows])
@@ -323,3 +352,95 @@ def test_a_fleet_in_python_alone_gives_the_same_streams(monkeypatch, backend):
     in_python(monkeypatch)
     options = {"start_method": "fork"} if backend == "process" else {}
     check_streams(Subject(env="CartPole-v1"), backend=backend, **options)
+
+
+def test_rewards_are_whatever_python_takes_for_a_number():
+    fleet = Fleet([partial(Scripted, [(np.zeros(SHAPE, np.float32), Odd(), False, False, {})])])
+    try:
+        fleet.reset([ResetPlan(0)])
+        assert fleet.step(np.zeros(1, np.int64)).rewards.tolist() == [2.5]
+    finally:
+        fleet.close()
+
+
+@pytest.mark.parametrize("dtype", [">f4", ">i2"])
+def test_numbers_in_another_byte_order_are_copied_as_they_are(dtype):
+    class Swapped(Scripted):
+        observation_space = gymnasium.spaces.Box(-9, 9, SHAPE, np.dtype(dtype).type)
+
+        def __init__(self):
+            super().__init__([(np.arange(3).astype(dtype), 1.0, False, False, {})])
+            self.observation_space = gymnasium.spaces.Box(-9, 9, SHAPE, np.dtype(dtype))
+
+        def reset(self, *, seed=None, options=None):
+            super().reset(seed=seed)
+            return np.ones(3).astype(dtype), {}
+
+    fleet = Fleet([Swapped] * 2, backend="serial")
+    try:
+        assert fleet.reset([ResetPlan(0)] * 2).obs.tolist() == [[1, 1, 1]] * 2
+        assert fleet.step(np.zeros(2, np.int64)).obs.tolist() == [[0, 1, 2]] * 2
+    finally:
+        fleet.close()
+
+
+@pytest.mark.parametrize("backend", ["serial", "thread"])
+def test_environments_go_with_their_fleet_before_any_collector_comes(backend):
+    made = []
+
+    def make():
+        env = Scripted([(np.zeros(SHAPE, np.float32), 1.0, False, False, {})])
+        made.append(weakref.ref(env))
+        return env
+
+    gc.disable()
+    try:
+        fleet = Fleet([make] * 2, backend=backend)
+        fleet.reset([ResetPlan(0)] * 2)
+        fleet.step(np.zeros(2, np.int64))
+        fleet.close()
+        del fleet
+        assert [env() for env in made] == [None, None]
+    finally:
+        gc.enable()
+
+
+class Drawing(gymnasium.Env):
+    """Observes random numbers, and ends every second step; it cannot be pickled."""
+
+    observation_space = gymnasium.spaces.Box(0, 1, (1,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self):
+        self.cannot_travel: Any = (one for one in "")
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.at = 0
+        return self.drawn(), {}
+
+    def step(self, action):
+        self.at += 1
+        return self.drawn(), 0.0, self.at % 2 == 0, False, {}
+
+    def drawn(self):
+        return np.array([self.np_random.random()], np.float32)
+
+
+def test_an_episode_is_replayed_from_where_its_generator_really_was():
+    env, action = Drawing(), np.zeros(1, np.int64)
+    fleet = Fleet([lambda: env], backend="serial")
+    try:
+        fleet.reset([ResetPlan(1)])
+        fleet.step(action)
+        assert fleet.step(action).terminated[0]
+        env.np_random.random()  # in this process the environment is its caller's too
+        fleet.step(action)
+        snapshots = fleet.snapshot()
+        assert isinstance(snapshots[0].taken, Replay)
+        went_on = fleet.step(action).obs.tolist()
+        env = Drawing()
+        fleet.restore(snapshots)
+        assert fleet.step(action).obs.tolist() == went_on
+    finally:
+        fleet.close()

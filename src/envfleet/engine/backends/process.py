@@ -158,6 +158,11 @@ class ProcessHandle:
         self._rung += is_done
         self._taken += is_taken
 
+    @property
+    def has_news(self) -> bool:
+        """Whether `take` has something that no bell will ring for again."""
+        return self._taken < self._rung
+
     def note_done(self) -> None:
         """Take the done-bell, in case it rings."""
         self._rung += self.done.take()
@@ -285,6 +290,8 @@ class ProcessBackend:
         self, pending: Sequence[WorkerHandle], timeout_s: float | None, *, want_all: bool
     ) -> None:
         """Wait for a bell, a message or an end."""
+        if any(isinstance(handle, ProcessHandle) and handle.has_news for handle in pending):
+            timeout_s = 0.0  # a lock-step that was not over has taken their bells
         last = pending[-1] if want_all and pending else None
         if not isinstance(last, ProcessHandle):
             self._watch.wait(None, timeout_s)

@@ -60,13 +60,13 @@ class SerialHandle:
         """Carry out the oldest command."""
         command = self._commands.popleft()
         try:
+            self._servant.idle()  # no sooner: until now the environments were their caller's too
             reply = self._servant.handle(command)
         except BaseException as exc:  # Ctrl-C: the command is over all the same
             slot = self.first if command.slots is None else command.slots[0]
             self._done.append(Reply(failures=[Failure.of(slot, command.op.phrase, exc)]))
             raise
         self._done.append(reply)
-        self._servant.idle()
 
     def take(self) -> list[Reply | None]:
         """What has been served."""
