@@ -28,8 +28,8 @@ from envfleet.errors import ConfigError
 
 PROBE_S = 0.05
 """How long the environment is stepped to learn what a step takes."""
-ROUND_TRIP_S = 60e-6
-"""Waking workers and being woken, per batch, as measured on small virtual machines."""
+ROUND_TRIP_S = 120e-6
+"""Waking workers, waiting for the slower one, being woken: per batch, on small virtual machines."""
 THREAD_TRIP_S = 30e-6
 MIN_GAIN = 1.15
 """Parallel work must promise this much: below it the promise is noise."""

@@ -46,7 +46,7 @@ def points(*speedups):
             2,
             15,
             "2 cores: at most 2x for environments that compute; here nothing is gained, because a "
-            "step of 15 us is short beside a round trip to workers (60 us).",
+            "step of 15 us is short beside a round trip to workers (120 us).",
         ),
         (
             (0.9,),
