@@ -46,6 +46,11 @@ class Schema:
     shapes: tuple[tuple[int, ...] | None, ...]
     """None for scalars."""
 
+    @property
+    def is_row_of_doubles(self) -> bool:
+        """As in most simulators: then all values of all slots are copied at once."""
+        return self.dtypes == ("f8",) * len(self.keys) and self.shapes == (None,) * len(self.keys)
+
     @classmethod
     def of(cls, info: Info) -> Schema | None:
         """The schema of `info`, or None if it cannot travel as fields."""
@@ -82,6 +87,8 @@ class Schema:
 
     def columns(self, cells: Array) -> list[Array]:
         """The values of each key in cells of many slots, as arrays of their own."""
+        if self.is_row_of_doubles:
+            return list(cells.view(np.float64)[:, : len(self.keys)].T.copy())
         record = _record(self.dtypes, self.shapes)
         table = cells.view(record)[:, 0]
         return [table[name].copy() for name in record.names or ()]
