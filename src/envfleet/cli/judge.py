@@ -302,7 +302,7 @@ def compiled(is_compiled: bool) -> Finding:
     return Finding(
         "compiled",
         "warn",
-        "steps run in Python alone: the same results, cheap environments 10 to 40 % slower",
+        "steps run in Python alone: the same results, cheap environments a fifth slower",
         "install a C compiler and Python's headers (Debian: gcc, python3-dev), then envfleet again",
     )
 
