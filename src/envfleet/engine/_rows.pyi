@@ -1,7 +1,9 @@
 """Compiled from _rows.c; what the functions do is said in plain_rows.py."""
 
+from envfleet.engine.plain_rows import LockStep
 from envfleet.engine.plain_rows import common_number as common_number
 from envfleet.engine.plain_rows import copy_rows as copy_rows
-from envfleet.engine.plain_rows import lock_step as lock_step
 from envfleet.engine.plain_rows import note_ends as note_ends
 from envfleet.engine.plain_rows import step_rows as step_rows
+
+lock_step: LockStep

@@ -1,4 +1,4 @@
-"""The functions of `_rows.c` in Python, for places without a compiler.
+"""The functions of `_rows.c` in Python, for places without a compiler, and what both are given.
 
 Where C does the common case itself, here everything is left to the functions that are given.
 """
@@ -6,7 +6,7 @@ Where C does the common case itself, here everything is left to the functions th
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -50,6 +50,30 @@ class Desk(NamedTuple):
 Port: TypeAlias = tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64], int, int, int]
 """(ring, post, descriptors of the bells for commands and for what is done, commands so far)."""
 Copied: TypeAlias = tuple[Any, Any, Any, Any, Any, bool]
+
+
+class LockStep(Protocol):
+    """Posts one command to all workers and waits until all are done, or for other news."""
+
+    def __call__(
+        self,
+        ports: Sequence[Port],
+        news: bytearray,
+        request: int,
+        op: int,
+        urgent_fd: int,
+        limit_s: float,
+    ) -> None:
+        """Post and wait.
+
+        Args:
+            ports: The workers.
+            news: Filled in, also if a signal's handler raises: 0 not done, 1 done, 2 with a reply.
+            request: The command's identity.
+            op: The command.
+            urgent_fd: Becomes readable when a worker sends something or ends.
+            limit_s: Wait no longer.
+        """
 
 
 def step_rows(
@@ -134,19 +158,3 @@ def common_number(numbers: npt.NDArray[np.uint16], first: int, end: int) -> int 
     """The number that all rows from `first` on have, if it is one."""
     found = numbers[first:end]
     return int(found[0]) if np.count_nonzero(found == found[0]) == len(found) else None
-
-
-def lock_step(
-    ports: Sequence[Port], news: bytearray, request: int, op: int, urgent_fd: int, limit_s: float
-) -> None:
-    """Post one command to all workers and wait until all are done, or for other news.
-
-    Args:
-        ports: The workers.
-        news: Filled in, also if a signal's handler raises: 0 not done, 1 done, 2 with a reply.
-        request: The command's identity.
-        op: The command.
-        urgent_fd: Becomes readable when a worker sends something or ends.
-        limit_s: Wait no longer.
-    """
-    raise NotImplementedError("it exists in C only")

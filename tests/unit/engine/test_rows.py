@@ -35,7 +35,7 @@ def in_python(patch):
     patch.setattr(gather, "copy_rows", plain_rows.copy_rows)
     patch.setattr(gather, "common_number", plain_rows.common_number)
     patch.setattr(logbook, "note_ends", plain_rows.note_ends)
-    patch.setattr(process, "IS_COMPILED", False)
+    patch.setattr(process, "lock_step", None)
 
 
 def test_it_is_compiled_where_it_can_be():

@@ -32,7 +32,7 @@ from envfleet.engine.channel import ParentChannel
 from envfleet.engine.machine import open_files, usable_cores
 from envfleet.engine.messages import Command, EnvFacts, Failure, Op, Reply
 from envfleet.engine.options import StartMethod
-from envfleet.engine.rows import IS_COMPILED, Port, lock_step
+from envfleet.engine.rows import Port, lock_step
 from envfleet.engine.signals import HAS_EVENTFD, Bell
 from envfleet.engine.slab import unnamed_file
 from envfleet.engine.worker import (
@@ -305,7 +305,7 @@ class ProcessBackend:
         """Ring all bells and wait for all answers in one go, where that is compiled."""
         workers = [handle for handle in handles if isinstance(handle, ProcessHandle)]
         urgent_fd = self._watch.urgent_fd
-        if not (IS_COMPILED and HAS_EVENTFD) or urgent_fd is None:
+        if lock_step is None or not HAS_EVENTFD or urgent_fd is None:
             for worker in workers:
                 worker.post(Command(request, Op.STEP))
             return False
