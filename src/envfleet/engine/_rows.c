@@ -2,7 +2,7 @@
 
    Each function does the common case itself and leaves everything else to Python: what is unusual
    is decided there alone. plain_rows.py has the same functions in Python, for places without a
-   compiler, except lock_step, which a fleet can do without. */
+   compiler, except post_steps and collect_steps, which a fleet can do without. */
 
 #define PY_SSIZE_T_CLEAN
 #define NPY_NO_DEPRECATED_API NPY_2_0_API_VERSION
@@ -28,10 +28,12 @@ is_array(PyArrayObject *array, int type, int ndim, npy_intp least)
 
 /* ---- a worker: step environments ---------------------------------------------------------- */
 
+/* 0 or 1 if this is False or True, -1 if it is anything else. */
 static int
-is_false(PyObject *flag)
+as_flag(PyObject *flag)
 {
-    return flag == Py_False || flag == PyArrayScalar_False;
+    int is_true = flag == Py_True || flag == PyArrayScalar_True;
+    return is_true || flag == Py_False || flag == PyArrayScalar_False ? is_true : -1;
 }
 
 static int
@@ -65,24 +67,7 @@ is_empty(PyObject *info)
     return PyDict_CheckExact(info) && PyDict_GET_SIZE(info) == 0;
 }
 
-/* Put away what a step returned, if nothing about it is special; 0 leaves everything as it was. */
-static int
-put_step(PyObject *result, PyObject *row_of_obs, double *reward)
-{
-    if (!PyTuple_CheckExact(result) || PyTuple_GET_SIZE(result) != 5) {
-        return 0;
-    }
-    PyObject *given = PyTuple_GET_ITEM(result, 1);
-    if (!PyFloat_Check(given) || !is_false(PyTuple_GET_ITEM(result, 2)) ||
-        !is_false(PyTuple_GET_ITEM(result, 3)) || !is_empty(PyTuple_GET_ITEM(result, 4)) ||
-        !put_obs(PyTuple_GET_ITEM(result, 0), row_of_obs)) {
-        return 0;
-    }
-    *reward = PyFloat_AS_DOUBLE(given);
-    return 1;
-}
-
-/* The same for a reset. */
+/* Put away what a reset returned, if nothing about it is special; 0 leaves everything as it was. */
 static int
 put_reset(PyObject *result, PyObject *row_of_obs)
 {
@@ -113,23 +98,23 @@ enum { RUNNING, ENDED }; /* host.py's states; all others are Python's */
 
 /* What plain_rows.py calls a desk and a line; everything in them is borrowed. */
 typedef struct {
-    PyObject *states, *has_info, *ready, *invalid;
+    PyObject *states, *has_info, *ready, *invalid, *ends;
     PyArrayObject *starts, *post, *rewards;
     PyObject *take, *take_reset, *unusual, *fail; /* these are given with each call */
 } Desk;
 
 typedef struct {
-    PyObject *row, *stepping, *step, *resetting, *reset, *obs;
+    PyObject *row, *stepping, *step, *limit, *resetting, *reset, *obs;
     PyArrayObject *start;
 } Line;
 
 static int
 read_desk(PyObject *tuple, Desk *desk)
 {
-    if (!PyArg_ParseTuple(tuple, "O!O!O!O!O!O!O!", &PyByteArray_Type, &desk->states,
+    if (!PyArg_ParseTuple(tuple, "O!O!O!O!O!O!O!O", &PyByteArray_Type, &desk->states,
                           &PyByteArray_Type, &desk->has_info, &PyByteArray_Type, &desk->ready,
                           &PyArray_Type, &desk->starts, &PyArray_Type, &desk->post, &PyArray_Type,
-                          &desk->rewards, &PyList_Type, &desk->invalid)) {
+                          &desk->rewards, &PyList_Type, &desk->invalid, &desk->ends)) {
         return -1;
     }
     Py_ssize_t rows = PyByteArray_GET_SIZE(desk->states);
@@ -148,17 +133,18 @@ read_desk(PyObject *tuple, Desk *desk)
 static int
 read_line(PyObject *tuple, const Desk *desk, Line *line, Py_ssize_t *row)
 {
-    if (!PyTuple_Check(tuple) || PyTuple_GET_SIZE(tuple) != 7) {
-        PyErr_SetString(PyExc_TypeError, "a line is a tuple of seven");
+    if (!PyTuple_Check(tuple) || PyTuple_GET_SIZE(tuple) != 8) {
+        PyErr_SetString(PyExc_TypeError, "a line is a tuple of eight");
         return -1;
     }
     line->row = PyTuple_GET_ITEM(tuple, 0);
     line->stepping = PyTuple_GET_ITEM(tuple, 1);
     line->step = PyTuple_GET_ITEM(tuple, 2);
-    line->resetting = PyTuple_GET_ITEM(tuple, 3);
-    line->reset = PyTuple_GET_ITEM(tuple, 4);
-    line->obs = PyTuple_GET_ITEM(tuple, 5);
-    line->start = (PyArrayObject *)PyTuple_GET_ITEM(tuple, 6);
+    line->limit = PyTuple_GET_ITEM(tuple, 3);
+    line->resetting = PyTuple_GET_ITEM(tuple, 4);
+    line->reset = PyTuple_GET_ITEM(tuple, 5);
+    line->obs = PyTuple_GET_ITEM(tuple, 6);
+    line->start = (PyArrayObject *)PyTuple_GET_ITEM(tuple, 7);
     *row = PyLong_AsSsize_t(line->row);
     if (*row == -1 && PyErr_Occurred()) {
         return -1;
@@ -203,6 +189,77 @@ leave_to_python(const Desk *desk, PyObject *row, PyObject *take, PyObject *resul
     return done == NULL ? -1 : 0;
 }
 
+static PyObject *elapsed_steps, *max_episode_steps, *one; /* made once, with the module */
+
+/* Count a step as gymnasium's TimeLimit does: 1 if the limit is reached, -1 if that raises. */
+static int
+count_step(PyObject *limit)
+{
+    int is_over = -1;
+    PyObject *before = PyObject_GetAttr(limit, elapsed_steps);
+    PyObject *now = before == NULL ? NULL : PyNumber_Add(before, one);
+    if (now != NULL && PyObject_SetAttr(limit, elapsed_steps, now) == 0) {
+        PyObject *most = PyObject_GetAttr(limit, max_episode_steps);
+        is_over = most == NULL ? -1 : PyObject_RichCompareBool(now, most, Py_GE);
+        Py_XDECREF(most);
+    }
+    Py_XDECREF(before);
+    Py_XDECREF(now);
+    return is_over;
+}
+
+/* What a step returned, counted; takes `result` and gives another, or NULL. */
+static PyObject *
+counted(PyObject *limit, PyObject *result)
+{
+    PyObject *five = PySequence_Tuple(result), *cut = NULL;
+    Py_DECREF(result);
+    if (five == NULL || PyTuple_GET_SIZE(five) != 5) {
+        return five; /* whoever takes it says what is wrong */
+    }
+    int is_over = count_step(limit);
+    if (is_over == 0) {
+        return five;
+    }
+    if (is_over > 0) {
+        cut = PyTuple_Pack(5, PyTuple_GET_ITEM(five, 0), PyTuple_GET_ITEM(five, 1),
+                           PyTuple_GET_ITEM(five, 2), Py_True, PyTuple_GET_ITEM(five, 4));
+    }
+    Py_DECREF(five);
+    return cut;
+}
+
+/* Put away what a step returned: 1 if nothing about it is special, 0 if it is left as it was. */
+static int
+put_step(const Desk *desk, const Line *line, Py_ssize_t row, PyObject *result)
+{
+    if (PyByteArray_AS_STRING(desk->has_info)[row] || !PyTuple_CheckExact(result) ||
+        PyTuple_GET_SIZE(result) != 5) {
+        return 0;
+    }
+    PyObject *reward = PyTuple_GET_ITEM(result, 1);
+    int is_terminated = as_flag(PyTuple_GET_ITEM(result, 2));
+    int is_truncated = as_flag(PyTuple_GET_ITEM(result, 3));
+    int is_end = is_terminated > 0 || is_truncated > 0;
+    if (!PyFloat_Check(reward) || is_terminated < 0 || is_truncated < 0 ||
+        (is_end && !PyList_CheckExact(desk->ends)) || !is_empty(PyTuple_GET_ITEM(result, 4)) ||
+        !put_obs(PyTuple_GET_ITEM(result, 0), line->obs)) {
+        return 0;
+    }
+    ((double *)PyArray_DATA(desk->rewards))[row] = PyFloat_AS_DOUBLE(reward);
+    if (is_end) {
+        PyObject *end = PyTuple_Pack(3, line->row, is_terminated ? Py_True : Py_False,
+                                     is_truncated ? Py_True : Py_False);
+        if (end == NULL || PyList_Append(desk->ends, end) < 0) {
+            Py_XDECREF(end);
+            return -1;
+        }
+        Py_DECREF(end);
+        PyByteArray_AS_STRING(desk->states)[row] = ENDED;
+    }
+    return 1;
+}
+
 static int
 step_running(const Desk *desk, const Line *line, Py_ssize_t row, PyObject *action)
 {
@@ -210,11 +267,13 @@ step_running(const Desk *desk, const Line *line, Py_ssize_t row, PyObject *actio
         return -1;
     }
     PyObject *result = PyObject_CallOneArg(line->step, action);
-    double *reward = (double *)PyArray_DATA(desk->rewards) + row;
-    if (result != NULL && !PyByteArray_AS_STRING(desk->has_info)[row] &&
-        put_step(result, line->obs, reward)) {
+    if (result != NULL && line->limit != Py_None) {
+        result = counted(line->limit, result);
+    }
+    int is_put = result == NULL ? 0 : put_step(desk, line, row, result);
+    if (is_put) {
         Py_DECREF(result);
-        return 0;
+        return is_put < 0 ? -1 : 0;
     }
     return leave_to_python(desk, line->row, desk->take, result, "step");
 }
@@ -425,36 +484,112 @@ common_number(PyObject *Py_UNUSED(module), PyObject *args)
     return PyLong_FromLong(number[first]);
 }
 
-/* ---- the parent: one step of all workers ---------------------------------------------------- */
+/* ---- the parent: plain steps of whole workers ------------------------------------------------ */
 
 enum { HAS_REPLY = 2 }; /* as in worker.py */
+enum { NOTHING, POSTED, DONE, DONE_WITH_REPLY }; /* what a lane says of a worker */
 
+/* plain_rows.py's Port; everything in it is borrowed. */
 typedef struct {
-    volatile npy_uint64 *entry; /* request, operation, flags */
+    volatile npy_uint64 *ring; /* entries of request, operation, flags */
+    npy_uint64 size;
     volatile npy_uint64 *hint;
-    npy_uint64 posted;
+    npy_uint64 *posted, *rung, *taken;
     int commands, done;
-    int is_done;
+    Py_ssize_t num_slots;
+    char *state;
 } Port;
 
 static int
-read_port(PyObject *tuple, Port *port)
+read_port(PyObject *ports, PyObject *states, Py_ssize_t worker, Port *port)
 {
-    PyArrayObject *ring, *words;
-    unsigned long long posted;
-    if (!PyArg_ParseTuple(tuple, "O!O!iiK", &PyArray_Type, &ring, &PyArray_Type, &words,
-                          &port->commands, &port->done, &posted)) {
+    PyArrayObject *ring, *words, *counts;
+    if (worker < 0 || worker >= PyList_GET_SIZE(ports)) {
+        PyErr_SetString(PyExc_IndexError, "there is no such worker");
         return -1;
     }
-    if (!is_array(ring, NPY_UINT64, 1, 3) || !is_array(words, NPY_UINT64, 1, 1)) {
+    if (!PyArg_ParseTuple(PyList_GET_ITEM(ports, worker), "O!O!O!iin", &PyArray_Type, &ring,
+                          &PyArray_Type, &words, &PyArray_Type, &counts, &port->commands,
+                          &port->done, &port->num_slots) ||
+        !is_array(ring, NPY_UINT64, 1, 3) || !is_array(words, NPY_UINT64, 1, 1) ||
+        !is_array(counts, NPY_UINT64, 1, 3)) {
         return -1;
     }
-    npy_uint64 size = (npy_uint64)PyArray_DIM(ring, 0) / 3;
-    port->entry = (npy_uint64 *)PyArray_DATA(ring) + posted % size * 3;
+    port->ring = PyArray_DATA(ring);
+    port->size = (npy_uint64)PyArray_DIM(ring, 0) / 3;
     port->hint = PyArray_DATA(words);
-    port->posted = posted;
-    port->is_done = 0;
+    port->posted = PyArray_DATA(counts);
+    port->rung = port->posted + 1;
+    port->taken = port->posted + 2;
+    port->state = PyByteArray_AS_STRING(states) + worker;
     return 0;
+}
+
+static int
+read_ports(PyObject *all, PyObject *states, PyObject *workers, Port *ports)
+{
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(workers); i++) {
+        Py_ssize_t worker = PyLong_AsSsize_t(PyTuple_GET_ITEM(workers, i));
+        if ((worker == -1 && PyErr_Occurred()) || read_port(all, states, worker, &ports[i]) < 0) {
+            return -1;
+        }
+    }
+    return 0;
+}
+
+static int
+are_as_many(PyObject *ports, PyObject *states)
+{
+    if (PyByteArray_GET_SIZE(states) == PyList_GET_SIZE(ports)) {
+        return 1;
+    }
+    PyErr_SetString(PyExc_ValueError, "there must be one state for each port");
+    return 0;
+}
+
+static PyObject *
+post_steps(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    PyObject *ports, *states, *workers;
+    unsigned long long request, operation;
+    if (!PyArg_ParseTuple(args, "O!O!O!KK", &PyList_Type, &ports, &PyByteArray_Type, &states,
+                          &PyTuple_Type, &workers, &request, &operation) ||
+        !are_as_many(ports, states)) {
+        return NULL;
+    }
+    Py_ssize_t count = PyTuple_GET_SIZE(workers);
+    Port *chosen = PyMem_Malloc(sizeof(Port) * (size_t)(count + 1));
+    if (chosen == NULL) {
+        return PyErr_NoMemory();
+    }
+    if (read_ports(ports, states, workers, chosen) < 0) {
+        PyMem_Free(chosen);
+        return NULL;
+    }
+    for (Py_ssize_t i = 0; i < count; i++) {
+        if (*chosen[i].state != NOTHING || *chosen[i].posted != *chosen[i].taken) {
+            PyMem_Free(chosen);
+            return PyErr_Format(PyExc_ValueError, "worker %R has something else to do",
+                                PyTuple_GET_ITEM(workers, i));
+        }
+    }
+    for (Py_ssize_t i = 0; i < count; i++) {
+        Port *port = &chosen[i];
+        volatile npy_uint64 *entry = port->ring + *port->posted % port->size * 3;
+        entry[0] = request;
+        entry[1] = operation;
+        entry[2] = 0;
+        *port->posted += 1;
+        *port->hint = *port->posted;
+        *port->state = POSTED;
+    }
+    for (Py_ssize_t i = 0; i < count; i++) {
+        npy_uint64 once = 1;
+        ssize_t written = write(chosen[i].commands, &once, sizeof once);
+        (void)written; /* this counter is never full, and the wait hears of a worker's end */
+    }
+    PyMem_Free(chosen);
+    Py_RETURN_NONE;
 }
 
 static double
@@ -465,97 +600,126 @@ seconds_now(void)
     return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
 }
 
-static int
+static void
 take_bell(Port *port)
 {
     npy_uint64 count;
-    port->is_done |= read(port->done, &count, sizeof count) == (ssize_t)sizeof count;
-    return port->is_done;
+    if (read(port->done, &count, sizeof count) == (ssize_t)sizeof count) {
+        npy_uint64 flags = port->ring[*port->rung % port->size * 3 + 2];
+        *port->rung += count;
+        *port->state = flags & HAS_REPLY ? DONE_WITH_REPLY : DONE;
+    }
 }
 
-/* Wait until all are done; 1 if they are, 0 if there is other news or no time left, -1 for a signal. */
+/* Wait for enough; 1 if it is there, 0 if there is other news or no time left, -1 for a signal. */
 static int
-wait_for_all(Port *ports, Py_ssize_t count, int urgent, double give_up_s)
+wait_for(Port *ports, struct pollfd *watched, Py_ssize_t count, Py_ssize_t wanted, int urgent,
+         double give_up_s)
 {
-    for (Py_ssize_t i = count - 1; i >= 0;) {
-        if (take_bell(&ports[i])) {
-            i--; /* the others were most likely done before the last one */
-            continue;
+    for (;;) {
+        Py_ssize_t done = 0, coming = 0, last = -1;
+        for (Py_ssize_t i = 0; i < count; i++) {
+            if (*ports[i].state == POSTED) {
+                take_bell(&ports[i]);
+            }
+            if (*ports[i].state == DONE_WITH_REPLY) {
+                return 0;
+            }
+            if (*ports[i].state == DONE) {
+                done += ports[i].num_slots;
+            }
+            else if (*ports[i].state == POSTED) {
+                coming += ports[i].num_slots;
+                last = i;
+            }
+        }
+        if (last < 0 || done >= wanted) {
+            return 1;
         }
         double left_s = give_up_s - seconds_now();
         if (left_s <= 0) {
             return 0;
         }
-        struct pollfd watched[2] = {{ports[i].done, POLLIN, 0}, {urgent, POLLIN, 0}};
-        int found = poll(watched, 2, (int)(left_s * 1e3) + 1);
+        /* who needs all of them sleeps until the last is done, instead of being woken by each */
+        int needs_all = done + coming - ports[last].num_slots < wanted;
+        nfds_t size = 0;
+        watched[size++] = (struct pollfd){urgent, POLLIN, 0};
+        for (Py_ssize_t i = needs_all ? last : 0; i < count; i++) {
+            if (*ports[i].state == POSTED) {
+                watched[size++] = (struct pollfd){ports[i].done, POLLIN, 0};
+            }
+        }
+        int found = poll(watched, size, (int)(left_s * 1e3) + 1);
         if (found < 0 && errno == EINTR) {
             return -1;
         }
-        if (found < 0 || watched[1].revents) {
+        if (found < 0 || watched[0].revents) {
             return 0;
         }
     }
-    return 1;
 }
 
-static void
-ring(Port *ports, Py_ssize_t count, npy_uint64 request, npy_uint64 operation)
+/* Hand out those that are done: their numbers. */
+static PyObject *
+collected(Port *ports, PyObject *workers)
 {
+    Py_ssize_t size = 0, count = PyTuple_GET_SIZE(workers);
     for (Py_ssize_t i = 0; i < count; i++) {
-        ports[i].entry[0] = request;
-        ports[i].entry[1] = operation;
-        ports[i].entry[2] = 0;
-        *ports[i].hint = ports[i].posted + 1;
+        size += *ports[i].state == DONE;
     }
-    for (Py_ssize_t i = 0; i < count; i++) {
-        npy_uint64 one = 1;
-        ssize_t written = write(ports[i].commands, &one, sizeof one);
-        (void)written; /* this counter is never full, and the wait hears of a worker's end */
+    PyObject *found = PyTuple_New(size);
+    for (Py_ssize_t i = 0, at = 0; found != NULL && i < count; i++) {
+        if (*ports[i].state == DONE) {
+            PyTuple_SET_ITEM(found, at++, Py_NewRef(PyTuple_GET_ITEM(workers, i)));
+        }
     }
+    for (Py_ssize_t i = 0; found != NULL && i < count; i++) {
+        if (*ports[i].state == DONE) {
+            *ports[i].taken += 1;
+            *ports[i].state = NOTHING;
+        }
+    }
+    return found;
 }
 
 static PyObject *
-lock_step(PyObject *Py_UNUSED(module), PyObject *args)
+collect_steps(PyObject *Py_UNUSED(module), PyObject *args)
 {
-    PyObject *tuples, *news;
-    unsigned long long request, operation;
-    int urgent, status;
+    PyObject *all, *states, *workers, *found = NULL;
+    Py_ssize_t wanted;
+    int urgent, status = 0;
     double limit_s;
-    if (!PyArg_ParseTuple(args, "O!O!KKid", &PyList_Type, &tuples, &PyByteArray_Type, &news,
-                          &request, &operation, &urgent, &limit_s)) {
+    if (!PyArg_ParseTuple(args, "O!O!O!nid", &PyList_Type, &all, &PyByteArray_Type, &states,
+                          &PyTuple_Type, &workers, &wanted, &urgent, &limit_s) ||
+        !are_as_many(all, states)) {
         return NULL;
     }
-    Py_ssize_t count = PyList_GET_SIZE(tuples);
-    if (PyByteArray_GET_SIZE(news) != count) {
-        PyErr_SetString(PyExc_ValueError, "news must have a byte for each worker");
-        return NULL;
+    Py_ssize_t count = PyTuple_GET_SIZE(workers);
+    Port *ports = PyMem_Malloc(sizeof(Port) * (size_t)(count + 1));
+    struct pollfd *watched = PyMem_Malloc(sizeof(struct pollfd) * (size_t)(count + 1));
+    if (ports == NULL || watched == NULL) {
+        PyErr_NoMemory();
+        goto end;
     }
-    Port *ports = PyMem_Malloc(sizeof(Port) * (size_t)count);
-    if (ports == NULL) {
-        return PyErr_NoMemory();
-    }
-    for (Py_ssize_t i = 0; i < count; i++) {
-        if (read_port(PyList_GET_ITEM(tuples, i), &ports[i]) < 0) {
-            PyMem_Free(ports);
-            return NULL;
-        }
+    if (read_ports(all, states, workers, ports) < 0) {
+        goto end;
     }
     double give_up_s = seconds_now() + limit_s;
-    ring(ports, count, request, operation);
     do {
         Py_BEGIN_ALLOW_THREADS
-        status = wait_for_all(ports, count, urgent, give_up_s);
+        status = wait_for(ports, watched, count, wanted, urgent, give_up_s);
         Py_END_ALLOW_THREADS
     } while (status < 0 && PyErr_CheckSignals() == 0);
-    for (Py_ssize_t i = 0; i < count; i++) {
-        int has_reply = (ports[i].entry[2] & HAS_REPLY) != 0;
-        PyByteArray_AS_STRING(news)[i] = (char)(ports[i].is_done ? 1 + has_reply : 0);
+    if (status > 0) {
+        found = collected(ports, workers);
     }
+    else if (status == 0) {
+        found = Py_NewRef(Py_None);
+    } /* else NULL: what a signal's handler raised */
+end:
     PyMem_Free(ports);
-    if (status < 0) {
-        return NULL; /* what a signal's handler raised */
-    }
-    Py_RETURN_NONE;
+    PyMem_Free(watched);
+    return found;
 }
 
 static PyMethodDef methods[] = {
@@ -563,7 +727,8 @@ static PyMethodDef methods[] = {
     {"copy_rows", copy_rows, METH_VARARGS, NULL},
     {"note_ends", note_ends, METH_VARARGS, NULL},
     {"common_number", common_number, METH_VARARGS, NULL},
-    {"lock_step", lock_step, METH_VARARGS, NULL},
+    {"post_steps", post_steps, METH_VARARGS, NULL},
+    {"collect_steps", collect_steps, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
 
@@ -574,5 +739,11 @@ PyMODINIT_FUNC
 PyInit__rows(void)
 {
     import_array();
+    elapsed_steps = PyUnicode_InternFromString("_elapsed_steps");
+    max_episode_steps = PyUnicode_InternFromString("_max_episode_steps");
+    one = PyLong_FromLong(1);
+    if (elapsed_steps == NULL || max_episode_steps == NULL || one == NULL) {
+        return NULL;
+    }
     return PyModule_Create(&module);
 }

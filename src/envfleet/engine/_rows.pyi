@@ -1,9 +1,10 @@
 """Compiled from _rows.c; what the functions do is said in plain_rows.py."""
 
-from envfleet.engine.plain_rows import LockStep
+from envfleet.engine.plain_rows import CollectSteps, PostSteps
 from envfleet.engine.plain_rows import common_number as common_number
 from envfleet.engine.plain_rows import copy_rows as copy_rows
 from envfleet.engine.plain_rows import note_ends as note_ends
 from envfleet.engine.plain_rows import step_rows as step_rows
 
-lock_step: LockStep
+post_steps: PostSteps
+collect_steps: CollectSteps

@@ -13,7 +13,7 @@ from typing import Any
 
 import cloudpickle
 
-from envfleet.engine.backends import Backend, Binding, Ground, Launch, WorkerHandle
+from envfleet.engine.backends import Backend, Binding, Ground, Lane, Launch, WorkerHandle
 from envfleet.engine.backends.process import GUARD_EXIT, ProcessBackend, ProcessHandle
 from envfleet.engine.backends.serial import SerialBackend, SerialHandle
 from envfleet.engine.backends.thread import ThreadBackend
@@ -105,14 +105,11 @@ class Crew:
             self._backend.wait(pending, timeout_s, want_all=want_all)
 
     @property
-    def is_as_launched(self) -> bool:
-        """Whether all workers are there, where the backend put them."""
-        return not self.fallen_back and not self._launched_s
-
-    def lock_step(self, request: int, limit_s: float) -> bool:
-        """Post a step of all slots and wait, if that can be done in one go; whether it is over."""
-        assert self._backend is not None
-        return self._backend.lock_step(self.handles, request, limit_s)
+    def lane(self) -> Lane | None:
+        """The backend's, if it has one and all workers are there, where it put them."""
+        if self._backend is None or self.fallen_back or self._launched_s:
+            return None
+        return self._backend.lane
 
     def check_payload(self, payload: Any, what: str) -> None:
         """Refuse what could not reach a worker process, before anything is under way."""

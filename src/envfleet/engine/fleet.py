@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from envfleet.engine.backends import WorkerHandle
+from envfleet.engine.backends import Lane, WorkerHandle
 from envfleet.engine.backends.process import refuse_unguarded_main
 from envfleet.engine.batch import Batch, any_set
 from envfleet.engine.crew import Crew
@@ -140,6 +140,8 @@ class Fleet:
         )
         self._is_native = all(facts.native for facts in crew.facts)
         self._is_closed = False
+        self._has_replies = False
+        """Whether there were any when last somebody waited: such steps are none for the lane."""
         self._wait_s = self._copy_s = 0.0
         self._last_timings: dict[str, float] = {}
         self.incidents: list[Incident] = self._logbook.incidents
@@ -198,48 +200,76 @@ class Fleet:
     def send(self, actions: Any, slots: Sequence[int] | Slots | None = None) -> None:
         """Start a step of these slots (None: all); `actions` is a batch in their order."""
         started_s = time.perf_counter()
-        route = self._router.find(slots)
-        self._traffic.post(route, Op.STEP, self._prepare(route, actions))
+        self._start(self._router.find(slots), actions)
         self._copy_s += time.perf_counter() - started_s
 
     def step(self, actions: Any) -> Batch:
-        """`send` to all slots and `recv` from all of them, by the shortest way there is."""
-        started_s = time.perf_counter()
-        route = self._router.everything
-        spills = self._prepare(route, actions)
-        is_simple = spills is None and self._can_lock_step()
-        if not is_simple:
-            self._traffic.post(route, Op.STEP, spills)
-        self._copy_s += time.perf_counter() - started_s
+        """`send` to all slots and `recv` from all of them."""
+        before = self._traffic.last_request
         try:
-            return self._lock_step(route) if is_simple else self.recv()
+            self.send(actions)
+            return self.recv()
         except BaseException:
-            self.drop()  # the rows of the other slots have nobody left to go to
+            if self._traffic.last_request != before:
+                self.drop()  # the rows of the other slots have nobody left to go to
             raise
 
-    def _lock_step(self, route: Route) -> Batch:
-        started_s, is_over = time.perf_counter(), False
-        request = self._traffic.begin_lock_step()
-        try:
-            is_over = self._crew.lock_step(request, self._recovery.check_s)
-        finally:
-            if not is_over:  # first of all: what is under way must be known to be
-                self._traffic.take_over(route)
-            now_s = time.perf_counter()
-            self._wait_s += now_s - started_s
-        if not is_over:
-            self._advance(0.0, want_all=True)
-            return self.recv()
+    def _start(self, route: Route, actions: Any) -> None:
+        lane = self._lane_for(route)
+        if lane is None:
+            self._check_sendable(route)
+        spills = self._write_actions(route, actions)
+        if self._poison and not self._gatherer.is_mixed:
+            self._data.obs[0].poison(route.rows)
+        if lane is not None and spills is None and route.workers is not None:
+            lane.post(route.workers, self._traffic.next_request())
+        else:
+            self._leave_lane()
+            self._traffic.post(route, Op.STEP, spills)
+
+    def _lane_for(self, route: Route) -> Lane | None:
+        """The lane, if there is nothing to be said against a plain step of this route."""
+        lane = None if self._is_closed else self._crew.lane
+        if (
+            lane is None
+            or route.workers is None
+            or self._has_replies
+            or self._gatherer.spills
+            or self._recovery.blocked
+            or self._logbook.num_needing_reset
+            or not (self._traffic.is_empty or self._traffic.hand_back(lane))
+            or any(lane.under_way[worker] for worker in route.workers)
+        ):
+            return None
+        return lane
+
+    def _leave_lane(self) -> None:
+        """Enter what is under way on the lane into the books, where all else can see it."""
+        lane = self._crew.lane
+        if lane is not None and any(lane.under_way):
+            self._traffic.enter(lane, self._router.everything.parts)
+
+    def _collect(
+        self, lane: Lane, chosen: Route | None, min_slots: int | None, limit_s: float | None
+    ) -> Batch | None:
+        """What is done on the lane, if enough of it is and nothing about it is special."""
+        recovery, started_s = self._recovery, time.perf_counter()
+        workers = self._router.everything.workers if chosen is None else chosen.workers
+        if workers is None or (chosen and not all(lane.under_way[worker] for worker in workers)):
+            return None
+        is_patient = chosen is None and min_slots is None
+        if not is_patient and recovery.is_any_silent(lane, time.monotonic()):
+            return None  # those who are done must not hide one who hangs
+        limit_s = recovery.check_s if limit_s is None else min(limit_s, recovery.check_s)
+        done = lane.collect(workers, min_slots or self.num_slots, limit_s)
+        now_s = time.perf_counter()
+        self._wait_s += now_s - started_s
+        if done is None:
+            return None
+        route = chosen or self._router.of_workers(done)
         batch = self._hand_out(route.slots, route.rows)
         self._copy_s += time.perf_counter() - now_s
         return batch
-
-    def _can_lock_step(self) -> bool:
-        return (
-            self._crew.is_as_launched
-            and not self._gatherer.spills
-            and not any(self._traffic.outstanding)
-        )
 
     def recv(
         self,
@@ -255,20 +285,30 @@ class Fleet:
             slots: Wait for exactly these and return them, in order; leave the others where they
                 are.
         """
-        self._check_open()
-        traffic = self._traffic
-        if slots is not None:
-            if min_slots is not None or timeout_s is not None:
-                raise ConfigError("recv waits for slots, or for min_slots and timeout_s, not both")
-            return self._recv_of(self._router.find(slots))
-        if not traffic.ready and not traffic.num_in_flight:
-            raise NothingSent("recv has nothing to wait for: no slot is in flight. Call send first")
+        if slots is not None and (min_slots is not None or timeout_s is not None):
+            raise ConfigError("recv waits for slots, or for min_slots and timeout_s, not both")
         if min_slots is not None:
             check_count("min_slots", min_slots)
         if timeout_s is not None:
             check_seconds("timeout_s", timeout_s, may_be_zero=True)
+        called_s = time.perf_counter()
+        self._has_replies = False
+        route = None if slots is None else self._router.find(slots)
+        lane = None if self._is_closed else self._crew.lane
+        if lane is not None and any(lane.under_way):
+            batch = self._collect(lane, route, min_slots, timeout_s)
+            if batch is not None:
+                return batch
+            self._leave_lane()
+            self._advance(0.0, want_all=False)  # a silence is counted from its first look
+        self._check_open()
+        traffic = self._traffic
+        if route is not None:
+            return self._recv_of(route)
+        if not traffic.ready and not traffic.num_in_flight:
+            raise NothingSent("recv has nothing to wait for: no slot is in flight. Call send first")
         started_s = now_s = time.perf_counter()
-        give_up_s = None if timeout_s is None else started_s + timeout_s
+        give_up_s = None if timeout_s is None else max(called_s + timeout_s, started_s)
         while not is_enough(traffic.num_ready, traffic.num_in_flight, min_slots):
             left_s = None if give_up_s is None else give_up_s - now_s
             if left_s is not None and left_s < 0:
@@ -317,14 +357,6 @@ class Fleet:
             if not is_noted:
                 self._note_episodes(slots, rows, batch.terminated | batch.truncated, ~batch.valid)
         return batch
-
-    def _prepare(self, route: Route, actions: Any) -> list[Any] | None:
-        """Put actions where they belong; returns what did not fit into their rows, by slot."""
-        self._check_sendable(route)
-        spills = self._write_actions(route, actions)
-        if self._poison and not self._gatherer.is_mixed:
-            self._data.obs[0].poison(route.rows)
-        return spills
 
     def _write_actions(self, route: Route, actions: Any) -> list[Any] | None:
         """Put actions into their rows, and into the journal; returns what did not fit, by slot."""
@@ -411,6 +443,7 @@ class Fleet:
         traffic = self._traffic
         pending = traffic.outstanding[handle.worker].popleft()
         pending.is_done, pending.reply = True, reply
+        self._has_replies |= reply is not None
         op = pending.command.op
         if pending.part is None:
             return
@@ -629,6 +662,7 @@ class Fleet:
     def _check_open(self) -> None:
         if self._is_closed:
             raise FleetClosed("this fleet is closed; open a new one")
+        self._leave_lane()
 
     def _check_blocked(self, route: Route) -> None:
         blocked = self._recovery.blocked
@@ -661,6 +695,7 @@ class Fleet:
         if self.is_closed:
             return
         self._last_timings = self.timings
+        self._leave_lane()
         self._is_closed = True
         self._finalizer.detach()
         owed = [len(outstanding) for outstanding in self._traffic.outstanding]

@@ -24,6 +24,7 @@ from envfleet.engine.infos import Info, InfoWriter
 from envfleet.engine.messages import EnvFacts, Failure, Op, Reply, place
 from envfleet.engine.options import PLAIN_RESET, Autoreset, EnvFn, ResetPlan
 from envfleet.engine.rows import Desk, Line, step_rows
+from envfleet.engine.shortcut import way_to_step
 from envfleet.engine.slab import Control, Data
 from envfleet.layout import Columns
 
@@ -71,6 +72,8 @@ class EnvHost:
         self._last_spill: dict[int, dict[int, Any]] = {}
         # set until known to be clear: a slot may still carry the infos of a worker that died
         self._has_info = bytearray([1] * self.count)
+        self._long_ways = list(range(self.count))
+        """Rows to whose environments there may be a shorter way to step."""
         self._after_end = State.ENDED if autoreset == "next_step" else State.RUNNING
         self._reply = Reply()
         self._is_plain = True
@@ -110,6 +113,7 @@ class EnvHost:
                 row,
                 place(Op.STEP, self.first + row),
                 self._guard.wrap(env.step),
+                None,
                 place(Op.RESET, self.first + row),
                 self._guard.wrap(env.reset),
                 obs,
@@ -129,6 +133,7 @@ class EnvHost:
             np.frombuffer(post, np.uint64),
             self._rewards,
             self._invalid,
+            self._ends if self._autoreset == "next_step" else None,
         )
         self._marks = [marks[mine].view(np.uint8).data for marks in control.flags]
         self._rng = [control.rng[slot].data for slot in slots]
@@ -142,6 +147,8 @@ class EnvHost:
         rows = range(self.count) if slots is None else [slot - self.first for slot in slots]
         self._ends.clear()
         self._invalid.clear()
+        if self._long_ways:
+            self._shorten_ways()
         lines = self._lines if slots is None else [self._lines[row] for row in rows]
         step_rows(
             self._desk,
@@ -298,6 +305,14 @@ class EnvHost:
         return self._take_reply()
 
     # ---- parts of a step ------------------------------------------------------------------------
+
+    def _shorten_ways(self) -> None:
+        ways = {row: way_to_step(self._envs[row]) for row in self._long_ways}
+        for row, way in ways.items():
+            self._lines[row] = self._lines[row]._replace(
+                step=self._guard.wrap(way.step), limit=way.limit
+            )
+        self._long_ways = [row for row, way in ways.items() if not way.is_shortest]
 
     def _actions(self, slots: Sequence[int] | None, spills: dict[int, Any] | None) -> list[Any]:
         if spills is None and self._read_actions is not None:
@@ -459,8 +474,9 @@ class EnvHost:
         self._envs[row] = env
         self._ready[row] = 0
         self._lines[row] = self._lines[row]._replace(
-            step=self._guard.wrap(env.step), reset=self._guard.wrap(env.reset)
+            step=self._guard.wrap(env.step), limit=None, reset=self._guard.wrap(env.reset)
         )
+        self._long_ways.append(row)
 
     def _take_reply(self) -> Reply | None:
         reply = self._reply

@@ -22,6 +22,8 @@ class Line(NamedTuple):
     stepping: int
     """The word that says that a worker stands here."""
     step: Callable[[Any], Any]
+    limit: Any
+    """A `TimeLimit` that `step` goes past and whose steps are to be counted, or None."""
     resetting: int
     reset: Callable[[], Any]
     obs: npt.NDArray[Any] | None
@@ -45,34 +47,52 @@ class Desk(NamedTuple):
     rewards: npt.NDArray[np.float64]
     invalid: list[int]
     """Gets the rows that were no transitions."""
+    ends: list[tuple[int, bool, bool]] | None
+    """Gets the rows whose episodes ended plainly, terminated or truncated, and are ENDED then."""
 
 
-Port: TypeAlias = tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64], int, int, int]
-"""(ring, post, descriptors of the bells for commands and for what is done, commands so far)."""
+Port: TypeAlias = tuple[
+    npt.NDArray[np.uint64], npt.NDArray[np.uint64], npt.NDArray[np.uint64], int, int, int
+]
+"""A worker's ring, its post, how many commands were posted, done and taken, the descriptors of its
+bells for commands and for what is done, and how many slots it has."""
 Copied: TypeAlias = tuple[Any, Any, Any, Any, Any, bool]
 
 
-class LockStep(Protocol):
-    """Posts one command to all workers and waits until all are done, or for other news."""
+class PostSteps(Protocol):
+    """Posts a plain step of all their slots to workers that have nothing else to do."""
+
+    def __call__(
+        self, ports: list[Port], states: bytearray, workers: tuple[int, ...], request: int, op: int
+    ) -> None:
+        """Write it into their rings and counts, say so in `states`, and ring."""
+
+
+class CollectSteps(Protocol):
+    """Waits for steps that were posted so."""
 
     def __call__(
         self,
-        ports: Sequence[Port],
-        news: bytearray,
-        request: int,
-        op: int,
+        ports: list[Port],
+        states: bytearray,
+        workers: tuple[int, ...],
+        wanted: int,
         urgent_fd: int,
         limit_s: float,
-    ) -> None:
-        """Post and wait.
+    ) -> tuple[int, ...] | None:
+        """Wait for the steps of at least `wanted` slots, or of all that are under way.
 
         Args:
-            ports: The workers.
-            news: Filled in, also if a signal's handler raises: 0 not done, 1 done, 2 with a reply.
-            request: The command's identity.
-            op: The command.
+            ports: All there are.
+            states: What is under way; always says what is, also if a signal's handler raises.
+            workers: For whom to wait.
+            wanted: A number of slots.
             urgent_fd: Becomes readable when a worker sends something or ends.
             limit_s: Wait no longer.
+
+        Returns:
+            The workers that are done, or None, and nothing is collected, if time is up, something
+            is urgent or one of them has a reply.
         """
 
 
@@ -105,7 +125,8 @@ def step_rows(
         try:
             if is_running:
                 desk.post[1] = line.stepping
-                take(row, line.step(action))
+                result = line.step(action)
+                take(row, result if line.limit is None else _counted(line.limit, result))
                 continue
             desk.post[1] = line.resetting
             desk.ready[row], desk.rewards[row] = 0, 0.0
@@ -114,6 +135,13 @@ def step_rows(
             take_reset(row, line.reset())
         except BaseException as exc:
             fail(row, "step" if is_running else "reset", exc)
+
+
+def _counted(limit: Any, result: Any) -> Any:
+    obs, reward, terminated, truncated, info = result
+    limit._elapsed_steps += 1
+    is_over = limit._elapsed_steps >= limit._max_episode_steps
+    return obs, reward, terminated, is_over or truncated, info
 
 
 def copy_rows(

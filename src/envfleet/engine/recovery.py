@@ -12,7 +12,7 @@ import warnings
 from dataclasses import dataclass, replace
 from typing import Any
 
-from envfleet.engine.backends import WorkerHandle
+from envfleet.engine.backends import Lane, WorkerHandle
 from envfleet.engine.crew import Crew
 from envfleet.engine.gather import Gatherer
 from envfleet.engine.incident import Incident
@@ -83,7 +83,7 @@ class Recovery:
         """To be raised to the caller, oldest first."""
         self._silences: dict[int, Silence] = {}
         self.check_s = check_every(deadlines)
-        self._next_check_s = 0.0
+        self._next_check_s = self._next_look_s = 0.0
 
     # ---- an environment raised ------------------------------------------------------------------
 
@@ -177,6 +177,22 @@ class Recovery:
         self._next_check_s = now_s + self.check_s
         return True
 
+    def is_any_silent(self, lane: Lane, now_s: float) -> bool:
+        """Whether a worker on the lane has stood at one place for too long; its books will say."""
+        if now_s < self._next_look_s:
+            return False
+        self._next_look_s = now_s + self.check_s
+        limit_s = self._deadlines.step_s or self._deadlines.warn_s
+        silences = [
+            self._silence_of(worker, lane.request_of(worker), now_s)
+            for worker, state in enumerate(lane.under_way)
+            if state
+        ]
+        is_any = any(now_s - one.since_s >= limit_s and not one.is_warned for one in silences)
+        if is_any:
+            self._next_check_s = 0.0
+        return is_any
+
     def check_silences(self, now_s: float) -> None:
         """Look whether a worker has stood at one place for too long."""
         for handle in list(self._crew.handles):
@@ -185,10 +201,8 @@ class Recovery:
                 self._check_silence(handle, owed[0], now_s)
 
     def _check_silence(self, handle: WorkerHandle, oldest: Pending, now_s: float) -> None:
-        word, request = self._crew.control.posts[handle.worker][1], oldest.command.request
-        known = self._silences.get(handle.worker) or Silence(request, word, now_s)
-        silence = self._silences[handle.worker] = known.look(request, word, now_s)
-        op, slot = read_place(word)
+        silence = self._silence_of(handle.worker, oldest.command.request, now_s)
+        op, slot = read_place(silence.place)
         if op is Op.IDLE:
             op = oldest.command.op
         slot = handle.first if slot is None else slot
@@ -205,13 +219,19 @@ class Recovery:
             error = DeadlineExceeded(slot, handle.worker, op.phrase, limit_s, option, stack)
             self._lose(handle, event, error, list(self._traffic.outstanding[handle.worker]))
         elif limit_s is None and quiet_s >= self._deadlines.warn_s and not silence.is_warned:
-            self._silences[handle.worker] = Silence(request, word, silence.since_s, True)
+            self._silences[handle.worker] = replace(silence, is_warned=True)
             warnings.warn(
                 f"everybody has waited {quiet_s:.0f} s for slot {slot} (worker {handle.worker}) in "
                 f"{op.phrase}; set {option} to end such waits. It stands at:\n{handle.stack()}",
                 RuntimeWarning,
                 stacklevel=level_of_caller(),
             )
+
+    def _silence_of(self, worker: int, request: int, now_s: float) -> Silence:
+        word = self._crew.control.posts[worker][1]
+        known = self._silences.get(worker) or Silence(request, word, now_s)
+        self._silences[worker] = silence = known.look(request, word, now_s)
+        return silence
 
     def _lose(
         self, handle: WorkerHandle, event: Event, error: EnvfleetError, owed: list[Pending]

@@ -40,6 +40,8 @@ class Route:
     rows: slice | Slots
     is_all: bool
     parts: tuple[Part, ...]
+    workers: tuple[int, ...] | None = None
+    """Those that share it, if it has all their slots."""
 
 
 class Router:
@@ -80,7 +82,8 @@ class Router:
         for part in route.parts:
             alone = replace(part, positions=list(range(len(part.slots))))
             is_all = part.is_whole and len(self._bounds) == 1
-            self._own[id(part.slots)] = Route(part.slots, part.rows, is_all, (alone,))
+            workers = (part.worker,) if part.is_whole else None
+            self._own[id(part.slots)] = Route(part.slots, part.rows, is_all, (alone,), workers)
         self._own[id(route.slots)] = route
 
     def make(self, slots: Slots) -> Route:
@@ -98,7 +101,18 @@ class Router:
                 parts.append(Part(worker, mine, rows, is_whole, where.tolist()))
         rows = _as_rows(slots)
         is_all = isinstance(rows, slice) and len(slots) == self.num_slots
-        return Route(slots, rows, is_all, tuple(parts))
+        is_of_workers = all(part.is_whole for part in parts)
+        workers = tuple(part.worker for part in parts) if is_of_workers else None
+        return Route(slots, rows, is_all, tuple(parts), workers)
+
+    def of_workers(self, workers: tuple[int, ...]) -> Route:
+        """All slots of these workers."""
+        if len(workers) == len(self._bounds):
+            return self.everything
+        parts = self.everything.parts
+        if len(workers) == 1:
+            return self._own[id(parts[workers[0]].slots)]
+        return self.find(np.concatenate([parts[worker].slots for worker in workers]))
 
     def merge(self, parts: Sequence[Part]) -> tuple[Slots, slice | Slots]:
         """The slots of several parts together, in order, as a slice if they are neighbours."""

@@ -2,31 +2,35 @@
 
 from __future__ import annotations
 
-from envfleet.engine.plain_rows import Desk, Line, LockStep, Port
+from envfleet.engine.plain_rows import CollectSteps, Desk, Line, Port, PostSteps
 
 __all__ = [
     "IS_COMPILED",
+    "CollectSteps",
     "Desk",
     "Line",
     "Port",
+    "PostSteps",
+    "collect_steps",
     "common_number",
     "copy_rows",
-    "lock_step",
     "note_ends",
+    "post_steps",
     "step_rows",
 ]
 
-lock_step: LockStep | None
-"""None without C: a fleet can do without it."""
+post_steps: PostSteps | None
+collect_steps: CollectSteps | None
+"""None without C: a fleet can do without these."""
 
 try:
+    from envfleet.engine import _rows
     from envfleet.engine._rows import common_number, copy_rows, note_ends, step_rows
-    from envfleet.engine._rows import lock_step as _lock_step
 
-    lock_step = _lock_step
+    post_steps, collect_steps = _rows.post_steps, _rows.collect_steps
 except ImportError:
     from envfleet.engine.plain_rows import common_number, copy_rows, note_ends, step_rows
 
-    lock_step = None
+    post_steps = collect_steps = None
 
-IS_COMPILED = lock_step is not None
+IS_COMPILED = post_steps is not None

@@ -11,7 +11,7 @@ from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
-from envfleet.engine.backends import WorkerHandle
+from envfleet.engine.backends import Lane, WorkerHandle
 from envfleet.engine.messages import Command, Op, Reply
 from envfleet.engine.routes import Part, Route
 from envfleet.errors import EnvfleetError
@@ -59,11 +59,12 @@ class Traffic:
         self.num_in_flight = 0
         self._held: set[int] = set()
         """Workers that are being replaced: what is posted to them waits for their successors."""
-        self._request = 0
+        self.last_request = 0
+        """The identity of what was posted last."""
 
     def post(self, route: Route, op: Op, payload: Sequence[Any] | None = None) -> list[Pending]:
         """Send one command to each worker that has a share; `payload` has one item per slot."""
-        self._request += 1
+        self.last_request += 1
         group: list[Pending] = []
         for part in route.parts:
             share = None if payload is None else [payload[index] for index in part.positions]
@@ -73,22 +74,46 @@ class Traffic:
             self.num_in_flight += len(route.slots)
         return group
 
-    def begin_lock_step(self) -> int:
-        """The identity of a step of all slots that is posted past this; none may be under way."""
-        self._request += 1
-        return self._request
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is under way and nothing waits to be received."""
+        return not self.num_in_flight and not self.ready and not any(self.outstanding)
 
-    def take_over(self, route: Route) -> None:
-        """That step is not simply over: it is under way like any other."""
-        for part in route.parts:
-            pending = Pending(Command(self._request, Op.STEP), part)
-            self.outstanding[part.worker].append(pending)
-        self._mark(route, b"\1")
-        self.num_in_flight += len(route.slots)
+    def next_request(self) -> int:
+        """The identity of a step that is posted past this."""
+        self.last_request += 1
+        return self.last_request
+
+    def enter(self, lane: Lane, parts: Sequence[Part]) -> None:
+        """Enter what is under way on the lane, as if it had been posted; `parts` by worker."""
+        for part in parts:
+            if lane.under_way[part.worker]:
+                if not self.outstanding[part.worker]:  # else a signal has come in between before
+                    request = lane.request_of(part.worker)
+                    pending = Pending(Command(request, Op.STEP), part)
+                    self.outstanding[part.worker].append(pending)
+                    self._mark(part, b"\1")
+                    self.num_in_flight = self.in_flight.count(1)
+                lane.under_way[part.worker] = 0
+
+    def hand_back(self, lane: Lane) -> bool:
+        """Strike out what is under way if all of it could be on the lane; whether it is there."""
+        if self.ready or not all(
+            len(queue) < 2 and all(map(_is_plain, queue)) for queue in self.outstanding
+        ):
+            return False
+        workers = tuple(worker for worker, queue in enumerate(self.outstanding) if queue)
+        if not lane.resume(workers):
+            return False
+        for worker in workers:
+            self.outstanding[worker].clear()
+        self.in_flight[:] = bytes(len(self.in_flight))
+        self.num_in_flight = 0
+        return True
 
     def post_shared(self, route: Route, op: Op, payload: Any) -> list[Pending]:
         """The same with one payload for all."""
-        self._request += 1
+        self.last_request += 1
         group: list[Pending] = []
         for part in route.parts:
             self._post(op, part, payload, group)
@@ -101,10 +126,12 @@ class Traffic:
 
         `slots` are given where the command names some of the part's more than once.
         """
-        self._request += 1
+        self.last_request += 1
         if slots is None:
             return self._post(op, part, payload, [])
-        return self._enqueue(Pending(Command(self._request, op, slots, payload), part), part.worker)
+        return self._enqueue(
+            Pending(Command(self.last_request, op, slots, payload), part), part.worker
+        )
 
     def again(self, pending: Pending) -> None:
         """Post a command once more, to the successor of the worker that had it."""
@@ -114,7 +141,7 @@ class Traffic:
 
     def _post(self, op: Op, part: Part, payload: Any, group: list[Pending]) -> Pending:
         slots = None if part.is_whole and op in MOVES else part.slots.tolist()
-        pending = Pending(Command(self._request, op, slots, payload), part)
+        pending = Pending(Command(self.last_request, op, slots, payload), part)
         if op is not Op.STEP:  # nobody waits for steps by group, and a cycle would be left for gc
             pending.group = group
         group.append(pending)
@@ -219,3 +246,16 @@ class Traffic:
             return []
         ready = {slot for pending in self.ready for slot in pending.slots}
         return [slot for slot in route.slots.tolist() if self.in_flight[slot] or slot in ready]
+
+
+def _is_plain(pending: Pending) -> bool:
+    """Whether this is no more than a step of all slots of a worker."""
+    command, part = pending.command, pending.part
+    return (
+        command.op is Op.STEP
+        and command.slots is None
+        and command.payload is None
+        and part is not None
+        and part.is_whole
+        and not pending.unwanted
+    )

@@ -35,7 +35,7 @@ def in_python(patch):
     patch.setattr(gather, "copy_rows", plain_rows.copy_rows)
     patch.setattr(gather, "common_number", plain_rows.common_number)
     patch.setattr(logbook, "note_ends", plain_rows.note_ends)
-    patch.setattr(process, "lock_step", None)
+    patch.setattr(process, "post_steps", None)
 
 
 def test_it_is_compiled_where_it_can_be():
@@ -213,9 +213,9 @@ def test_ends_are_noted_alike(told_flags, ended, first, now):
         lambda: untyped.common_number(np.zeros(3, np.int64), 0, 2),
         lambda: step(lines=[line(5)]),
         lambda: step(lines=[line(-1)]),
-        lambda: step(lines=[line(0)[:6]]),
-        lambda: step(lines=[(*line(0)[:6], None)]),
-        lambda: step(lines=[(*line(0)[:6], np.zeros(3, np.uint8))]),
+        lambda: step(lines=[line(0)[:7]]),
+        lambda: step(lines=[(*line(0)[:7], None)]),
+        lambda: step(lines=[(*line(0)[:7], np.zeros(3, np.uint8))]),
         lambda: step(lines=[(0, -1, *line(0)[2:])]),
         lambda: step(lines=[3]),
         lambda: step(actions=[]),
@@ -225,10 +225,19 @@ def test_ends_are_noted_alike(told_flags, ended, first, now):
         lambda: step(post=np.zeros(1, np.uint64)),
         lambda: step(rewards=np.zeros(0)),
         lambda: untyped.step_rows((1, 2), [], [], *[None] * 4),
-        lambda: untyped.lock_step([(words(2), words(8), 0, 0, 0)], bytearray(1), 0, 0, 0, 0.0),
-        lambda: untyped.lock_step([(words(3), words(0), 0, 0, 0)], bytearray(1), 0, 0, 0, 0.0),
-        lambda: untyped.lock_step([(1, 2)], bytearray(1), 0, 0, 0, 0.0),
-        lambda: untyped.lock_step([], bytearray(1), 0, 0, 0, 0.0),
+        lambda: post(port=(words(2), words(8), words(3), 0, 0, 1)),
+        lambda: post(port=(words(3), words(0), words(3), 0, 0, 1)),
+        lambda: post(port=(words(3), words(8), words(2), 0, 0, 1)),
+        lambda: post(port=(1, 2)),
+        lambda: post(states=bytearray(0)),
+        lambda: post(states=bytearray([1])),
+        lambda: post(workers=(1,)),
+        lambda: post(workers=(-1,)),
+        lambda: post(workers=("0",)),
+        lambda: post(port=(words(3), words(8), np.array([1, 0, 0], np.uint64), 0, 0, 1)),
+        lambda: untyped.collect_steps([()], bytearray([1]), (0,), 1, 0, 0.0),
+        lambda: untyped.collect_steps([()], bytearray([1]), (1,), 1, 0, 0.0),
+        lambda: untyped.collect_steps([], bytearray(1), (), 1, 0, 0.0),
     ],
 )
 @pytest.mark.skipif(not rows.IS_COMPILED, reason="Python has no memory to overrun")
@@ -241,8 +250,13 @@ def words(count):
     return np.zeros(count, np.uint64)
 
 
-def line(row, step=lambda action: None, reset=lambda: None, obs=None):
-    return plain_rows.Line(row, 7, step, 8, reset, obs, np.zeros(4, np.uint8))
+def post(port=None, states=None, workers=(0,)):
+    port = port or (words(3), words(8), words(3), -1, -1, 1)
+    untyped.post_steps([port], bytearray(1) if states is None else states, workers, 7, 1)
+
+
+def line(row, step=lambda action: None, reset=lambda: None, obs=None, limit=None):
+    return plain_rows.Line(row, 7, step, limit, 8, reset, obs, np.zeros(4, np.uint8))
 
 
 def step(lines=None, actions=None, **changed):
@@ -257,6 +271,7 @@ def step(lines=None, actions=None, **changed):
         "post": np.zeros(8, np.uint64),
         "rewards": np.ones(rows_),
         "invalid": [],
+        "ends": None,
     }
     functions = {
         "take": lambda row, result: None,

@@ -80,8 +80,39 @@ class WorkerHandle(Protocol):
         """End the worker now, whatever it does, and give up its resources. Idempotent."""
 
 
+class Lane(Protocol):
+    """The shortest way for the most common work: plain steps of all slots of some workers.
+
+    No books are kept of what is under way here, other than `under_way`, so whoever wants to do
+    anything else enters it there first; to the workers it is as if it had been posted.
+    """
+
+    under_way: bytearray
+    """By worker: 0 nothing. Always true, also if a signal's handler raises at any time."""
+
+    def post(self, workers: tuple[int, ...], request: int) -> None:
+        """Start a step of all their slots; they have nothing else to do."""
+
+    def collect(
+        self, workers: tuple[int, ...], min_slots: int, limit_s: float
+    ) -> tuple[int, ...] | None:
+        """Wait until `min_slots` slots of these workers, or all that are under way, are done.
+
+        Returns those of the workers that are done, which are then no longer under way; or None, if
+        time is up or somebody has something to say: that is no plain step, it has to be entered.
+        """
+
+    def request_of(self, worker: int) -> int:
+        """The identity of what this worker has under way."""
+
+    def resume(self, workers: tuple[int, ...]) -> bool:
+        """What these have been posted is under way here again, unless one has news already."""
+
+
 class Backend(Protocol):
     """Starts workers and waits for news of them."""
+
+    lane: Lane | None
 
     def launch(self, launch: Launch) -> WorkerHandle:
         """Start one worker; returns before its environments are built."""
@@ -92,13 +123,6 @@ class Backend(Protocol):
         """Wait until one of `pending` has news: a reply, a start, an end.
 
         With `want_all` news of one may come late while others are busy, which saves wake-ups.
-        """
-
-    def lock_step(self, handles: Sequence[WorkerHandle], request: int, limit_s: float) -> bool:
-        """Post a step of all their slots to these workers, which have nothing else to do.
-
-        True if it is over: all of them have done it and none has anything to say. Otherwise, and if
-        a signal's handler raises, it is as if it had been posted to each of them.
         """
 
     def close(self) -> None:

@@ -27,12 +27,12 @@ from typing import Any
 import cloudpickle
 import numpy as np
 
-from envfleet.engine.backends import Binding, Ground, Launch, WorkerHandle
+from envfleet.engine.backends import Binding, Ground, Lane, Launch, WorkerHandle
 from envfleet.engine.channel import ParentChannel
 from envfleet.engine.machine import open_files, usable_cores
 from envfleet.engine.messages import Command, EnvFacts, Failure, Op, Reply
 from envfleet.engine.options import StartMethod
-from envfleet.engine.rows import Port, lock_step
+from envfleet.engine.rows import CollectSteps, Port, PostSteps, collect_steps, post_steps
 from envfleet.engine.signals import HAS_EVENTFD, Bell
 from envfleet.engine.slab import unnamed_file
 from envfleet.engine.worker import (
@@ -56,6 +56,7 @@ FILES_PER_WORKER = 8
 GUARD_EXIT = 117
 """Exit code by which a child says that it found itself importing a script without a guard."""
 _STACK_WAIT_S = 0.3
+_POSTED, _DONE, _TAKEN = range(3)
 
 
 def refuse_unguarded_main() -> None:
@@ -76,12 +77,12 @@ class ProcessHandle:
         self.is_dead = False
         self._ring = ground.control.rings[launch.worker]
         self._post_words = ground.control.posts[launch.worker]
-        self._ring_words = np.frombuffer(self._ring, np.uint64)
-        self._words = np.frombuffer(self._post_words, np.uint64)
         self._tickets = ground.control.tickets
         self._post_words[0] = self._post_words[1] = 0
         self._size = len(self._ring) // 3
-        self._posted = self._taken = self._rung = 0
+        counts = np.zeros(3, np.uint64)
+        self._counts = counts.data
+        """Commands posted, done and taken; a lane counts here too."""
         with contextlib.ExitStack() as undo:
             self.commands = Bell.create(take_waits=True)
             self.done = Bell.create(take_waits=False)
@@ -118,6 +119,15 @@ class ProcessHandle:
             os.pidfd_open(self.process.pid) if self._owns_exit_fd else self.process.sentinel
         )
         self.pid: int | None = self.process.pid
+        self.port: Port = (
+            np.frombuffer(self._ring, np.uint64),
+            np.frombuffer(self._post_words, np.uint64),
+            counts,
+            self.commands.fd,
+            self.done.fd,
+            self.count,
+        )
+        """All that a lane needs."""
         self._is_open = True
 
     def bind(self, binding: Binding) -> None:
@@ -128,11 +138,12 @@ class ProcessHandle:
 
     def post(self, command: Command) -> None:
         """Write the ring entry and ring; steps need no message."""
-        if self._posted - self._taken >= self._size:
+        posted, _, taken = self._counts
+        if posted - taken >= self._size:
             raise StillInFlight(
                 f"worker {self.worker} has {self._size} unanswered commands; receive some first"
             )
-        entry = self._posted % self._size * 3
+        entry = posted % self._size * 3
         flags = 0
         if command.payload is not None or (command.slots is not None and command.op is not Op.STEP):
             flags = HAS_MESSAGE
@@ -143,44 +154,31 @@ class ProcessHandle:
             self._tickets[command.slots] = command.request & 0xFFFFFFFF
         ring = self._ring
         ring[entry], ring[entry + 1], ring[entry + 2] = command.request, command.op, flags
-        self._posted += 1
-        self._post_words[0] = self._posted
+        self._counts[_POSTED] = self._post_words[0] = posted + 1
         self.commands.ring()
-
-    @property
-    def port(self) -> Port:
-        """How a step of all its slots is posted from outside; `note_step` says that it was."""
-        return (self._ring_words, self._words, self.commands.fd, self.done.fd, self._posted)
-
-    def note_step(self, *, is_done: bool, is_taken: bool) -> None:
-        """A step was posted through the port, and perhaps done, and its reply perhaps taken."""
-        self._posted += 1
-        self._rung += is_done
-        self._taken += is_taken
 
     @property
     def has_news(self) -> bool:
         """Whether `take` has something that no bell will ring for again."""
-        return self._taken < self._rung
+        return bool(self._counts[_TAKEN] < self._counts[_DONE])
 
     def note_done(self) -> None:
         """Take the done-bell, in case it rings."""
-        self._rung += self.done.take()
+        self._counts[_DONE] += self.done.take()
 
     def take(self) -> list[Reply | None]:
         """Replies in the order of commands; those without anything to say are None."""
-        if self._taken == self._rung:
-            return []
+        _, done, taken = self._counts
         replies: list[Reply | None] = []
-        while self._taken < self._rung:
-            flags = self._ring[self._taken % self._size * 3 + 2]
+        for number in range(taken, done):
+            flags = self._ring[number % self._size * 3 + 2]
             reply = None
             if flags & HAS_REPLY:
                 if not self.channel.inbox:
                     self.channel.pump()
                 reply = self._decode(self.channel.inbox.popleft())
             replies.append(reply)
-            self._taken += 1
+            self._counts[_TAKEN] = number + 1
         return replies
 
     def _decode(self, message: bytes) -> Reply:
@@ -251,7 +249,51 @@ class ProcessHandle:
         os.close(self._stack_fd)
         if self._owns_exit_fd:
             os.close(self.exit_fd)
-        del self._ring, self._post_words, self._ring_words, self._words, self._tickets
+        del self._ring, self._post_words, self._tickets, self.port
+
+
+class ProcessLane:
+    """Plain steps, posted and collected in C, where there is a compiled part."""
+
+    def __init__(
+        self, num_workers: int, urgent_fd: int, post: PostSteps, collect: CollectSteps
+    ) -> None:
+        self.ports: list[Port] = [()] * num_workers  # type: ignore[list-item]  # until launched
+        self.under_way = bytearray(num_workers)
+        self._urgent_fd, self._post, self._collect = urgent_fd, post, collect
+
+    @classmethod
+    def open(cls, num_workers: int, urgent_fd: int | None) -> ProcessLane | None:
+        """A lane, if there can be one here."""
+        if post_steps is None or collect_steps is None or urgent_fd is None or not HAS_EVENTFD:
+            return None
+        return cls(num_workers, urgent_fd, post_steps, collect_steps)
+
+    def post(self, workers: tuple[int, ...], request: int) -> None:
+        """Write it into their rings and ring their bells."""
+        self._post(self.ports, self.under_way, workers, request, Op.STEP)
+
+    def collect(
+        self, workers: tuple[int, ...], min_slots: int, limit_s: float
+    ) -> tuple[int, ...] | None:
+        """Wait for their bells."""
+        return self._collect(
+            self.ports, self.under_way, workers, min_slots, self._urgent_fd, limit_s
+        )
+
+    def request_of(self, worker: int) -> int:
+        """What was written into its ring last."""
+        ring, _, counts, *_ = self.ports[worker]
+        return int(ring[(int(counts[_POSTED]) - 1) * 3 % len(ring)])
+
+    def resume(self, workers: tuple[int, ...]) -> bool:
+        """Wait for bells of theirs that have not been taken."""
+        counts = [self.ports[worker][2] for worker in workers]
+        if any(count[_TAKEN] != count[_DONE] for count in counts):
+            return False
+        for worker in workers:
+            self.under_way[worker] = 1
+        return True
 
 
 class ProcessBackend:
@@ -264,6 +306,8 @@ class ProcessBackend:
         self._num_workers = num_workers
         self._watch = _Watch()
         self._check_files()
+        self.lane: Lane | None
+        self.lane = self._lane = ProcessLane.open(num_workers, self._watch.urgent_fd)
 
     def launch(self, launch: Launch) -> ProcessHandle:
         """Start a process that builds the environments."""
@@ -284,6 +328,8 @@ class ProcessBackend:
                 raise self._too_many_files() from exc
             raise
         self._watch.add(handle)
+        if self._lane is not None:
+            self._lane.ports[launch.worker] = handle.port
         return handle
 
     def wait(
@@ -300,23 +346,6 @@ class ProcessBackend:
         for handle in pending:  # the others were most likely done before the last one
             if handle is not last and isinstance(handle, ProcessHandle):
                 handle.note_done()
-
-    def lock_step(self, handles: Sequence[WorkerHandle], request: int, limit_s: float) -> bool:
-        """Ring all bells and wait for all answers in one go, where that is compiled."""
-        workers = [handle for handle in handles if isinstance(handle, ProcessHandle)]
-        urgent_fd = self._watch.urgent_fd
-        if lock_step is None or not HAS_EVENTFD or urgent_fd is None:
-            for worker in workers:
-                worker.post(Command(request, Op.STEP))
-            return False
-        news, is_over = bytearray(len(workers)), False
-        try:
-            lock_step([w.port for w in workers], news, request, Op.STEP, urgent_fd, limit_s)
-            is_over = news.count(1) == len(news)
-        finally:
-            for worker, done in zip(workers, news, strict=True):
-                worker.note_step(is_done=done > 0, is_taken=is_over)
-        return is_over
 
     def forget(self, handle: ProcessHandle) -> None:
         """Stop watching a worker; to be called before it is stopped."""

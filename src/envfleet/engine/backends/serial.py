@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-from envfleet.engine.backends import Binding, Ground, Launch, WorkerHandle
+from envfleet.engine.backends import Binding, Ground, Lane, Launch, WorkerHandle
 from envfleet.engine.guard import Guard
 from envfleet.engine.messages import Command, EnvFacts, Failure, Op, Reply
 from envfleet.engine.servant import BuildFailed, Servant
@@ -29,6 +29,8 @@ class SerialHandle:
         self._control = ground.control
         self._commands: deque[Command] = deque()
         self._done: list[Reply | None] = []
+        self.last_request = 0
+        """The identity of what was posted last."""
         post = ground.control.posts[launch.worker]
         try:
             self._servant = Servant(
@@ -50,6 +52,7 @@ class SerialHandle:
     def post(self, command: Command) -> None:
         """Keep it until somebody waits."""
         self._commands.append(command)
+        self.last_request = command.request
 
     @property
     def has_work(self) -> bool:
@@ -93,15 +96,69 @@ class SerialHandle:
         self.__dict__.pop("_control", None)
 
 
+class SerialLane:
+    """Plain steps are served while somebody collects them."""
+
+    def __init__(self) -> None:
+        self._handles: dict[int, SerialHandle] = {}
+        self.under_way = bytearray()
+
+    def add(self, handle: SerialHandle) -> None:
+        """One more worker, or the successor of one."""
+        self._handles[handle.worker] = handle
+        self.under_way = bytearray(len(self._handles))
+
+    def post(self, workers: tuple[int, ...], request: int) -> None:
+        """Keep it until somebody collects."""
+        for worker in workers:
+            self._handles[worker].post(Command(request, Op.STEP))
+            self.under_way[worker] = 1
+
+    def collect(
+        self, workers: tuple[int, ...], min_slots: int, limit_s: float
+    ) -> tuple[int, ...] | None:
+        """Serve, which takes as long as it takes."""
+        done: list[SerialHandle] = []
+        for worker in workers:
+            handle = self._handles[worker]
+            if self.under_way[worker] and min_slots > 0:
+                if handle.has_work:
+                    handle.serve()
+                if handle.has_replies:
+                    return None
+                done.append(handle)
+                min_slots -= handle.count
+        for handle in done:
+            handle.take()
+            self.under_way[handle.worker] = 0
+        return tuple(handle.worker for handle in done)
+
+    def request_of(self, worker: int) -> int:
+        """The identity of what this worker has under way."""
+        return self._handles[worker].last_request
+
+    def resume(self, workers: tuple[int, ...]) -> bool:
+        """Nothing is done before somebody collects."""
+        if not all(self._handles[worker].has_work for worker in workers):
+            return False
+        for worker in workers:
+            self.under_way[worker] = 1
+        return True
+
+
 class SerialBackend:
     """Everything in the calling thread."""
 
     def __init__(self, ground: Ground) -> None:
         self._ground = ground
+        self.lane: Lane | None
+        self.lane = self._lane = SerialLane()
 
     def launch(self, launch: Launch) -> SerialHandle:
         """Build the environments here and now."""
-        return SerialHandle(launch, self._ground)
+        handle = SerialHandle(launch, self._ground)
+        self._lane.add(handle)
+        return handle
 
     def wait(
         self, pending: Sequence[WorkerHandle], timeout_s: float | None, *, want_all: bool
@@ -111,19 +168,6 @@ class SerialBackend:
             if isinstance(handle, SerialHandle) and handle.has_work:
                 handle.serve()
                 return
-
-    def lock_step(self, handles: Sequence[WorkerHandle], request: int, limit_s: float) -> bool:
-        """Serve a step of all slots here and now, which takes as long as it takes."""
-        mine = [handle for handle in handles if isinstance(handle, SerialHandle)]
-        for handle in mine:
-            handle.post(Command(request, Op.STEP))
-        for handle in mine:
-            handle.serve()
-        if any(handle.has_replies for handle in mine):
-            return False
-        for handle in mine:
-            handle.take()
-        return True
 
     def close(self) -> None:
         """Holds nothing."""

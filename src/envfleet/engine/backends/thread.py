@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from envfleet.engine.backends import Binding, Ground, Launch, WorkerHandle
+from envfleet.engine.backends import Binding, Ground, Lane, Launch, WorkerHandle
 from envfleet.engine.guard import Guard
 from envfleet.engine.messages import Command, EnvFacts, Failure, Op, Reply
 from envfleet.engine.servant import BuildFailed, Servant
@@ -137,6 +137,7 @@ class ThreadBackend:
     def __init__(self, ground: Ground) -> None:
         self._ground = ground
         self._news: queue.SimpleQueue[ThreadHandle] = queue.SimpleQueue()
+        self.lane: Lane | None = None
 
     def launch(self, launch: Launch) -> ThreadHandle:
         """Start a thread that builds the environments."""
@@ -152,12 +153,6 @@ class ThreadBackend:
                 self._news.get_nowait()
         except queue.Empty:
             return
-
-    def lock_step(self, handles: Sequence[WorkerHandle], request: int, limit_s: float) -> bool:
-        """Post it to each."""
-        for handle in handles:
-            handle.post(Command(request, Op.STEP))
-        return False
 
     def close(self) -> None:
         """Holds nothing."""

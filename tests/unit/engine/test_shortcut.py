@@ -1,0 +1,147 @@
+"""Going past wrappers does what going through them does."""
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
+
+import envfleet
+from envfleet.engine import host, plain_rows, rows
+from envfleet.engine.shortcut import way_to_step
+
+LENGTH = 7
+
+
+@pytest.fixture(params=["rows", "plain_rows"], autouse=True)
+def form(request, monkeypatch):
+    """In C and in Python."""
+    chosen = {"rows": rows, "plain_rows": plain_rows}[request.param]
+    monkeypatch.setattr(host, "step_rows", chosen.step_rows)
+
+
+def made(**options: Any) -> Any:
+    return gymnasium.make("CartPole-v1", max_episode_steps=LENGTH, **options)
+
+
+def steps(env, count):
+    for _ in range(count):
+        env.step(0)
+
+
+def test_the_way_is_short_as_soon_as_nothing_is_left_to_do():
+    env = made()
+    way = way_to_step(env)
+    assert way.step == env.env.step, "nothing was reset: OrderEnforcing has to say so"
+    assert (way.limit, way.is_shortest) == (env, False)
+    env.reset(seed=0)
+    assert not way_to_step(env).is_shortest, "nothing was checked yet"
+    steps(env, 2)
+    assert way_to_step(env) == (env.unwrapped.step, env, True)
+
+
+def test_without_wrappers_there_is_no_shorter_way():
+    bare = made().unwrapped
+    assert way_to_step(bare) == (bare.step, None, True)
+
+
+class Twice(TimeLimit):
+    def step(self, action):
+        super().step(action)
+        return super().step(action)
+
+
+class Silent(gymnasium.Wrapper):
+    pass
+
+
+@pytest.mark.parametrize("around", [lambda env: Twice(env, 99), Silent])
+def test_a_wrapper_that_is_not_known_is_gone_through(around):
+    env = around(made())
+    env.reset(seed=0)
+    steps(env, 2)
+    assert way_to_step(env) == (env.step, None, True)
+
+
+def test_a_second_time_limit_is_gone_through():
+    inner = made()
+    env = TimeLimit(inner, 5)
+    env.reset(seed=0)
+    steps(env, 2)
+    assert way_to_step(env) == (inner.step, env, True)
+
+
+def test_a_step_of_its_own_is_gone_through():
+    env = made()
+    env.reset(seed=0)
+    steps(env, 2)
+    env.env.step = lambda action: "mine"
+    assert way_to_step(env).step is env.env.step
+
+
+@pytest.mark.parametrize("kind", [TimeLimit, OrderEnforcing, PassiveEnvChecker])
+def test_another_version_of_a_wrapper_is_gone_through(kind, monkeypatch):
+    def step(self, action):
+        return self.env.step(self.something_new(action))
+
+    env = made()
+    env.reset(seed=0)
+    steps(env, 2)
+    monkeypatch.setattr(kind, "step", step)
+    assert way_to_step(env).step != env.unwrapped.step
+
+
+def by_hand(seed, actions):
+    """What one environment does, driven by hand as Gymnasium's next_step autoreset would."""
+    env, rows_ = made(), []
+    env.reset(seed=seed)
+    has_ended = False
+    for action in actions:
+        if has_ended:
+            (obs, _), reward, terminated, truncated = env.reset(), 0.0, False, False
+        else:
+            obs, reward, terminated, truncated, _ = env.step(action)
+        has_ended = terminated or truncated
+        rows_.append((obs.tolist(), float(reward), terminated, truncated))
+    return rows_
+
+
+@pytest.mark.parametrize("backend", ["serial", "thread", "process"])
+def test_streams_are_those_of_a_hand_driven_loop(backend):
+    actions = np.random.default_rng(3).integers(0, 2, (40, 4))
+    with envfleet.make_vec(made, 4, num_workers=2, backend=backend) as envs:
+        envs.reset(seed=5)
+        seen = [envs.step(row)[:4] for row in actions]
+    for slot in range(4):
+        mine = [
+            (obs[slot].tolist(), float(reward[slot]), bool(ends[slot]), bool(cuts[slot]))
+            for obs, reward, ends, cuts in seen
+        ]
+        assert mine == by_hand(5 + slot, actions[:, slot])
+
+
+def test_steps_are_counted_where_everybody_looks_for_them():
+    with envfleet.make_vec(lambda: made(), 2, backend="serial") as envs:
+        envs.reset(seed=0)
+        zeros = np.zeros(2, np.int64)
+        for _ in range(5):
+            envs.step(zeros)
+        assert envs.get_attr("_elapsed_steps") == (5, 5)
+        envs.set_attr("_max_episode_steps", [6, 7])
+        assert envs.step(zeros)[3].tolist() == [True, False]
+        later = envs.snapshot()
+        assert envs.step(zeros)[3].tolist() == [False, True]
+        envs.restore(later)
+        assert envs.get_attr("_elapsed_steps") == (6, 6)
+        assert envs.step(zeros)[3].tolist() == [False, True]
+
+
+def test_a_count_that_cannot_be_counted_is_the_environments_failure():
+    with envfleet.make_vec(lambda: made(), 1, backend="serial") as envs:
+        envs.reset(seed=0)
+        for _ in range(4):
+            envs.step(np.zeros(1, np.int64))
+        envs.set_attr("_elapsed_steps", [None])
+        with pytest.raises(envfleet.errors.EnvFailed, match="unsupported operand"):
+            envs.step(np.zeros(1, np.int64))
