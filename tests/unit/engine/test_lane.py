@@ -1,0 +1,138 @@
+"""Steps that go past the books are the steps that the books would have had."""
+
+import gymnasium
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import envfleet
+from envfleet.engine import rows
+from envfleet.engine.backends import process
+
+pytestmark = pytest.mark.skipif(not rows.IS_COMPILED, reason="there is no lane without C")
+
+BOUNDS = [(0, 2), (2, 4), (4, 6)]
+NUM_ENVS = 6
+
+
+class Talker(gymnasium.Env):
+    """Counts; now and then it has something to say that no row can hold."""
+
+    observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (1,), np.float64)
+    action_space = gymnasium.spaces.Discrete(10)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.total = float(self.np_random.integers(100))
+        self.count = 0
+        return np.array([self.total]), {}
+
+    def step(self, action):
+        self.total, self.count = self.total * 3 % 1009 + int(action), self.count + 1
+        info = {"word": str(self.count)} if self.count % 5 == 0 else {}
+        return np.array([self.total]), self.total, self.total % 7 == 0, False, info
+
+
+def opened(backend="process"):
+    return envfleet.make_vec(Talker, NUM_ENVS, num_workers=len(BOUNDS), backend=backend)
+
+
+def under_way(envs):
+    lane = envs.fleet._crew.lane
+    return [worker for worker, state in enumerate(lane.under_way) if state]
+
+
+workers = st.sets(st.sampled_from(range(len(BOUNDS))), min_size=1).map(
+    lambda chosen: [slot for worker in chosen for slot in range(*BOUNDS[worker])]
+)
+slots = st.one_of(workers, workers, st.lists(st.integers(0, NUM_ENVS - 1), min_size=1, unique=True))
+orders = st.lists(
+    st.one_of(
+        st.tuples(st.just("send"), slots),
+        st.tuples(st.just("send"), slots),
+        st.tuples(st.just("recv"), st.integers(1, NUM_ENVS)),
+        st.tuples(st.just("recv slots"), workers),
+        st.tuples(st.just("poll"), st.just(None)),
+        st.tuples(st.just("step"), st.just(None)),
+        st.tuples(st.just("call"), st.just(None)),
+    ),
+    max_size=40,
+)
+
+
+def told(envs, orders):
+    """What each slot did, whenever that was heard of."""
+    stories: list[list[object]] = [[] for _ in range(NUM_ENVS)]
+    in_flight: set[int] = set()
+
+    def take(batch):
+        infos = batch.each_info
+        for index, slot in enumerate(batch.slots.tolist()):
+            in_flight.discard(slot)
+            row = (batch.obs[index].tolist(), batch.rewards[index], batch.terminated[index])
+            stories[slot].append((*row, infos[index]))
+
+    def send(wanted):
+        chosen = [slot for slot in wanted if slot not in in_flight]
+        if chosen:
+            envs.send(np.array([len(stories[slot]) % 10 for slot in chosen]), chosen)
+            in_flight.update(chosen)
+
+    envs.reset(seed=3)
+    for order, what in orders:
+        if order == "send":
+            send(what)
+        elif order == "recv" and in_flight:
+            take(envs.recv(min_slots=what))
+        elif order == "recv slots" and in_flight >= set(what):
+            take(envs.recv(slots=what))
+        elif order == "poll" and in_flight:
+            take(envs.recv(min_slots=1, timeout_s=0.0))
+        elif order == "step" and not in_flight:
+            send(range(NUM_ENVS))
+            take(envs.recv())
+        elif order == "call":
+            assert envs.call("has_wrapper_attr", "count") == (True,) * NUM_ENVS
+    if in_flight:
+        take(envs.recv())
+    return stories
+
+
+@pytest.fixture(scope="module")
+def fleets():
+    with opened() as on_lane, opened("thread") as in_books:
+        yield on_lane, in_books
+
+
+@given(orders=orders)
+@settings(max_examples=150, deadline=None)
+def test_any_order_of_things_gives_the_same_streams(fleets, orders):
+    for on_lane, in_books in zip(*(told(envs, orders) for envs in fleets), strict=True):
+        count = min(len(on_lane), len(in_books))  # who is ready first is a matter of time
+        assert on_lane[:count] == in_books[:count]
+
+
+def test_steps_come_back_to_the_lane_after_something_special():
+    ones, halves = np.ones(2, np.int64), [slice(*bounds) for bounds in BOUNDS]
+    with opened() as envs:
+        envs.reset(seed=0)
+        for half in halves:
+            envs.send(ones, np.arange(NUM_ENVS)[half])
+        seen_on_lane = []
+        for _ in range(40):
+            slots = envs.recv(min_slots=2).slots
+            envs.send(np.ones(len(slots), np.int64), slots)
+            seen_on_lane.append(len(under_way(envs)))
+        assert 0 in seen_on_lane, "words do not go past the books"
+        assert max(seen_on_lane) == len(BOUNDS), "but all else does"
+        envs.recv()
+        assert under_way(envs) == []
+
+
+def test_without_c_there_is_no_lane(monkeypatch):
+    monkeypatch.setattr(process, "post_steps", None)
+    with opened() as envs:
+        assert envs.fleet._crew.lane is None
+        envs.reset(seed=0)
+        assert envs.step(np.zeros(NUM_ENVS, np.int64))[0].shape == (NUM_ENVS, 1)
