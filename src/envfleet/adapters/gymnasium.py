@@ -277,6 +277,7 @@ def make_vec(
     max_restarts: int = 5,
     copy: bool = True,
     env_kwargs: Mapping[str, Any] | None = None,
+    rollout_steps: int = 0,
 ) -> FleetVectorEnv:
     """Open a fleet of environments as a Gymnasium vector environment.
 
@@ -297,6 +298,8 @@ def make_vec(
             the next one quarantines it.
         copy: False returns views of shared memory, valid until the next send to the same slot.
         env_kwargs: Passed to every environment.
+        rollout_steps: Keep the observations of so many steps in shared memory, where a trainer
+            finds them in place.
 
     Raises:
         ConfigError: An argument cannot work.
@@ -319,6 +322,8 @@ def make_vec(
             f"num_workers must be a whole number between 1 and num_envs ({len(env_fns)}), got "
             f"{num_workers!r}; a worker without an environment would have nothing to do"
         )
+    if not _is_whole(rollout_steps) or rollout_steps < 0:
+        raise ConfigError(f"rollout_steps must be a whole number from 0 on, got {rollout_steps!r}")
     has_limits = step_timeout_s is not None or reset_timeout_s is not None
     plan = _plan(
         env_fns, backend, num_workers, method, needs_supervision=has_limits or failure != "raise"
@@ -334,6 +339,7 @@ def make_vec(
         restarts=RestartPolicy(max_restarts=max_restarts),
         copy=copy,
         poison=DEBUG_VARIABLE in os.environ,
+        num_pages=rollout_steps + 1 if rollout_steps else 0,
     )
     return FleetVectorEnv(fleet, plan.describe(len(env_fns)), spec)
 

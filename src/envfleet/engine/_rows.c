@@ -551,9 +551,9 @@ static PyObject *
 post_steps(PyObject *Py_UNUSED(module), PyObject *args)
 {
     PyObject *ports, *states, *workers;
-    unsigned long long request, operation;
-    if (!PyArg_ParseTuple(args, "O!O!O!KK", &PyList_Type, &ports, &PyByteArray_Type, &states,
-                          &PyTuple_Type, &workers, &request, &operation) ||
+    unsigned long long request, operation, flags;
+    if (!PyArg_ParseTuple(args, "O!O!O!KKK", &PyList_Type, &ports, &PyByteArray_Type, &states,
+                          &PyTuple_Type, &workers, &request, &operation, &flags) ||
         !are_as_many(ports, states)) {
         return NULL;
     }
@@ -578,7 +578,7 @@ post_steps(PyObject *Py_UNUSED(module), PyObject *args)
         volatile npy_uint64 *entry = port->ring + *port->posted % port->size * 3;
         entry[0] = request;
         entry[1] = operation;
-        entry[2] = 0;
+        entry[2] = flags;
         *port->posted += 1;
         *port->hint = *port->posted;
         *port->state = POSTED;

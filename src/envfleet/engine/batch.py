@@ -36,6 +36,8 @@ class Batch:
     final_obs: Any
     """The true successor: the last observation where an episode ended, else `obs`."""
     incidents: tuple[Incident, ...] = ()
+    page: int = 0
+    """The page that `obs` is a view of, if it was put there by its workers."""
     packed: PackedInfos = field(default=PackedInfos(), repr=False)
     plain: Sequence[tuple[int, Info]] = field(default=(), repr=False)
     _infos: dict[str, Any] | None = field(default=None, init=False, repr=False)

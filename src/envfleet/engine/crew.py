@@ -46,10 +46,11 @@ class Crew:
         num_workers: int,
         autoreset: Autoreset,
         deadlines: Deadlines,
+        num_pages: int,
     ) -> None:
         self.env_fns, self.deadlines = tuple(env_fns), deadlines
         self.bounds = deal(len(self.env_fns), num_workers)
-        self._autoreset = autoreset
+        self._autoreset, self._num_pages = autoreset, num_pages
         self._owner_pid = os.getpid()
         self.handles: list[WorkerHandle] = []
         self.fallen_back: set[int] = set()
@@ -201,10 +202,10 @@ class Crew:
 
     def _bind_all(self, offset: int) -> Binding:
         kinds = group_kinds([(f.observation_space, f.action_space) for f in self.facts])
-        length = Data.measure(kinds)
+        length = Data.measure(kinds, self._num_pages)
         self._slab.grow(offset + length, len(self.facts))
-        data = Data(kinds, self._slab.map(offset, length))
-        binding = Binding(self.control, data, offset, length)
+        data = Data(kinds, self._slab.map(offset, length), num_pages=self._num_pages)
+        binding = Binding(self.control, data, offset, length, self._num_pages)
         for handle in self.handles:
             handle.bind(binding)
         return binding

@@ -76,6 +76,7 @@ class Fleet:
         restarts: RestartPolicy = RestartPolicy(),  # noqa: B008 - frozen
         copy: bool = True,
         poison: bool = False,
+        num_pages: int = 0,
     ) -> None:
         """Build the environments; returns when all of them are there.
 
@@ -90,6 +91,7 @@ class Fleet:
             restarts: How many failures of a slot "restart" forgives.
             copy: False returns views of shared memory, valid until the next send to that slot.
             poison: Fill the rows of a slot with junk when it is sent, to find views kept too long.
+            num_pages: Room for the observations of so many steps, see `pages`.
         """
         refuse_unguarded_main()
         one_of("backend", backend, BackendName)
@@ -118,6 +120,7 @@ class Fleet:
             num_workers=num_workers,
             autoreset=autoreset,
             deadlines=deadlines,
+            num_pages=num_pages,
         )
         self._finalizer = weakref.finalize(self, crew.stop)
         self._data = crew.data
@@ -142,6 +145,8 @@ class Fleet:
         self._is_closed = False
         self._has_replies = False
         """Whether there were any when last somebody waited: such steps are none for the lane."""
+        self._page_of = [0] * num_workers
+        """Where the steps on the lane are to be put as well."""
         self._wait_s = self._copy_s = 0.0
         self._last_timings: dict[str, float] = {}
         self.incidents: list[Incident] = self._logbook.incidents
@@ -195,26 +200,44 @@ class Fleet:
         everything = self._router.everything
         return self._gatherer.observations(everything.slots, everything.rows)
 
+    @property
+    def pages(self) -> npt.NDArray[Any] | None:
+        """Observations of many steps in shared memory, [page, slot], if these are single arrays.
+
+        A step that is sent with a page has its observations written there by its workers, and they
+        stay as long as nobody sends another. Pages count from 1.
+        """
+        return self._data.pages
+
     # ---- the hot path ---------------------------------------------------------------------------
 
-    def send(self, actions: Any, slots: Sequence[int] | Slots | None = None) -> None:
-        """Start a step of these slots (None: all); `actions` is a batch in their order."""
+    def send(
+        self, actions: Any, slots: Sequence[int] | Slots | None = None, *, page: int = 0
+    ) -> None:
+        """Start a step of these slots (None: all); `actions` is a batch in their order.
+
+        The observations may come by a page; the batch says if they did. Where something about a
+        step is special they do not.
+        """
         started_s = time.perf_counter()
-        self._start(self._router.find(slots), actions)
+        self._start(self._router.find(slots), actions, page)
         self._copy_s += time.perf_counter() - started_s
 
-    def step(self, actions: Any) -> Batch:
+    def step(self, actions: Any, *, page: int = 0) -> Batch:
         """`send` to all slots and `recv` from all of them."""
         before = self._traffic.last_request
         try:
-            self.send(actions)
+            self.send(actions, page=page)
             return self.recv()
         except BaseException:
             if self._traffic.last_request != before:
                 self.drop()  # the rows of the other slots have nobody left to go to
             raise
 
-    def _start(self, route: Route, actions: Any) -> None:
+    def _start(self, route: Route, actions: Any, page: int) -> None:
+        if page and (self.pages is None or not 1 <= page <= len(self.pages)):
+            have = "none" if self.pages is None else f"1 to {len(self.pages)}"
+            raise ConfigError(f"there is no page {page}: this fleet has {have}")
         lane = self._lane_for(route)
         if lane is None:
             self._check_sendable(route)
@@ -222,7 +245,9 @@ class Fleet:
         if self._poison and not self._gatherer.is_mixed:
             self._data.obs[0].poison(route.rows)
         if lane is not None and spills is None and route.workers is not None:
-            lane.post(route.workers, self._traffic.next_request())
+            for worker in route.workers:
+                self._page_of[worker] = page
+            lane.post(route.workers, self._traffic.next_request(), page)
         else:
             self._leave_lane()
             self._traffic.post(route, Op.STEP, spills)
@@ -267,7 +292,8 @@ class Fleet:
         if done is None:
             return None
         route = chosen or self._router.of_workers(done)
-        batch = self._hand_out(route.slots, route.rows)
+        pages = {self._page_of[worker] for worker in done}
+        batch = self._hand_out(route.slots, route.rows, pages.pop() if len(pages) == 1 else 0)
         self._copy_s += time.perf_counter() - now_s
         return batch
 
@@ -346,8 +372,8 @@ class Fleet:
             pending.part = self._router.part_of(rest)
             traffic.make_ready(pending)
 
-    def _hand_out(self, slots: Slots, rows: slice | Slots) -> Batch:
-        batch = self._gatherer.batch(slots, rows)
+    def _hand_out(self, slots: Slots, rows: slice | Slots, page: int = 0) -> Batch:
+        batch = self._gatherer.batch(slots, rows, page)
         if not self._is_native and (batch.has_events or self._logbook.has_ended):
             is_noted = (
                 self.autoreset == "next_step"

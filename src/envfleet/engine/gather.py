@@ -146,18 +146,21 @@ class Gatherer:
 
     # ---- rows -----------------------------------------------------------------------------------
 
-    def batch(self, slots: Slots, rows: slice | Slots) -> Batch:
+    def batch(self, slots: Slots, rows: slice | Slots, page: int = 0) -> Batch:
         """The rows of these slots; `rows` are the same, as a slice where they are neighbours."""
-        control = self._control
+        control, pages = self._control, self._data.pages
         if isinstance(rows, slice):
+            plain_obs = None if page else self._plain_obs
             obs, rewards, terminated, truncated, valid, has_events = copy_rows(
-                self._plain_obs, control.rewards, control.flags, rows.start, rows.stop
+                plain_obs, control.rewards, control.flags, rows.start, rows.stop
             )
         else:
             obs = None
             terminated, truncated, invalid = flags = control.flags[:, rows].copy()
             rewards, valid, has_events = control.rewards[rows], ~invalid, any_set(flags)
-        if obs is None:
+        if page and pages is not None:
+            obs = pages[page - 1, rows]
+        elif obs is None:
             obs = self.observations(slots, rows)
         final_obs = obs
         plain: PlainInfos = []
@@ -175,6 +178,7 @@ class Gatherer:
             has_events=has_events,
             final_obs=final_obs,
             incidents=self._take_news(slots, plain),
+            page=page,
             packed=self._packed(slots, rows),
             plain=plain,
         )

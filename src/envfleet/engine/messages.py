@@ -61,6 +61,8 @@ class Command(NamedTuple):
     slots: Sequence[int] | None = None
     """None means all slots of the worker."""
     payload: Any = None
+    page: int = 0
+    """Where the observations are put as well."""
 
 
 @dataclass(frozen=True, slots=True)

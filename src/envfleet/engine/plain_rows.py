@@ -63,7 +63,13 @@ class PostSteps(Protocol):
     """Posts a plain step of all their slots to workers that have nothing else to do."""
 
     def __call__(
-        self, ports: list[Port], states: bytearray, workers: tuple[int, ...], request: int, op: int
+        self,
+        ports: list[Port],
+        states: bytearray,
+        workers: tuple[int, ...],
+        request: int,
+        op: int,
+        flags: int,
     ) -> None:
         """Write it into their rings and counts, say so in `states`, and ring."""
 

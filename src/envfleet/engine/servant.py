@@ -66,6 +66,9 @@ class Servant:
 
     def bind(self, control: Control, data: Data) -> None:
         """Take the shared rows."""
+        self._data = data
+        first, count = self.hosts[0].first, sum(host.count for host in self.hosts)
+        self._rows = slice(first, first + count)
         for host in self.hosts:
             host.bind(control, data, self._post)
 
@@ -83,6 +86,8 @@ class Servant:
                 reply = Reply(failures=[Failure.of(slot, "step", exc)])
         else:
             reply = self._fan_out(command)
+        if command.page:
+            self._data.keep(command.page, self._rows)
         self._post[1] = 0
         self._post[2] += time.perf_counter_ns() - started
         return reply

@@ -156,9 +156,15 @@ class Kind:
 
 
 class Data:
-    """The part planned from the spaces: observations, final observations and actions."""
+    """The part planned from the spaces: observations, final observations and actions.
 
-    def __init__(self, kinds: Sequence[Kind], buffer: Any, offset: int = 0) -> None:
+    With pages there is also room for the observations of as many steps, [page, slot], where values
+    are single arrays. Page 1 is the first; 0 means none.
+    """
+
+    def __init__(
+        self, kinds: Sequence[Kind], buffer: Any, offset: int = 0, *, num_pages: int = 0
+    ) -> None:
         self.kinds = tuple(kinds)
         self.obs: list[Columns] = []
         self.final_obs: list[Columns] = []
@@ -178,14 +184,25 @@ class Data:
             ):
                 columns.append(layout.bind(buffer, offset, rows))
                 offset += _aligned(layout.nbytes(rows))
+        self.pages: Array | None = None
+        row = self.obs[0].sole_array if len(self.kinds) == 1 else None
+        if num_pages and row is not None:
+            count = num_pages * row.size
+            self.pages = np.frombuffer(buffer, row.dtype, count, offset).reshape(-1, *row.shape)
+
+    def keep(self, page: int, rows: slice) -> None:
+        """Put the last observations of these rows on a page."""
+        assert self.pages is not None
+        self.pages[page - 1, rows] = self.obs[0].read_batch(rows, copy=False)
 
     @staticmethod
-    def measure(kinds: Sequence[Kind]) -> int:
+    def measure(kinds: Sequence[Kind], num_pages: int = 0) -> int:
         """Bytes needed for `kinds`, at least one page."""
         total = 0
         for kind in kinds:
             rows = len(kind.slots)
-            total += 2 * _aligned(kind.observation.nbytes(rows))
+            pages = num_pages if len(kinds) == 1 else 0
+            total += (2 + pages) * _aligned(kind.observation.nbytes(rows))
             total += _aligned(kind.action.nbytes(rows))
         return max(_aligned(total, _PAGE), _PAGE)
 

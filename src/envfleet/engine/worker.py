@@ -48,6 +48,8 @@ HAS_REPLY = 2
 """Ring flag set by the worker: a reply was put on the control path before the bell rang."""
 PARTIAL = 4
 """Ring flag set by the parent: only the slots whose ticket is this request."""
+PAGE_SHIFT = 8
+"""Above these bits the ring flags are the page of a step."""
 STACK_SIGNAL = signal.SIGUSR1 if hasattr(signal, "SIGUSR1") else None
 SPIN_LIMIT_NS = 1_000_000
 """Longer pauses are slept through: a spin costs a core, but a sleeper some 50 us to be woken, and
@@ -129,8 +131,8 @@ def main(spec: WorkerSpec, descriptors: Descriptors) -> None:
         channel.send(_dumps(NotReady(doing, Failure.of(spec.first, "start-up", exc))))
         return
     channel.send(ready)
-    offset, length, kinds = pickle.loads(channel.recv())
-    servant.bind(control, Data(kinds, slab.map(offset, length)))
+    offset, length, kinds, num_pages = pickle.loads(channel.recv())
+    servant.bind(control, Data(kinds, slab.map(offset, length), num_pages=num_pages))
     slab.close()
     gc.collect()
     gc.freeze()  # what start-up built is there to stay: later collections need not look at it
@@ -173,7 +175,7 @@ def _serve(
                 chosen = (tickets == request & 0xFFFFFFFF).nonzero()[0] + spec.first
                 command = Command(request, op, chosen.tolist())
             else:
-                command = Command(request, op)
+                command = Command(request, op, page=flags >> PAGE_SHIFT)
             reply: Reply | None
             if command.op is Op.IDLE:  # its payload could not be read here
                 reply = _unreadable(spec.first, num_slots, op, command)

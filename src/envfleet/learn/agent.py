@@ -78,6 +78,10 @@ class Agent:
             seen.append(leaf if normaliser is None else normaliser(leaf))
         return tuple(seen)
 
+    def sees_plainly(self, batch: Array) -> bool:
+        """Whether such observations reach the networks as they are."""
+        return self._normalisers == [None] and self.inputs.keeps(batch)
+
     def masks(self, obs: Any, infos: Mapping[str, Any]) -> npt.NDArray[np.bool_] | None:
         """Which actions are allowed, one row per observation; None if nothing is said of it."""
         masks = self.inputs.masks(obs, infos)

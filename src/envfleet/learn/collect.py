@@ -81,9 +81,22 @@ def flattened(arrays: Leaves) -> Leaves:
 class _Store:
     """The arrays of one rollout while they fill up; observations have one row more."""
 
-    def __init__(self, times: int, first: Leaves, actions: Tensor, masks: Flags | None) -> None:
+    def __init__(
+        self,
+        times: int,
+        first: Leaves,
+        actions: Tensor,
+        masks: Flags | None,
+        pages: Array | None,
+    ) -> None:
         slots = len(first[0])
-        self.obs = tuple(np.empty((times + 1, *leaf.shape), leaf.dtype) for leaf in first)
+        self.has_pages = pages is not None
+        """Whether observations are written in place, by the workers that make them."""
+        self.obs: Leaves = (
+            tuple(np.empty((times + 1, *leaf.shape), leaf.dtype) for leaf in first)
+            if pages is None
+            else (pages[: times + 1],)
+        )
         for mine, leaf in zip(self.obs, first, strict=True):
             mine[0] = leaf
         self.masks: Flags | None = None
@@ -101,6 +114,10 @@ class _Store:
             self.masks = np.ones((*self._shape, masks.shape[-1]), np.bool_)
         self.masks[step, half] = masks
 
+    def page_after(self, step: int) -> int:
+        """The fleet's page for what this step will bring; they count from 1."""
+        return step + 2 if self.has_pages else 0
+
 
 class Collector:
     """Steps a fleet by a policy, and remembers between rollouts what goes on."""
@@ -110,6 +127,10 @@ class Collector:
     ) -> None:
         """Reset the fleet; from then on its slots only reset by themselves."""
         self._envs, self._agent, self._times = envs, agent, options.n_steps
+        pages = envs.fleet.pages
+        if pages is not None and (len(pages) <= options.n_steps or not agent.sees_plainly(pages)):
+            pages = None
+        self._pages = pages
         self._generator = torch.Generator(agent.device).manual_seed(seed)
         count = envs.num_envs
         overlaps = options.overlap
@@ -157,11 +178,11 @@ class Collector:
 
     @torch.inference_mode()
     def collect(self) -> Rollout:
-        """Step every slot `n_steps` times."""
+        """Step every slot `n_steps` times; observations may be the fleet's, until the next time."""
         times, slots, head = self._times, self._envs.num_envs, self._agent.policy.head
         noise = head.noise((times, slots), self._generator)
         actions = torch.zeros((times, slots, *head.shape), dtype=head.dtype)
-        store = _Store(times, self._obs, actions, self._masks)
+        store = _Store(times, self._obs, actions, self._masks, self._pages)
         states = self._states.clone()
         if len(self._halves) == 1:
             self._fill(store, noise)
@@ -175,14 +196,14 @@ class Collector:
         for step in range(self._times):
             wanted = self._choose(store, step, 0, noise)
             begun_s = time.perf_counter()
-            batch = self._envs.fleet.step(wanted)
+            batch = self._envs.fleet.step(wanted, page=store.page_after(step))
             self.fleet_s += time.perf_counter() - begun_s
             self._note(store, step, self._halves[0], batch)
 
     def _fill_by_halves(self, store: _Store, noise: Tensor) -> None:
         """Act for one half of the slots while the other is under way."""
         for index in range(len(self._halves)):
-            self._send(self._choose(store, 0, index, noise), index)
+            self._send(store, 0, index, noise)
         for step in range(self._times):
             for index in range(len(self._halves)):
                 begun_s = time.perf_counter()
@@ -190,11 +211,12 @@ class Collector:
                 self.fleet_s += time.perf_counter() - begun_s
                 self._note(store, step, self._halves[index], batch)
                 if step + 1 < self._times:
-                    self._send(self._choose(store, step + 1, index, noise), index)
+                    self._send(store, step + 1, index, noise)
 
-    def _send(self, wanted: Any, index: int) -> None:
+    def _send(self, store: _Store, step: int, index: int, noise: Tensor) -> None:
+        wanted = self._choose(store, step, index, noise)
         begun_s = time.perf_counter()
-        self._envs.send(wanted, self._slots[index])
+        self._envs.fleet.send(wanted, self._slots[index], page=store.page_after(step))
         self.fleet_s += time.perf_counter() - begun_s
 
     def _choose(self, store: _Store, step: int, index: int, noise: Tensor) -> Any:
@@ -220,8 +242,10 @@ class Collector:
             store.terminated[step, half] = batch.terminated
             store.truncated[step, half] = batch.truncated
             self._note_ends(store.finals, step, half, batch)
-        for mine, leaf in zip(store.obs, self._agent.look(batch.obs, learns=True), strict=True):
-            mine[step + 1, half] = leaf
+        if not batch.page:
+            seen = self._agent.look(batch.obs, learns=True)
+            for mine, leaf in zip(store.obs, seen, strict=True):
+                mine[step + 1, half] = leaf
         if self._agent.policy.head.takes_masks:  # infos take time to put together
             masks = self._agent.masks(batch.obs, batch.infos)
             if masks is not None:

@@ -71,6 +71,10 @@ class Inputs:
             return (np.asarray(obs, self.leaves[0].dtype),)
         return tuple(np.asarray(_at(obs, leaf.path), leaf.dtype) for leaf in self.leaves)
 
+    def keeps(self, batch: Array) -> bool:
+        """Whether such observations are one leaf that is kept as it is."""
+        return self._is_single and batch.dtype == self.leaves[0].dtype
+
     def masks(self, obs: Any, infos: Mapping[str, Any]) -> npt.NDArray[np.bool_] | None:
         """Which actions are allowed, one row per observation; None if nothing is said of it."""
         if self.has_masks:

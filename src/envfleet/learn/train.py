@@ -241,11 +241,11 @@ def train(
 def opened(options: TrainOptions, ppo: PPOOptions) -> Iterator[PPOTrainer]:
     """A trainer on a fleet of its own, as a run has them at its beginning."""
     device = _device(options.device)
-    with closing(_fleet(options)) as envs, _one_thread():
+    with closing(_fleet(options, ppo)) as envs, _one_thread():
         yield PPOTrainer(envs, ppo, seed=options.seed, device=device)
 
 
-def _fleet(options: TrainOptions) -> FleetVectorEnv:
+def _fleet(options: TrainOptions, ppo: PPOOptions) -> FleetVectorEnv:
     backend, num_workers, why = options.backend, options.num_workers, None
     if backend == "auto" and num_workers is None:
         # restarts alone would call for processes, but an environment that raises costs its episode
@@ -265,6 +265,7 @@ def _fleet(options: TrainOptions) -> FleetVectorEnv:
         max_restarts=options.max_restarts,
         copy=False,
         env_kwargs=options.env_kwargs,
+        rollout_steps=0 if ppo.normalise_obs else ppo.n_steps,
     )
     envs.plan = why or envs.plan
     return envs

@@ -252,7 +252,7 @@ def words(count):
 
 def post(port=None, states=None, workers=(0,)):
     port = port or (words(3), words(8), words(3), -1, -1, 1)
-    untyped.post_steps([port], bytearray(1) if states is None else states, workers, 7, 1)
+    untyped.post_steps([port], bytearray(1) if states is None else states, workers, 7, 1, 0)
 
 
 def line(row, step=lambda action: None, reset=lambda: None, obs=None, limit=None):

@@ -28,6 +28,11 @@ WHERE = [
     {"backend": "thread", "num_workers": 2},
     {"backend": "process", "num_workers": 1},
     {"backend": "process", "num_workers": 3, "start_method": "spawn"},
+    {"backend": "serial", "rollout_steps": 16},
+    {"backend": "thread", "num_workers": 2, "rollout_steps": 16},
+    {"backend": "process", "num_workers": 2, "rollout_steps": 16},
+    {"backend": "process", "num_workers": 3, "rollout_steps": 20},
+    {"backend": "process", "num_workers": 2, "rollout_steps": 7},
 ]
 
 
@@ -81,10 +86,25 @@ def test_one_half_steps_while_the_other_is_thought_about(monkeypatch):
     monkeypatch.setattr(collect, "usable_cores", lambda: 3)
     with opened("CartPole-v1", 16) as envs:
         trainer = PPOTrainer(envs, SMALL)
-        with mock.patch.object(envs, "send", wraps=envs.send) as send:
+        with mock.patch.object(envs.fleet, "send", wraps=envs.fleet.send) as send:
             trainer.collect()
     assert send.call_count == SMALL.n_steps * 2
     assert {len(call.args[1]) for call in send.call_args_list} == {8}
+
+
+@pytest.mark.parametrize("kind", ["plain", "overlapping"])
+@pytest.mark.parametrize("backend", ["serial", "process"])
+def test_workers_write_rollouts_in_place(backend, kind):
+    options = dataclasses.replace(SMALL, **KINDS[kind])
+    with opened(
+        "CartPole-v1", backend=backend, num_workers=2, copy=False, rollout_steps=16
+    ) as envs:
+        trainer = PPOTrainer(envs, options)
+        with mock.patch.object(trainer.agent, "look", wraps=trainer.agent.look) as look:
+            rollout = trainer.collect()
+        assert np.shares_memory(rollout.obs[0], envs.fleet.pages)
+        seen_again = [call for call in look.call_args_list if call.kwargs.get("learns")]
+        assert len(seen_again) <= 1, "only what the fleet could not put there itself"
 
 
 @pytest.mark.parametrize(("cores", "num_envs"), [(2, 16), (3, 15)])

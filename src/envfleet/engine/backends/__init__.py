@@ -42,6 +42,7 @@ class Binding:
     data: Data
     offset: int
     length: int
+    num_pages: int
 
 
 class WorkerHandle(Protocol):
@@ -90,8 +91,8 @@ class Lane(Protocol):
     under_way: bytearray
     """By worker: 0 nothing. Always true, also if a signal's handler raises at any time."""
 
-    def post(self, workers: tuple[int, ...], request: int) -> None:
-        """Start a step of all their slots; they have nothing else to do."""
+    def post(self, workers: tuple[int, ...], request: int, page: int) -> None:
+        """Start a step of all their slots, onto a page; they have nothing else to do."""
 
     def collect(
         self, workers: tuple[int, ...], min_slots: int, limit_s: float

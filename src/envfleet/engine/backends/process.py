@@ -38,6 +38,7 @@ from envfleet.engine.slab import unnamed_file
 from envfleet.engine.worker import (
     HAS_MESSAGE,
     HAS_REPLY,
+    PAGE_SHIFT,
     PARTIAL,
     STACK_SIGNAL,
     THREAD_VARIABLES,
@@ -133,7 +134,7 @@ class ProcessHandle:
     def bind(self, binding: Binding) -> None:
         """Tell the worker where its rows lie."""
         # plans, not spaces: one registered in this process only would be planned otherwise there
-        message = (binding.offset, binding.length, binding.data.kinds)
+        message = (binding.offset, binding.length, binding.data.kinds, binding.num_pages)
         self.channel.send(cloudpickle.dumps(message))
 
     def post(self, command: Command) -> None:
@@ -269,9 +270,9 @@ class ProcessLane:
             return None
         return cls(num_workers, urgent_fd, post_steps, collect_steps)
 
-    def post(self, workers: tuple[int, ...], request: int) -> None:
+    def post(self, workers: tuple[int, ...], request: int, page: int) -> None:
         """Write it into their rings and ring their bells."""
-        self._post(self.ports, self.under_way, workers, request, Op.STEP)
+        self._post(self.ports, self.under_way, workers, request, Op.STEP, page << PAGE_SHIFT)
 
     def collect(
         self, workers: tuple[int, ...], min_slots: int, limit_s: float

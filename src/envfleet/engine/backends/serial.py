@@ -108,10 +108,10 @@ class SerialLane:
         self._handles[handle.worker] = handle
         self.under_way = bytearray(len(self._handles))
 
-    def post(self, workers: tuple[int, ...], request: int) -> None:
+    def post(self, workers: tuple[int, ...], request: int, page: int) -> None:
         """Keep it until somebody collects."""
         for worker in workers:
-            self._handles[worker].post(Command(request, Op.STEP))
+            self._handles[worker].post(Command(request, Op.STEP, page=page))
             self.under_way[worker] = 1
 
     def collect(
