@@ -188,9 +188,9 @@ class TestWrongAnswers:
                 envs.step(ZEROS[:2])
 
     def test_a_step_of_the_old_api_inside_a_wrapper(self):
-        """Gymnasium's wrappers unpack what it returns before we do."""
+        """Gymnasium's wrappers unpack what it returns before we do, where we do not go past them."""
         env_fn = functools.partial(OfTheOldApi, has_new_reset=True)
-        with closing(fleet(lambda: TimeLimit(env_fn(), 9), num_envs=1)) as envs:
+        with closing(fleet(lambda: TimeLimit(TimeLimit(env_fn(), 9), 9), num_envs=1)) as envs:
             envs.reset(seed=0)
             with pytest.raises(errors.EnvFailed, match=self.STEP) as caught:
                 envs.step(ZEROS[:1])
