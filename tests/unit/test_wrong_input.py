@@ -188,7 +188,7 @@ class TestWrongAnswers:
                 envs.step(ZEROS[:2])
 
     def test_a_step_of_the_old_api_inside_a_wrapper(self):
-        """Gymnasium's wrappers unpack what it returns before we do, where we do not go past them."""
+        """Gymnasium's wrappers unpack what it returns, where we do not go past them."""
         env_fn = functools.partial(OfTheOldApi, has_new_reset=True)
         with closing(fleet(lambda: TimeLimit(TimeLimit(env_fn(), 9), 9), num_envs=1)) as envs:
             envs.reset(seed=0)
