@@ -7,15 +7,21 @@ policy takes is no part of a slice.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import multiprocessing
 import random
 import re
+import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from typing import Any
 
+from benchmarks.limit import ANSWER_S
 from benchmarks.workload import timed
 from envfleet.cli.measure import Slice
 from envfleet.llm.config import load_config
@@ -168,6 +174,78 @@ class OneTurn(Managed):
         while not steps or time.perf_counter() - start_s < seconds:
             steps += len(self.manager.step(self._inputs))
         return Slice(steps, time.perf_counter() - start_s)
+
+
+class Apart:
+    """The limit: as many processes as there are workers, each with a manager of its share.
+
+    Nothing travels but seeds; a rollout is over when the last of them has begun all its episodes.
+    """
+
+    key = "apart"
+
+    def __init__(self, rollouts: Rollouts) -> None:
+        self._rollouts, self._seed = rollouts, 0
+        self.label = f"{rollouts.max_workers} processes that share nothing"
+        self._pipes: list[Connection] = []
+        self._processes: list[BaseProcess] = []
+
+    def open(self) -> None:
+        """Start them."""
+        context = multiprocessing.get_context("fork")
+        for share in self._shares():
+            here, there = context.Pipe()
+            process = context.Process(target=_begin, args=(there, share), daemon=True)
+            process.start()
+            there.close()
+            self._pipes.append(here)
+            self._processes.append(process)
+
+    def run(self, seconds: float) -> Slice:
+        """Begin rollouts."""
+        return timed(self.play, seconds)
+
+    def play(self) -> int:
+        """Begin every episode of one rollout."""
+        for pipe, share in zip(self._pipes, self._shares(), strict=True):
+            pipe.send(self._seed)
+            self._seed += share.num_envs
+        return sum(_heard(pipe) for pipe in self._pipes)
+
+    def close(self) -> None:
+        """Stop them."""
+        for pipe, process in zip(self._pipes, self._processes, strict=True):
+            with contextlib.suppress(OSError):
+                pipe.send(None)
+            pipe.close()
+            process.join(5)
+            if process.is_alive():
+                process.kill()
+                process.join()
+
+    def _shares(self) -> list[Rollouts]:
+        workers = self._rollouts.max_workers
+        return [
+            replace(
+                self._rollouts,
+                counts={tag: count // workers for tag, count in self._rollouts.counts.items()},
+            )
+            for _ in range(workers)
+        ]
+
+
+def _begin(pipe: Connection, rollouts: Rollouts) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with EnvStateManager(rollouts.config(False)) as manager:
+        while (seed := pipe.recv()) is not None:
+            pipe.send(len(manager.reset(seed=seed)))
+
+
+def _heard(pipe: Connection) -> int:
+    if not pipe.poll(ANSWER_S):
+        raise TimeoutError(f"a process did not answer for {ANSWER_S:g} s")
+    count: int = pipe.recv()
+    return count
 
 
 def both_ways(rollouts: Rollouts, kind: Callable[..., Managed] = Managed) -> list[Managed]:

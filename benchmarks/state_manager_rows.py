@@ -12,7 +12,7 @@ import time
 from benchmarks.costs import memory_of_children, own_memory
 from benchmarks.outcome import Outcome, Pace, Rounds, Row
 from benchmarks.peer_sokoban import NUM_BOXES, SIDE, OurSteps, TheirLevels, TheirSteps
-from benchmarks.rollouts import Managed, OneTurn, Rollouts, both_ways
+from benchmarks.rollouts import Apart, Managed, OneTurn, Rollouts, both_ways
 from benchmarks.shop import NUM_WORKERS, Searching, Weighed, built, size_of
 from benchmarks.tables import Floor, Line, ratios
 from benchmarks.text_environments import Computing, Waiting
@@ -32,13 +32,26 @@ def sokoban_levels(pace: Pace, progress: Progress, title: str) -> Outcome:
     num = _part(256, pace)
     rollouts = Rollouts({"Room": num}, 0, {"Room": _sokoban(ROOM)})
     name = f"Sokoban: making {num} levels, {SIDE}x{SIDE}, {NUM_BOXES} boxes"
-    ours, theirs = both_ways(rollouts), TheirLevels()
-    rounds = Rounds(name, [*ours, theirs], pace, progress, title)
+    ours, theirs, apart = both_ways(rollouts), TheirLevels(), Apart(rollouts)
+    rounds = Rounds(name, [*ours, apart, theirs], pace, progress, title)
     lines = [
         rounds.line(f"{name}, auto, 2 workers", ONE_PROCESS, 1.7, "auto", "here"),
         rounds.line(f"{name}, one process", "gym-sokoban", 5.0, "here", theirs.key),
     ]
-    return Outcome(lines, rounds.entries(), ours[0].plan)
+    notes = [*ours[0].plan, *_against_the_limit(rounds, apart)]
+    return Outcome(lines, rounds.entries(), notes)
+
+
+def _against_the_limit(rounds: Rounds, apart: Apart) -> list[str]:
+    """What could be gained at most when this was measured, and how much of it was."""
+    if rounds.failures.keys() & {"auto", "here", apart.key}:
+        return []
+    limit = statistics.median(ratios(rounds.slices[apart.key], rounds.slices["here"]))
+    part = statistics.median(ratios(rounds.slices["auto"], rounds.slices[apart.key]))
+    return [
+        f"making levels: {apart.label} were {limit:.2f} times as fast as one, and auto reached "
+        f"{part:.2f} of that"
+    ]
 
 
 def sokoban_step(pace: Pace, progress: Progress, title: str) -> Outcome:
