@@ -67,6 +67,25 @@ is_empty(PyObject *info)
     return PyDict_CheckExact(info) && PyDict_GET_SIZE(info) == 0;
 }
 
+/* Write an info into its cell if it has these keys and types, all of them doubles; 0 if not. */
+static int
+put_doubles(PyObject *info, PyObject *keys, PyObject *types, double *cell)
+{
+    if (!PyDict_CheckExact(info) || PyDict_GET_SIZE(info) != PyTuple_GET_SIZE(keys)) {
+        return 0;
+    }
+    Py_ssize_t at = 0, count = 0;
+    PyObject *key, *value;
+    while (PyDict_Next(info, &at, &key, &value)) {
+        if (key != PyTuple_GET_ITEM(keys, count) || !PyFloat_Check(value) ||
+            (PyObject *)Py_TYPE(value) != PyTuple_GET_ITEM(types, count)) {
+            return 0;
+        }
+        cell[count++] = PyFloat_AS_DOUBLE(value);
+    }
+    return 1;
+}
+
 /* Put away what a reset returned, if nothing about it is special; 0 leaves everything as it was. */
 static int
 put_reset(PyObject *result, PyObject *row_of_obs)
@@ -98,8 +117,8 @@ enum { RUNNING, ENDED }; /* host.py's states; all others are Python's */
 
 /* What plain_rows.py calls a desk and a line; everything in them is borrowed. */
 typedef struct {
-    PyObject *states, *has_info, *ready, *invalid, *ends;
-    PyArrayObject *starts, *post, *rewards;
+    PyObject *states, *has_info, *ready, *invalid, *ends, *form;
+    PyArrayObject *starts, *post, *rewards, *cells, *schemas;
     PyObject *take, *take_reset, *unusual, *fail; /* these are given with each call */
 } Desk;
 
@@ -111,19 +130,22 @@ typedef struct {
 static int
 read_desk(PyObject *tuple, Desk *desk)
 {
-    if (!PyArg_ParseTuple(tuple, "O!O!O!O!O!O!O!O", &PyByteArray_Type, &desk->states,
+    if (!PyArg_ParseTuple(tuple, "O!O!O!O!O!O!O!OO!O!O!", &PyByteArray_Type, &desk->states,
                           &PyByteArray_Type, &desk->has_info, &PyByteArray_Type, &desk->ready,
                           &PyArray_Type, &desk->starts, &PyArray_Type, &desk->post, &PyArray_Type,
-                          &desk->rewards, &PyList_Type, &desk->invalid, &desk->ends)) {
+                          &desk->rewards, &PyList_Type, &desk->invalid, &desk->ends, &PyList_Type,
+                          &desk->form, &PyArray_Type, &desk->cells, &PyArray_Type,
+                          &desk->schemas)) {
         return -1;
     }
     Py_ssize_t rows = PyByteArray_GET_SIZE(desk->states);
     if (!is_array(desk->post, NPY_UINT64, 1, 2) || !is_array(desk->rewards, NPY_DOUBLE, 1, rows) ||
-        !is_array(desk->starts, NPY_UINT8, 2, 0)) {
+        !is_array(desk->starts, NPY_UINT8, 2, 0) || !is_array(desk->cells, NPY_DOUBLE, 2, 0) ||
+        !is_array(desk->schemas, NPY_UINT16, 1, rows)) {
         return -1;
     }
     if (PyByteArray_GET_SIZE(desk->has_info) != rows || PyByteArray_GET_SIZE(desk->ready) != rows ||
-        PyArray_DIM(desk->starts, 0) != rows) {
+        PyArray_DIM(desk->starts, 0) != rows || PyArray_DIM(desk->cells, 0) != rows) {
         PyErr_SetString(PyExc_ValueError, "everything by row must have an item for each row");
         return -1;
     }
@@ -229,12 +251,38 @@ counted(PyObject *limit, PyObject *result)
     return cut;
 }
 
-/* Put away what a step returned: 1 if nothing about it is special, 0 if it is left as it was. */
+/* Put an info away, if it is like the last one that was all doubles, or if there is none and was none. */
+static int
+put_info(const Desk *desk, Py_ssize_t row, PyObject *info)
+{
+    char *has_info = PyByteArray_AS_STRING(desk->has_info) + row;
+    if (is_empty(info)) {
+        return !*has_info;
+    }
+    PyObject *form = PyList_GET_SIZE(desk->form) == 1 ? PyList_GET_ITEM(desk->form, 0) : Py_None;
+    if (!PyTuple_CheckExact(form) || PyTuple_GET_SIZE(form) != 3) {
+        return 0;
+    }
+    PyObject *keys = PyTuple_GET_ITEM(form, 0), *types = PyTuple_GET_ITEM(form, 1);
+    long number = PyLong_AsLong(PyTuple_GET_ITEM(form, 2));
+    npy_intp size = PyArray_DIM(desk->cells, 1);
+    double *cell = (double *)PyArray_DATA(desk->cells) + row * size;
+    if (!PyTuple_CheckExact(keys) || !PyTuple_CheckExact(types) || number < 1 ||
+        PyTuple_GET_SIZE(keys) > size || PyTuple_GET_SIZE(types) != PyTuple_GET_SIZE(keys) ||
+        !put_doubles(info, keys, types, cell)) {
+        PyErr_Clear(); /* of a number that is none */
+        return 0;
+    }
+    ((npy_uint16 *)PyArray_DATA(desk->schemas))[row] = (npy_uint16)number;
+    *has_info = 1;
+    return 1;
+}
+
+/* Put away what a step returned: 1 if nothing about it is special, 0 if all of it is left to do. */
 static int
 put_step(const Desk *desk, const Line *line, Py_ssize_t row, PyObject *result)
 {
-    if (PyByteArray_AS_STRING(desk->has_info)[row] || !PyTuple_CheckExact(result) ||
-        PyTuple_GET_SIZE(result) != 5) {
+    if (!PyTuple_CheckExact(result) || PyTuple_GET_SIZE(result) != 5) {
         return 0;
     }
     PyObject *reward = PyTuple_GET_ITEM(result, 1);
@@ -242,7 +290,8 @@ put_step(const Desk *desk, const Line *line, Py_ssize_t row, PyObject *result)
     int is_truncated = as_flag(PyTuple_GET_ITEM(result, 3));
     int is_end = is_terminated > 0 || is_truncated > 0;
     if (!PyFloat_Check(reward) || is_terminated < 0 || is_truncated < 0 ||
-        (is_end && !PyList_CheckExact(desk->ends)) || !is_empty(PyTuple_GET_ITEM(result, 4)) ||
+        (is_end && !PyList_CheckExact(desk->ends)) ||
+        !put_info(desk, row, PyTuple_GET_ITEM(result, 4)) ||
         !put_obs(PyTuple_GET_ITEM(result, 0), line->obs)) {
         return 0;
     }

@@ -125,6 +125,7 @@ class EnvHost:
         # item by item and as bytes, memoryviews take a fraction of an array's time
         self._rewards = control.rewards[mine]
         self._reward_of: Any = self._rewards.data
+        self._infos = InfoWriter(control.infos, control.schemas, self.first)
         self._desk = Desk(
             self._state,
             self._has_info,
@@ -134,11 +135,13 @@ class EnvHost:
             self._rewards,
             self._invalid,
             self._ends if self._autoreset == "next_step" else None,
+            self._infos.form,
+            control.infos[mine].view(np.float64),
+            control.schemas[mine],
         )
         self._marks = [marks[mine].view(np.uint8).data for marks in control.flags]
         self._rng = [control.rng[slot].data for slot in slots]
         self._all_clear = bytes(self.count)
-        self._infos = InfoWriter(control.infos, control.schemas, self.first)
 
     # ---- commands -------------------------------------------------------------------------------
 

@@ -118,6 +118,8 @@ class InfoWriter:
         self._known: dict[tuple[Any, ...], tuple[int, Any, tuple[Any, ...]]] = {}
         self.fresh: list[Schema] = []
         """Schemas registered since the last reply; their ids count up from 1."""
+        self.form: list[tuple[tuple[str, ...], tuple[type, ...], int] | None] = [None]
+        """Keys, types and number of the last info that was all doubles: the next is like it."""
 
     def clear(self, row: int) -> None:
         """This slot has no info now."""
@@ -165,6 +167,8 @@ class InfoWriter:
                 if shape is not None
             )
             number = 1 + sum(1 for entry in self._known.values() if entry[1] is not None)
+            if schema.is_row_of_doubles:
+                self.form[0] = (schema.keys, schema.types, number)
             known = (number, struct.Struct(schema.format).pack_into, arrays)
             self.fresh.append(schema)
         self._known[key] = known

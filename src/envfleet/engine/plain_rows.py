@@ -49,6 +49,12 @@ class Desk(NamedTuple):
     """Gets the rows that were no transitions."""
     ends: list[tuple[int, bool, bool]] | None
     """Gets the rows whose episodes ended plainly, terminated or truncated, and are ENDED then."""
+    form: list[tuple[tuple[str, ...], tuple[type, ...], int] | None]
+    """Holds the keys, types and number of the last info that was all doubles."""
+    cells: npt.NDArray[np.float64]
+    """Where such infos go, by row."""
+    schemas: npt.NDArray[np.uint16]
+    """Where the numbers of their forms go."""
 
 
 Port: TypeAlias = tuple[

@@ -96,7 +96,23 @@ rewards = st.one_of(
     st.just(Odd()),
 )
 flags = st.sampled_from([False, True, np.False_, np.True_, 0, 1])
-infos = st.sampled_from([{}, {}, {"a": 1}, {"a": "text"}, None, 3])
+infos = st.sampled_from(
+    [
+        {},
+        {},
+        {"a": 1},
+        {"a": "text"},
+        {"a": 1.5},
+        {"a": -2.5},
+        {"a": np.float64(3.5)},
+        {"b": 0.25, "a": np.float64(4.5)},
+        {"b": 0.5, "a": np.float64("nan")},
+        {"a": 5.5, "b": 0.75},
+        {"a": np.float32(6.5)},
+        None,
+        3,
+    ]
+)
 fives = st.tuples(st.one_of(plain_obs, plain_obs, odd_obs), rewards, flags, flags, infos)
 answers = st.one_of(
     fives,
@@ -172,6 +188,39 @@ def test_rows_are_copied_alike(given_flags, first, count):
     assert all(np.array_equal(one, other) for one, other in zip(copied, before, strict=False))
 
 
+@pytest.mark.skipif(not rows.IS_COMPILED, reason="Python leaves infos to whoever takes the row")
+@pytest.mark.parametrize(
+    ("info", "is_put"),
+    [
+        ({"a": 1.5, "b": np.float64(2.5)}, True),
+        ({"a": 1.5, "b": 2.5}, False),
+        ({"b": np.float64(2.5), "a": 1.5}, False),
+        ({"a": 1.5}, False),
+        ({"a": 1.5, "b": np.float64(2.5), "c": 1.0}, False),
+        ({"a": 1, "b": np.float64(2.5)}, False),
+        ({}, False),
+        ([1.5, 2.5], False),
+        (None, False),
+    ],
+)
+@pytest.mark.parametrize("form", [(("a", "b"), (float, np.float64), 7), None, (1, 2, 3), ()])
+def test_an_info_like_the_last_one_goes_straight_into_its_cell(info, is_put, form):
+    taken: list[int] = []
+    is_put = is_put and form is not None and len(form) == 3 and form[2] == 7
+    obs = np.zeros(2)
+    desk = step(
+        [line(1, lambda action: (obs.copy(), 0.5, False, False, info), obs=obs)],
+        has_info=bytearray([0, 1]),
+        form=[form],
+        take=lambda row, result: taken.append(row),
+    )
+    assert taken == ([] if is_put else [1])
+    if is_put:
+        assert desk.cells.tolist() == [[0] * 4, [1.5, 2.5, 0, 0]]
+        assert desk.schemas.tolist() == [0, 7]
+        assert desk.has_info == bytearray([0, 1])
+
+
 @given(numbers=st.lists(st.integers(0, 2), min_size=1, max_size=6), first=st.integers(0, 5))
 def test_what_rows_have_in_common_is_found_alike(numbers, first):
     array, first = np.array(numbers, np.uint16), first % len(numbers)
@@ -224,6 +273,10 @@ def test_ends_are_noted_alike(told_flags, ended, first, now):
         lambda: step(starts=np.zeros((2, 4), np.uint8)),
         lambda: step(post=np.zeros(1, np.uint64)),
         lambda: step(rewards=np.zeros(0)),
+        lambda: step(cells=np.zeros((2, 4))),
+        lambda: step(cells=np.zeros((1, 4), np.float32)),
+        lambda: step(schemas=np.zeros(0, np.uint16)),
+        lambda: step(form=3),
         lambda: untyped.step_rows((1, 2), [], [], *[None] * 4),
         lambda: post(port=(words(2), words(8), words(3), 0, 0, 1)),
         lambda: post(port=(words(3), words(0), words(3), 0, 0, 1)),
@@ -272,6 +325,9 @@ def step(lines=None, actions=None, **changed):
         "rewards": np.ones(rows_),
         "invalid": [],
         "ends": None,
+        "form": [None],
+        "cells": np.zeros((rows_, 4)),
+        "schemas": np.zeros(rows_, np.uint16),
     }
     functions = {
         "take": lambda row, result: None,
