@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import os
 import signal
 import time
 import warnings
@@ -206,6 +207,48 @@ def test_one_that_hangs_is_noticed_while_others_answer(backend):
         with at_most(LIMIT_S + GRACE_S), pytest.raises(errors.DeadlineExceeded) as caught:
             serve_slot_1_for_ever()
         assert caught.value.slot == 0
+
+
+@pytest.mark.parametrize("is_idle", [False, True])
+def test_one_that_dies_is_noticed_while_others_answer(is_idle):
+    with opened([functools.partial(Slow, step_s=0.01, length=None)] * 2, num_workers=2) as envs:
+        envs.reset(seed=0)
+        envs.step(zeros(2))
+        pid = envs.fleet.worker_pids()[1]
+        assert pid is not None
+
+        def serve_slot_0_and_then_both():
+            if not is_idle:
+                envs.send(zeros(1), [1])
+            envs.send(zeros(1), [0])
+            os.kill(pid, signal.SIGKILL)
+            while True:
+                slots = envs.recv(min_slots=1).slots
+                time.sleep(0.02)
+                envs.send(zeros(len(slots)), slots)
+                if is_idle and len(slots) == 1:
+                    envs.send(zeros(1), [1])
+
+        with at_most(GRACE_S), pytest.raises(errors.WorkerDied):
+            serve_slot_0_and_then_both()
+
+
+def test_a_reset_that_hangs_is_noticed_while_others_answer():
+    hanging = functools.partial(Hanging, at="reset", nth=2, length=1)
+    with opened(
+        [hanging, functools.partial(Slow, length=None)], num_workers=2, reset_timeout_s=LIMIT_S
+    ) as envs:
+        envs.reset(seed=0)
+        envs.step(zeros(2))
+
+        def serve_slot_1_for_ever():
+            envs.send(zeros(2))
+            while True:
+                slots = envs.recv(min_slots=1).slots
+                envs.send(zeros(len(slots)), slots)
+
+        with at_most(LIMIT_S + GRACE_S), pytest.raises(errors.DeadlineExceeded):
+            serve_slot_1_for_ever()
 
 
 def test_one_that_hangs_is_noticed_by_somebody_who_only_polls():

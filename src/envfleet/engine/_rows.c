@@ -557,7 +557,12 @@ read_port(PyObject *ports, PyObject *states, Py_ssize_t worker, Port *port)
         PyErr_SetString(PyExc_IndexError, "there is no such worker");
         return -1;
     }
-    if (!PyArg_ParseTuple(PyList_GET_ITEM(ports, worker), "O!O!O!iin", &PyArray_Type, &ring,
+    PyObject *tuple = PyList_GET_ITEM(ports, worker);
+    if (!PyTuple_Check(tuple)) {
+        PyErr_SetString(PyExc_TypeError, "a port is a tuple");
+        return -1;
+    }
+    if (!PyArg_ParseTuple(tuple, "O!O!O!iin", &PyArray_Type, &ring,
                           &PyArray_Type, &words, &PyArray_Type, &counts, &port->commands,
                           &port->done, &port->num_slots) ||
         !is_array(ring, NPY_UINT64, 1, 3) || !is_array(words, NPY_UINT64, 1, 1) ||
@@ -682,8 +687,13 @@ wait_for(Port *ports, struct pollfd *watched, Py_ssize_t count, Py_ssize_t wante
                 last = i;
             }
         }
-        if (last < 0 || done >= wanted) {
+        if (last < 0) {
             return 1;
+        }
+        if (done >= wanted) {
+            /* those who are done must not hide one who has ended */
+            struct pollfd end = {urgent, POLLIN, 0};
+            return poll(&end, 1, 0) == 0;
         }
         double left_s = give_up_s - seconds_now();
         if (left_s <= 0) {

@@ -145,8 +145,6 @@ class Fleet:
         self._is_closed = False
         self._has_replies = False
         """Whether there were any when last somebody waited: such steps are none for the lane."""
-        self._page_of = [0] * num_workers
-        """Where the steps on the lane are to be put as well."""
         self._wait_s = self._copy_s = 0.0
         self._last_timings: dict[str, float] = {}
         self.incidents: list[Incident] = self._logbook.incidents
@@ -207,6 +205,7 @@ class Fleet:
         A step that is sent with a page has its observations written there by its workers, and they
         stay as long as nobody sends another. Pages count from 1.
         """
+        self._check_open()
         return self._data.pages
 
     # ---- the hot path ---------------------------------------------------------------------------
@@ -235,9 +234,8 @@ class Fleet:
             raise
 
     def _start(self, route: Route, actions: Any, page: int) -> None:
-        if page and (self.pages is None or not 1 <= page <= len(self.pages)):
-            have = "none" if self.pages is None else f"1 to {len(self.pages)}"
-            raise ConfigError(f"there is no page {page}: this fleet has {have}")
+        if page != 0:
+            self._check_page(page)
         lane = self._lane_for(route)
         if lane is None:
             self._check_sendable(route)
@@ -245,12 +243,17 @@ class Fleet:
         if self._poison and not self._gatherer.is_mixed:
             self._data.obs[0].poison(route.rows)
         if lane is not None and spills is None and route.workers is not None:
-            for worker in route.workers:
-                self._page_of[worker] = page
-            lane.post(route.workers, self._traffic.next_request(), page)
+            lane.post(route.workers, self._traffic.next_request(), int(page))
         else:
             self._leave_lane()
             self._traffic.post(route, Op.STEP, spills)
+
+    def _check_page(self, page: Any) -> None:
+        pages = self.pages
+        is_number = isinstance(page, int | np.integer) and not isinstance(page, bool)
+        if pages is None or not is_number or not 1 <= page <= len(pages):
+            have = "none" if pages is None else f"1 to {len(pages)}"
+            raise ConfigError(f"there is no page {page!r}: this fleet has {have}")
 
     def _lane_for(self, route: Route) -> Lane | None:
         """The lane, if there is nothing to be said against a plain step of this route."""
@@ -262,6 +265,7 @@ class Fleet:
             or self._gatherer.spills
             or self._recovery.blocked
             or self._logbook.num_needing_reset
+            or any(self._crew.handles[worker].is_dead for worker in route.workers)
             or not (self._traffic.is_empty or self._traffic.hand_back(lane))
             or any(lane.under_way[worker] for worker in route.workers)
         ):
@@ -286,14 +290,17 @@ class Fleet:
         if not is_patient and recovery.is_any_silent(lane, time.monotonic()):
             return None  # those who are done must not hide one who hangs
         limit_s = recovery.check_s if limit_s is None else min(limit_s, recovery.check_s)
-        done = lane.collect(workers, min_slots or self.num_slots, limit_s)
+        page = 0
+        if self._data.pages is not None:
+            pages = {lane.page_of(worker) for worker in workers if lane.under_way[worker]}
+            page = pages.pop() if len(pages) == 1 else 0
+        done = lane.collect(workers, min(min_slots or self.num_slots, self.num_slots), limit_s)
         now_s = time.perf_counter()
         self._wait_s += now_s - started_s
         if done is None:
             return None
         route = chosen or self._router.of_workers(done)
-        pages = {self._page_of[worker] for worker in done}
-        batch = self._hand_out(route.slots, route.rows, pages.pop() if len(pages) == 1 else 0)
+        batch = self._hand_out(route.slots, route.rows, page)
         self._copy_s += time.perf_counter() - now_s
         return batch
 
@@ -322,9 +329,10 @@ class Fleet:
         route = None if slots is None else self._router.find(slots)
         lane = None if self._is_closed else self._crew.lane
         if lane is not None and any(lane.under_way):
-            batch = self._collect(lane, route, min_slots, timeout_s)
-            if batch is not None:
-                return batch
+            if not any(self._traffic.outstanding):  # else a signal has come in between before
+                batch = self._collect(lane, route, min_slots, timeout_s)
+                if batch is not None:
+                    return batch
             self._leave_lane()
             self._advance(0.0, want_all=False)  # a silence is counted from its first look
         self._check_open()
@@ -564,7 +572,7 @@ class Fleet:
 
     def drop(self, slots: Sequence[int] | None = None) -> None:
         """Nobody will receive what these slots (None: all) have in flight or ready."""
-        self._check_open()
+        self._open_books()
         for pending in self._traffic.renounce(set(self._router.find(slots).slots.tolist())):
             self._offer(pending)
 
@@ -652,7 +660,7 @@ class Fleet:
         items: Sequence[Any] | None = None,
         what: str = "",
     ) -> Route:
-        self._check_open()
+        self._open_books()
         route = self._router.find(slots)
         if items is not None and len(items) != len(route.slots):
             raise ConfigError(
@@ -688,6 +696,10 @@ class Fleet:
     def _check_open(self) -> None:
         if self._is_closed:
             raise FleetClosed("this fleet is closed; open a new one")
+
+    def _open_books(self) -> None:
+        """Make sure that the fleet is open and that its books know of everything."""
+        self._check_open()
         self._leave_lane()
 
     def _check_blocked(self, route: Route) -> None:
@@ -698,7 +710,7 @@ class Fleet:
                     raise blocked[slot]
 
     def _check_sendable(self, route: Route) -> None:
-        self._check_open()
+        self._open_books()
         self._check_blocked(route)
         traffic, logbook = self._traffic, self._logbook
         if traffic.num_in_flight or traffic.num_ready:

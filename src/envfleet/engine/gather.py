@@ -148,9 +148,10 @@ class Gatherer:
 
     def batch(self, slots: Slots, rows: slice | Slots, page: int = 0) -> Batch:
         """The rows of these slots; `rows` are the same, as a slice where they are neighbours."""
-        control, pages = self._control, self._data.pages
+        control = self._control
+        pages = self._data.pages if page else None
         if isinstance(rows, slice):
-            plain_obs = None if page else self._plain_obs
+            plain_obs = self._plain_obs if pages is None else None
             obs, rewards, terminated, truncated, valid, has_events = copy_rows(
                 plain_obs, control.rewards, control.flags, rows.start, rows.stop
             )
@@ -158,7 +159,7 @@ class Gatherer:
             obs = None
             terminated, truncated, invalid = flags = control.flags[:, rows].copy()
             rewards, valid, has_events = control.rewards[rows], ~invalid, any_set(flags)
-        if page and pages is not None:
+        if pages is not None:
             obs = pages[page - 1, rows]
         elif obs is None:
             obs = self.observations(slots, rows)

@@ -312,8 +312,9 @@ class EnvHost:
     def _shorten_ways(self) -> None:
         ways = {row: way_to_step(self._envs[row]) for row in self._long_ways}
         for row, way in ways.items():
+            step = _step_of(way.layer) if way.layer is not self._envs[row] else way.layer.step
             self._lines[row] = self._lines[row]._replace(
-                step=self._guard.wrap(way.step), limit=way.limit
+                step=self._guard.wrap(step), limit=way.limit
             )
         self._long_ways = [row for row, way in ways.items() if not way.is_shortest]
 
@@ -490,6 +491,11 @@ class EnvHost:
             return None
         self._reply, self._is_plain = Reply(), True
         return reply
+
+
+def _step_of(layer: Any) -> Callable[[Any], Any]:
+    """Look it up each time, as a wrapper does: environments may change their own."""
+    return lambda action: layer.step(action)
 
 
 def _one_number(reward: Any) -> float:

@@ -182,16 +182,23 @@ class Recovery:
         if now_s < self._next_look_s:
             return False
         self._next_look_s = now_s + self.check_s
-        limit_s = self._deadlines.step_s or self._deadlines.warn_s
         silences = [
             self._silence_of(worker, lane.request_of(worker), now_s)
             for worker, state in enumerate(lane.under_way)
             if state
         ]
-        is_any = any(now_s - one.since_s >= limit_s and not one.is_warned for one in silences)
+        is_any = any(self._is_too_long(one, now_s) for one in silences)
         if is_any:
             self._next_check_s = 0.0
         return is_any
+
+    def _is_too_long(self, silence: Silence, now_s: float) -> bool:
+        op, _ = read_place(silence.place)
+        limit_s, _ = limit_for(Op.STEP if op is Op.IDLE else op, self._deadlines)
+        quiet_s = now_s - silence.since_s
+        if limit_s is None:
+            return quiet_s >= self._deadlines.warn_s and not silence.is_warned
+        return quiet_s >= limit_s
 
     def check_silences(self, now_s: float) -> None:
         """Look whether a worker has stood at one place for too long."""

@@ -7,7 +7,6 @@ of CartPole's own. Two of those wrappers do nothing after the first steps; the t
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
@@ -29,7 +28,8 @@ _KNOWN: dict[type, tuple[set[str], ...]] = {
 class Way(NamedTuple):
     """How to step an environment."""
 
-    step: Callable[[Any], Any]
+    layer: Any
+    """The outermost layer that has something to do, or the environment itself."""
     limit: TimeLimit | None
     """What has to count the steps."""
     is_shortest: bool
@@ -49,7 +49,7 @@ def way_to_step(env: Any) -> Way:
             is_shortest = False
             break
         layer = layer.env
-    return Way(layer.step, limit, is_shortest)
+    return Way(layer, limit, is_shortest)
 
 
 def _has_nothing_to_do(layer: OrderEnforcing[Any, Any] | PassiveEnvChecker[Any, Any]) -> bool:

@@ -188,7 +188,8 @@ class Data:
         row = self.obs[0].sole_array if len(self.kinds) == 1 else None
         if num_pages and row is not None:
             count = num_pages * row.size
-            self.pages = np.frombuffer(buffer, row.dtype, count, offset).reshape(-1, *row.shape)
+            pages = np.frombuffer(buffer, row.dtype, count, offset)
+            self.pages = pages.reshape(num_pages, *row.shape)
 
     def keep(self, page: int, rows: slice) -> None:
         """Put the last observations of these rows on a page."""
@@ -201,7 +202,7 @@ class Data:
         total = 0
         for kind in kinds:
             rows = len(kind.slots)
-            pages = num_pages if len(kinds) == 1 else 0
+            pages = num_pages if len(kinds) == 1 and kind.observation.is_one_array else 0
             total += (2 + pages) * _aligned(kind.observation.nbytes(rows))
             total += _aligned(kind.action.nbytes(rows))
         return max(_aligned(total, _PAGE), _PAGE)

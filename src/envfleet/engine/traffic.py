@@ -88,31 +88,29 @@ class Traffic:
         """Enter what is under way on the lane, as if it had been posted; `parts` by worker."""
         for part in parts:
             if lane.under_way[part.worker]:
-                if not self.outstanding[part.worker]:  # else a signal has come in between before
-                    request = lane.request_of(part.worker)
-                    pending = Pending(Command(request, Op.STEP), part)
-                    self.outstanding[part.worker].append(pending)
-                    self._mark(part, b"\1")
-                    self.num_in_flight = self.in_flight.count(1)
+                # in this order a signal's handler may raise in between: it is then entered again
+                self._mark(part, b"\1")
+                self.num_in_flight = self.in_flight.count(1)
+                if not self.outstanding[part.worker]:
+                    command = Command(lane.request_of(part.worker), Op.STEP)
+                    self.outstanding[part.worker].append(Pending(command, part))
                 lane.under_way[part.worker] = 0
 
     def hand_back(self, lane: Lane) -> bool:
         """Strike out what is under way if all of it could be on the lane; whether it is there."""
-        if self.ready or not all(
-            len(queue) < 2 and all(map(_is_plain, queue)) for queue in self.outstanding
-        ):
+        queues = [queue for queue in self.outstanding if queue]
+        if self.ready or not all(len(queue) == 1 and _is_plain(queue[0]) for queue in queues):
             return False
-        workers = tuple(worker for worker, queue in enumerate(self.outstanding) if queue)
-        if not lane.resume(workers):
+        if not lane.resume(tuple(worker for worker, queue in enumerate(self.outstanding) if queue)):
             return False
-        for worker in workers:
-            self.outstanding[worker].clear()
         self.in_flight[:] = bytes(len(self.in_flight))
         self.num_in_flight = 0
+        for queue in queues:
+            queue.clear()
         return True
 
     def post_shared(self, route: Route, op: Op, payload: Any) -> list[Pending]:
-        """The same with one payload for all."""
+        """Send one command to each worker that has a share, with one payload for all."""
         self.last_request += 1
         group: list[Pending] = []
         for part in route.parts:
@@ -226,11 +224,11 @@ class Traffic:
         return touched
 
     def is_awaited(self, slots: Sequence[int]) -> bool:
-        """Whether somebody waits for what any of these slots has in flight."""
+        """Whether somebody waits for what any of these slots has in flight or ready."""
         chosen = set(slots)
         return any(
             chosen.intersection(pending.slots) - pending.unwanted
-            for queue in self.outstanding
+            for queue in (*self.outstanding, self.ready)
             for pending in queue
             if pending.command.op in MOVES
         )

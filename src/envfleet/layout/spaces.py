@@ -46,6 +46,11 @@ class Layout:
         """Whether some leaf always travels outside the row."""
         return any(field.kind == "spill" for field in self.fields)
 
+    @property
+    def is_one_array(self) -> bool:
+        """Whether values are single arrays."""
+        return isinstance(self.tree, Field) and self.tree.codec is None
+
     def nbytes(self, rows: int) -> int:
         """Bytes that `rows` rows take, a multiple of 64."""
         return sum(column_nbytes(field, rows) for field in self.fields)

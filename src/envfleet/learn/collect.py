@@ -242,7 +242,7 @@ class Collector:
             store.terminated[step, half] = batch.terminated
             store.truncated[step, half] = batch.truncated
             self._note_ends(store.finals, step, half, batch)
-        if not batch.page:
+        if batch.page != store.page_after(step) or not batch.page:
             seen = self._agent.look(batch.obs, learns=True)
             for mine, leaf in zip(store.obs, seen, strict=True):
                 mine[step + 1, half] = leaf

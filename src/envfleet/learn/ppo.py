@@ -172,7 +172,7 @@ class PPOTrainer:
     # ---- one iteration --------------------------------------------------------------------------
 
     def collect(self) -> Rollout:
-        """Step every slot `n_steps` times."""
+        """Step every slot `n_steps` times; its observations are valid until the next time."""
         rollout = self._collector.collect()
         self.env_steps += rollout.rewards.size
         return rollout

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 import envfleet
 from envfleet.engine import rows
 from envfleet.engine.backends import process
+from envfleet.errors import StillInFlight
 
 pytestmark = pytest.mark.skipif(not rows.IS_COMPILED, reason="there is no lane without C")
 
@@ -128,6 +129,26 @@ def test_steps_come_back_to_the_lane_after_something_special():
         assert max(seen_on_lane) == len(BOUNDS), "but all else does"
         envs.recv()
         assert under_way(envs) == []
+
+
+def test_more_than_all_is_all():
+    with opened() as envs:
+        envs.reset(seed=0)
+        envs.send(np.zeros(NUM_ENVS, np.int64))
+        assert len(envs.recv(min_slots=10**30)) == NUM_ENVS
+
+
+@pytest.mark.parametrize("backend", ["serial", "thread", "process"])
+def test_what_is_ready_is_not_lost_by_sending_again(backend):
+    zeros = np.zeros(NUM_ENVS, np.int64)
+    with opened(backend) as envs:
+        envs.reset(seed=0)
+        envs.send(zeros)
+        envs.recv(slots=[0])
+        with pytest.raises(StillInFlight, match=r"slots \[1\] have been sent and not yet received"):
+            envs.send(zeros[:1], [1])
+        assert envs.recv().slots.tolist() == [1, 2, 3, 4, 5]
+        assert envs.get_attr("count") == (1,) * NUM_ENVS
 
 
 def test_without_c_there_is_no_lane(monkeypatch):

@@ -1,13 +1,17 @@
 """Observations of many steps, written where they are wanted by the workers that make them."""
 
 import functools
+import os
+import signal
+import time
 
 import gymnasium
 import numpy as np
 import pytest
 
 import envfleet
-from envfleet.errors import ConfigError
+from envfleet.engine.slab import Data, group_kinds
+from envfleet.errors import ConfigError, FleetClosed
 from envfleet.testing import Counter, Crashing
 
 BACKENDS = ["serial", "thread", "process"]
@@ -72,6 +76,56 @@ def test_halves_may_be_on_different_pages():
             assert np.array_equal(envs.fleet.pages[page - 1, half], batch.obs[half])
 
 
+class Lingering(gymnasium.Env):
+    """Observes and earns how many steps it made; action 1 takes a while, action 2 kills."""
+
+    observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (1,), np.float64)
+    action_space = gymnasium.spaces.Discrete(3)
+
+    def reset(self, *, seed=None, options=None):
+        self.count = 0.0
+        return np.zeros(1), {}
+
+    def step(self, action):
+        if action == 1:
+            time.sleep(0.3)
+        elif action == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        self.count += 1
+        return np.array([self.count]), self.count, False, False, {}
+
+
+def test_a_step_that_comes_to_the_lane_later_has_no_page():
+    first, second, zeros = np.arange(2), np.arange(2, 4), np.zeros(2, np.int64)
+    with opened(Lingering) as envs:
+        fleet = envs.fleet
+        envs.reset(seed=0)
+        fleet.send(zeros, first, page=1)
+        fleet.recv()
+        fleet.send(zeros[:1], [2])  # a part of a worker's slots goes by the books
+        fleet.send(zeros + 1, first, page=2)  # and so does this
+        fleet.recv(slots=[2])
+        fleet.send(zeros, second)  # until here, where all is plain again
+        batch = fleet.recv(slots=first)
+        assert batch.obs.ravel().tolist() == batch.rewards.tolist() == [2, 2]
+
+
+def test_the_successor_of_a_worker_writes_no_page():
+    zero = np.zeros(1, np.int64)
+    with opened(Lingering, num_envs=2, on_failure="restart") as envs:
+        fleet = envs.fleet
+        envs.reset(seed=0)
+        fleet.pages[:] = -7
+        fleet.step(np.zeros(2, np.int64))
+        fleet.send(zero + 2, [0], page=2)
+        fleet.send(zero, [1], page=2)
+        for _ in range(50):
+            fleet.recv(slots=[1])
+            fleet.send(zero, [1], page=3)
+        batch = fleet.recv(slots=[0])
+        assert (batch.obs.tolist(), batch.truncated.tolist()) == ([[1]], [True])
+
+
 class Parts(gymnasium.Env):
     """Observations that are more than one array."""
 
@@ -79,16 +133,41 @@ class Parts(gymnasium.Env):
     action_space = gymnasium.spaces.Discrete(2)
 
 
-@pytest.mark.parametrize("page", [-1, STEPS + 2, 99])
+@pytest.mark.parametrize("page", [-1, STEPS + 2, 99, 2.0, None, "1", True])
 def test_a_page_that_is_not_there_is_refused(page):
-    with opened("CartPole-v1", backend="serial") as envs:
+    with opened("CartPole-v1") as envs:
         envs.reset(seed=0)
-        with pytest.raises(ConfigError, match=f"there is no page {page}: this fleet has 1 to 13"):
+        with pytest.raises(ConfigError, match=f"there is no page {page!r}: this fleet has 1 to 13"):
             envs.fleet.step(np.zeros(4, np.int64), page=page)
         envs.step(np.zeros(4, np.int64))
+        assert len(envs.fleet._logbook.journal.log_of(0).actions) == 1
+
+
+def test_numbers_of_pages_may_be_numpys():
+    with opened("CartPole-v1") as envs:
+        envs.reset(seed=0)
+        batches = [envs.fleet.step(np.zeros(4, np.int64), page=page) for page in np.arange(1, 4)]
+        assert [batch.page for batch in batches] == [1, 2, 3]
+
+
+def test_a_closed_fleet_has_no_pages():
+    envs = opened("CartPole-v1", backend="serial")
+    envs.close()
+    with pytest.raises(FleetClosed):
+        _ = envs.fleet.pages
+
+
+def test_observations_without_numbers_have_pages_too():
+    class Empty(Lingering):
+        observation_space = gymnasium.spaces.Box(-1, 1, (0,), np.float64)
+
+    with opened(Empty, backend="serial") as envs:
+        assert envs.fleet.pages.shape == (STEPS + 1, 4, 0)
 
 
 def test_parts_have_no_pages():
+    kinds = group_kinds([(Parts.observation_space, Parts.action_space)] * 4)
+    assert Data.measure(kinds, 10**6) == Data.measure(kinds), "and no room for them"
     with opened(Parts, backend="serial") as envs:
         assert envs.fleet.pages is None
         with pytest.raises(ConfigError, match="there is no page 1: this fleet has none"):

@@ -33,17 +33,17 @@ def steps(env, count):
 def test_the_way_is_short_as_soon_as_nothing_is_left_to_do():
     env = made()
     way = way_to_step(env)
-    assert way.step == env.env.step, "nothing was reset: OrderEnforcing has to say so"
+    assert way.layer is env.env, "nothing was reset: OrderEnforcing has to say so"
     assert (way.limit, way.is_shortest) == (env, False)
     env.reset(seed=0)
     assert not way_to_step(env).is_shortest, "nothing was checked yet"
     steps(env, 2)
-    assert way_to_step(env) == (env.unwrapped.step, env, True)
+    assert way_to_step(env) == (env.unwrapped, env, True)
 
 
 def test_without_wrappers_there_is_no_shorter_way():
     bare = made().unwrapped
-    assert way_to_step(bare) == (bare.step, None, True)
+    assert way_to_step(bare) == (bare, None, True)
 
 
 class Twice(TimeLimit):
@@ -61,7 +61,7 @@ def test_a_wrapper_that_is_not_known_is_gone_through(around):
     env = around(made())
     env.reset(seed=0)
     steps(env, 2)
-    assert way_to_step(env) == (env.step, None, True)
+    assert way_to_step(env) == (env, None, True)
 
 
 def test_a_second_time_limit_is_gone_through():
@@ -69,7 +69,7 @@ def test_a_second_time_limit_is_gone_through():
     env = TimeLimit(inner, 5)
     env.reset(seed=0)
     steps(env, 2)
-    assert way_to_step(env) == (inner.step, env, True)
+    assert way_to_step(env) == (inner, env, True)
 
 
 def test_a_step_of_its_own_is_gone_through():
@@ -77,7 +77,7 @@ def test_a_step_of_its_own_is_gone_through():
     env.reset(seed=0)
     steps(env, 2)
     env.env.step = lambda action: "mine"
-    assert way_to_step(env).step is env.env.step
+    assert way_to_step(env).layer is env.env
 
 
 @pytest.mark.parametrize("kind", [TimeLimit, OrderEnforcing, PassiveEnvChecker])
@@ -89,7 +89,7 @@ def test_another_version_of_a_wrapper_is_gone_through(kind, monkeypatch):
     env.reset(seed=0)
     steps(env, 2)
     monkeypatch.setattr(kind, "step", step)
-    assert way_to_step(env).step != env.unwrapped.step
+    assert way_to_step(env).layer is not env.unwrapped
 
 
 def by_hand(seed, actions):
@@ -145,3 +145,35 @@ def test_a_count_that_cannot_be_counted_is_the_environments_failure():
         envs.set_attr("_elapsed_steps", [None])
         with pytest.raises(envfleet.errors.EnvFailed, match="unsupported operand"):
             envs.step(np.zeros(1, np.int64))
+
+
+class Phases(gymnasium.Env):
+    """Changes its own step, by itself or when asked to."""
+
+    observation_space = gymnasium.spaces.Box(-9, 9, (1,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        self.count = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        self.count += 1
+        if self.count == 4:
+            self.begin_second()
+        return np.zeros(1, np.float32), 1.0, False, False, {}
+
+    def begin_second(self):
+        vars(self)["step"] = lambda action: (np.zeros(1, np.float32), 2.0, False, False, {})
+
+
+@pytest.mark.parametrize("is_asked", [True, False])
+def test_an_environment_may_change_its_step(is_asked):
+    zero = np.zeros(1, np.int64)
+    with envfleet.make_vec(lambda: TimeLimit(Phases(), 99), 1, backend="serial") as envs:
+        envs.reset(seed=0)
+        earned = [float(envs.step(zero)[1][0]) for _ in range(3)]
+        if is_asked:
+            envs.call("begin_second")
+        earned += [float(envs.step(zero)[1][0]) for _ in range(2)]
+    assert earned == ([1, 1, 1, 2, 2] if is_asked else [1, 1, 1, 1, 2])

@@ -106,6 +106,9 @@ class Lane(Protocol):
     def request_of(self, worker: int) -> int:
         """The identity of what this worker has under way."""
 
+    def page_of(self, worker: int) -> int:
+        """Where what this worker has under way is put as well."""
+
     def resume(self, workers: tuple[int, ...]) -> bool:
         """What these have been posted is under way here again, unless one has news already."""
 

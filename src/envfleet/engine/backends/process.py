@@ -283,9 +283,17 @@ class ProcessLane:
         )
 
     def request_of(self, worker: int) -> int:
-        """What was written into its ring last."""
+        """The identity of what this worker has under way."""
+        return self._last(worker, 0)
+
+    def page_of(self, worker: int) -> int:
+        """Where what this worker has under way is put as well."""
+        return self._last(worker, 2) >> PAGE_SHIFT
+
+    def _last(self, worker: int, index: int) -> int:
+        """Of what was written into its ring last."""
         ring, _, counts, *_ = self.ports[worker]
-        return int(ring[(int(counts[_POSTED]) - 1) * 3 % len(ring)])
+        return int(ring[(int(counts[_POSTED]) - 1) * 3 % len(ring) + index])
 
     def resume(self, workers: tuple[int, ...]) -> bool:
         """Wait for bells of theirs that have not been taken."""
@@ -338,7 +346,7 @@ class ProcessBackend:
     ) -> None:
         """Wait for a bell, a message or an end."""
         if any(isinstance(handle, ProcessHandle) and handle.has_news for handle in pending):
-            timeout_s = 0.0  # a lock-step that was not over has taken their bells
+            timeout_s = 0.0  # a lane has taken their bells
         last = pending[-1] if want_all and pending else None
         if not isinstance(last, ProcessHandle):
             self._watch.wait(None, timeout_s)

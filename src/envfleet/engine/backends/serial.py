@@ -7,6 +7,7 @@ can be debugged where it happens. A hung environment hangs the caller: deadlines
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Sequence
 
@@ -29,8 +30,8 @@ class SerialHandle:
         self._control = ground.control
         self._commands: deque[Command] = deque()
         self._done: list[Reply | None] = []
-        self.last_request = 0
-        """The identity of what was posted last."""
+        self.last = Command(0, Op.IDLE)
+        """What was posted last."""
         post = ground.control.posts[launch.worker]
         try:
             self._servant = Servant(
@@ -52,7 +53,7 @@ class SerialHandle:
     def post(self, command: Command) -> None:
         """Keep it until somebody waits."""
         self._commands.append(command)
-        self.last_request = command.request
+        self.last = command
 
     @property
     def has_work(self) -> bool:
@@ -117,11 +118,14 @@ class SerialLane:
     def collect(
         self, workers: tuple[int, ...], min_slots: int, limit_s: float
     ) -> tuple[int, ...] | None:
-        """Serve, which takes as long as it takes."""
+        """Serve one worker after another; what one does takes as long as it takes."""
         done: list[SerialHandle] = []
+        give_up_s = time.perf_counter() + limit_s
         for worker in workers:
             handle = self._handles[worker]
             if self.under_way[worker] and min_slots > 0:
+                if done and time.perf_counter() >= give_up_s:
+                    return None
                 if handle.has_work:
                     handle.serve()
                 if handle.has_replies:
@@ -135,7 +139,11 @@ class SerialLane:
 
     def request_of(self, worker: int) -> int:
         """The identity of what this worker has under way."""
-        return self._handles[worker].last_request
+        return self._handles[worker].last.request
+
+    def page_of(self, worker: int) -> int:
+        """Where what this worker has under way is put as well."""
+        return self._handles[worker].last.page
 
     def resume(self, workers: tuple[int, ...]) -> bool:
         """Nothing is done before somebody collects."""
