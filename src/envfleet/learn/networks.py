@@ -1,8 +1,7 @@
 """Actors and critics: an encoder of observations, perhaps a memory, two bodies, a head of actions.
 
-A body can be run in three ways that give the same but for rounding: as a module, for autograd;
-traced, with its gradient in closed form, which for small networks takes a third of the time; and by
-numpy, for acting on a few rows, where a call of PyTorch's takes longer than the arithmetic.
+A body can be run in two ways that give the same: as a module, for autograd, and traced, with its
+gradient in closed form, which for small networks takes a third of the time.
 """
 
 from __future__ import annotations
@@ -13,8 +12,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from gymnasium import spaces
 from torch import Tensor, nn
@@ -28,17 +25,11 @@ Activation = Literal["tanh", "relu"]
 Memory = Literal["lstm", "gru"]
 
 
-_FEW = 1 << 17
-"""Multiplications in one layer up to which numpy is quicker, and stays in one thread."""
-
-
 @dataclass(frozen=True, slots=True)
 class _Bend:
-    """An activation in the four forms that are needed."""
+    """An activation in the three forms that are needed."""
 
     apply: Callable[[Tensor], Tensor]
-    apply_to_few: Callable[[npt.NDArray[np.float32]], npt.NDArray[np.float32]]
-    """In place."""
     apply_in_place: Callable[[Tensor], Tensor]
     pull: Callable[[Tensor, Tensor], Tensor]
     """From the gradient of its result, and its result, to the gradient of what it was given."""
@@ -53,17 +44,9 @@ def _tanh_in_place(values: Tensor) -> Tensor:
 
 
 _BENDS: dict[str, _Bend] = {
-    "tanh": _Bend(
-        torch.tanh,
-        lambda rows: np.tanh(rows, out=rows),
-        _tanh_in_place,
-        torch.ops.aten.tanh_backward,
-    ),
+    "tanh": _Bend(torch.tanh, _tanh_in_place, torch.ops.aten.tanh_backward),
     "relu": _Bend(
-        torch.relu,
-        lambda rows: np.maximum(rows, 0, out=rows),
-        torch.relu_,
-        lambda pull, out: torch.ops.aten.threshold_backward(pull, out, 0),
+        torch.relu, torch.relu_, lambda pull, out: torch.ops.aten.threshold_backward(pull, out, 0)
     ),
 }
 
@@ -88,10 +71,6 @@ class Body(nn.Module):
         self.layers = nn.ModuleList(layers)
         # looked up once: a module's attributes take as long as a small layer
         self._weights = [(layer.weight, layer.bias) for layer in layers]
-        self._widest = max(one * other for one, other in pairwise(widths))
-        self._views: list[tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]] = []
-        """The same for numpy: each weight as it is multiplied, and each bias."""
-        self._viewed = 0
         if last_gain is not None:
             gains = [math.sqrt(2)] * len(hidden) + [last_gain]
             for layer, gain in zip(self.layers, gains, strict=True):
@@ -99,29 +78,10 @@ class Body(nn.Module):
 
     def forward(self, rows: Tensor) -> Tensor:
         """What it says to each row."""
-        is_here = rows.device.type == "cpu"
-        if is_here and torch.is_inference_mode_enabled() and len(rows) * self._widest <= _FEW:
-            return torch.from_numpy(self._reply(rows.numpy()))
         *inner, (last, last_bias) = self._weights
         for weight, bias in inner:
             rows = self._bend.apply(linear(rows, weight, bias))
         return linear(rows, last, last_bias)
-
-    def _reply(self, rows: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-        where = self._weights[0][0].data_ptr()
-        if where != self._viewed:  # an optimiser or a device has moved the parameters
-            both = [
-                (weight.detach().numpy(), bias.detach().numpy()) for weight, bias in self._weights
-            ]
-            self._views, self._viewed = [(weight.T, bias) for weight, bias in both], where
-        *inner, (last, last_bias) = self._views
-        for weight, bias in inner:
-            rows = rows @ weight
-            rows += bias
-            rows = self._bend.apply_to_few(rows)
-        said: npt.NDArray[np.float32] = rows @ last
-        said += last_bias
-        return said
 
     def trace(self, rows: Tensor) -> list[Tensor]:
         """What goes into every layer, and at the end what it says; no autograd graph is made."""
