@@ -265,11 +265,13 @@ class Fleet:
             or self._gatherer.spills
             or self._recovery.blocked
             or self._logbook.num_needing_reset
-            or any(self._crew.handles[worker].is_dead for worker in route.workers)
             or not (self._traffic.is_empty or self._traffic.hand_back(lane))
-            or any(lane.under_way[worker] for worker in route.workers)
         ):
             return None
+        handles, under_way = self._crew.handles, lane.under_way
+        for worker in route.workers:
+            if under_way[worker] or handles[worker].is_dead:
+                return None
         return lane
 
     def _leave_lane(self) -> None:
