@@ -125,13 +125,16 @@ def main(spec: WorkerSpec, descriptors: Descriptors) -> None:
         servant = Servant(spec.first, env_fns, spec.autoreset, post, Guard())
         ready = _dumps(Ready(_dumps(servant.facts())))
     except BuildFailed as exc:
-        channel.send(_dumps(NotReady(doing, exc.failure)))
+        _decline(channel, NotReady(doing, exc.failure))
         return
     except BaseException as exc:
-        channel.send(_dumps(NotReady(doing, Failure.of(spec.first, "start-up", exc))))
+        _decline(channel, NotReady(doing, Failure.of(spec.first, "start-up", exc)))
         return
-    channel.send(ready)
-    offset, length, kinds, num_pages = pickle.loads(channel.recv())
+    try:
+        channel.send(ready)
+        offset, length, kinds, num_pages = pickle.loads(channel.recv())
+    except (OSError, EOFError):  # Ctrl-C while it waited for us: the parent wants us no longer
+        return
     servant.bind(control, Data(kinds, slab.map(offset, length), num_pages=num_pages))
     slab.close()
     gc.collect()
@@ -141,6 +144,11 @@ def main(spec: WorkerSpec, descriptors: Descriptors) -> None:
     commands = Bell(fds["commands"], fds["commands_write"])
     done = Bell(fds["done_read"], fds["done"])
     _serve(spec, servant, control, channel, commands, done)
+
+
+def _decline(channel: WorkerChannel, why: NotReady) -> None:
+    with contextlib.suppress(OSError):  # a parent that has gone does not ask
+        channel.send(_dumps(why))
 
 
 def _serve(
