@@ -123,7 +123,7 @@ typedef struct {
 } Desk;
 
 typedef struct {
-    PyObject *row, *stepping, *step, *limit, *resetting, *reset, *obs;
+    PyObject *row, *stepping, *step, *layer, *limit, *resetting, *reset, *obs;
     PyArrayObject *start;
 } Line;
 
@@ -155,18 +155,19 @@ read_desk(PyObject *tuple, Desk *desk)
 static int
 read_line(PyObject *tuple, const Desk *desk, Line *line, Py_ssize_t *row)
 {
-    if (!PyTuple_Check(tuple) || PyTuple_GET_SIZE(tuple) != 8) {
-        PyErr_SetString(PyExc_TypeError, "a line is a tuple of eight");
+    if (!PyTuple_Check(tuple) || PyTuple_GET_SIZE(tuple) != 9) {
+        PyErr_SetString(PyExc_TypeError, "a line is a tuple of nine");
         return -1;
     }
     line->row = PyTuple_GET_ITEM(tuple, 0);
     line->stepping = PyTuple_GET_ITEM(tuple, 1);
     line->step = PyTuple_GET_ITEM(tuple, 2);
-    line->limit = PyTuple_GET_ITEM(tuple, 3);
-    line->resetting = PyTuple_GET_ITEM(tuple, 4);
-    line->reset = PyTuple_GET_ITEM(tuple, 5);
-    line->obs = PyTuple_GET_ITEM(tuple, 6);
-    line->start = (PyArrayObject *)PyTuple_GET_ITEM(tuple, 7);
+    line->layer = PyTuple_GET_ITEM(tuple, 3);
+    line->limit = PyTuple_GET_ITEM(tuple, 4);
+    line->resetting = PyTuple_GET_ITEM(tuple, 5);
+    line->reset = PyTuple_GET_ITEM(tuple, 6);
+    line->obs = PyTuple_GET_ITEM(tuple, 7);
+    line->start = (PyArrayObject *)PyTuple_GET_ITEM(tuple, 8);
     *row = PyLong_AsSsize_t(line->row);
     if (*row == -1 && PyErr_Occurred()) {
         return -1;
@@ -211,7 +212,7 @@ leave_to_python(const Desk *desk, PyObject *row, PyObject *take, PyObject *resul
     return done == NULL ? -1 : 0;
 }
 
-static PyObject *elapsed_steps, *max_episode_steps, *one; /* made once, with the module */
+static PyObject *step_name, *elapsed_steps, *max_episode_steps, *one; /* made with the module */
 
 /* Count a step as gymnasium's TimeLimit does: 1 if the limit is reached, -1 if that raises. */
 static int
@@ -315,7 +316,9 @@ step_running(const Desk *desk, const Line *line, Py_ssize_t row, PyObject *actio
     if (say_place(desk, line->stepping) < 0) {
         return -1;
     }
-    PyObject *result = PyObject_CallOneArg(line->step, action);
+    PyObject *result = line->layer == Py_None
+                           ? PyObject_CallOneArg(line->step, action)
+                           : PyObject_CallMethodOneArg(line->layer, step_name, action);
     if (result != NULL && line->limit != Py_None) {
         result = counted(line->limit, result);
     }
@@ -798,10 +801,11 @@ PyMODINIT_FUNC
 PyInit__rows(void)
 {
     import_array();
+    step_name = PyUnicode_InternFromString("step");
     elapsed_steps = PyUnicode_InternFromString("_elapsed_steps");
     max_episode_steps = PyUnicode_InternFromString("_max_episode_steps");
     one = PyLong_FromLong(1);
-    if (elapsed_steps == NULL || max_episode_steps == NULL || one == NULL) {
+    if (step_name == NULL || elapsed_steps == NULL || max_episode_steps == NULL || one == NULL) {
         return NULL;
     }
     return PyModule_Create(&module);

@@ -114,6 +114,7 @@ class EnvHost:
                 place(Op.STEP, self.first + row),
                 self._guard.wrap(env.step),
                 None,
+                None,
                 place(Op.RESET, self.first + row),
                 self._guard.wrap(env.reset),
                 obs,
@@ -312,10 +313,12 @@ class EnvHost:
     def _shorten_ways(self) -> None:
         ways = {row: way_to_step(self._envs[row]) for row in self._long_ways}
         for row, way in ways.items():
-            step = _step_of(way.layer) if way.layer is not self._envs[row] else way.layer.step
-            self._lines[row] = self._lines[row]._replace(
-                step=self._guard.wrap(step), limit=way.limit
-            )
+            if way.layer is self._envs[row]:
+                continue
+            step = _step_of(way.layer)
+            wrapped = self._guard.wrap(step)
+            layer = way.layer if wrapped is step else None
+            self._lines[row] = self._lines[row]._replace(step=wrapped, layer=layer, limit=way.limit)
         self._long_ways = [row for row, way in ways.items() if not way.is_shortest]
 
     def _actions(self, slots: Sequence[int] | None, spills: dict[int, Any] | None) -> list[Any]:
@@ -478,7 +481,10 @@ class EnvHost:
         self._envs[row] = env
         self._ready[row] = 0
         self._lines[row] = self._lines[row]._replace(
-            step=self._guard.wrap(env.step), limit=None, reset=self._guard.wrap(env.reset)
+            step=self._guard.wrap(env.step),
+            layer=None,
+            limit=None,
+            reset=self._guard.wrap(env.reset),
         )
         self._long_ways.append(row)
 

@@ -22,8 +22,10 @@ class Line(NamedTuple):
     stepping: int
     """The word that says that a worker stands here."""
     step: Callable[[Any], Any]
+    layer: Any
+    """Whose `step` is called instead, looked up each time as a wrapper does it, or None."""
     limit: Any
-    """A `TimeLimit` that `step` goes past and whose steps are to be counted, or None."""
+    """A `TimeLimit` that is gone past and whose steps are to be counted, or None."""
     resetting: int
     reset: Callable[[], Any]
     obs: npt.NDArray[Any] | None
@@ -137,7 +139,7 @@ def step_rows(
         try:
             if is_running:
                 desk.post[1] = line.stepping
-                result = line.step(action)
+                result = (line.step if line.layer is None else line.layer.step)(action)
                 take(row, result if line.limit is None else _counted(line.limit, result))
                 continue
             desk.post[1] = line.resetting

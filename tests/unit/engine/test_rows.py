@@ -262,9 +262,9 @@ def test_ends_are_noted_alike(told_flags, ended, first, now):
         lambda: untyped.common_number(np.zeros(3, np.int64), 0, 2),
         lambda: step(lines=[line(5)]),
         lambda: step(lines=[line(-1)]),
-        lambda: step(lines=[line(0)[:7]]),
-        lambda: step(lines=[(*line(0)[:7], None)]),
-        lambda: step(lines=[(*line(0)[:7], np.zeros(3, np.uint8))]),
+        lambda: step(lines=[line(0)[:8]]),
+        lambda: step(lines=[(*line(0)[:8], None)]),
+        lambda: step(lines=[(*line(0)[:8], np.zeros(3, np.uint8))]),
         lambda: step(lines=[(0, -1, *line(0)[2:])]),
         lambda: step(lines=[3]),
         lambda: step(actions=[]),
@@ -309,7 +309,7 @@ def post(port=None, states=None, workers=(0,)):
 
 
 def line(row, step=lambda action: None, reset=lambda: None, obs=None, limit=None):
-    return plain_rows.Line(row, 7, step, limit, 8, reset, obs, np.zeros(4, np.uint8))
+    return plain_rows.Line(row, 7, step, None, limit, 8, reset, obs, np.zeros(4, np.uint8))
 
 
 def step(lines=None, actions=None, **changed):
