@@ -476,6 +476,40 @@ copy_rows(PyObject *Py_UNUSED(module), PyObject *args)
                          special ? Py_True : Py_False);
 }
 
+/* The batch if it was put into these rows, or a copy of it; None if it does not lie as they do. */
+static PyObject *
+put_rows(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    PyArrayObject *column, *batch;
+    PyObject *values;
+    Py_ssize_t first, end;
+    int copies;
+    if (!PyArg_ParseTuple(args, "O!nnOp", &PyArray_Type, &column, &first, &end, &values,
+                          &copies)) {
+        return NULL;
+    }
+    if (!PyArray_ISCARRAY(column) || PyArray_NDIM(column) < 1) {
+        PyErr_SetString(PyExc_TypeError, "a column must be writable and contiguous");
+        return NULL;
+    }
+    npy_intp count = end - first;
+    if (first < 0 || count < 0 || end > PyArray_DIM(column, 0)) {
+        return PyErr_Format(PyExc_IndexError, "rows %zd:%zd are not within 0:%zd", first, end,
+                            (Py_ssize_t)PyArray_DIM(column, 0));
+    }
+    batch = (PyArrayObject *)values;
+    int ndim = PyArray_NDIM(column);
+    if (!PyArray_CheckExact(values) || PyArray_NDIM(batch) != ndim ||
+        PyArray_DIM(batch, 0) != count || !PyArray_ISCARRAY_RO(batch) ||
+        !PyArray_CompareLists(PyArray_DIMS(batch) + 1, PyArray_DIMS(column) + 1, ndim - 1) ||
+        !PyArray_EquivTypes(PyArray_DESCR(batch), PyArray_DESCR(column))) {
+        Py_RETURN_NONE;
+    }
+    memcpy(PyArray_BYTES(column) + first * PyArray_STRIDE(column, 0), PyArray_DATA(batch),
+           (size_t)PyArray_NBYTES(batch));
+    return copies ? (PyObject *)copied(batch, 0, count) : Py_NewRef(values);
+}
+
 static PyObject *
 note_ends(PyObject *Py_UNUSED(module), PyObject *args)
 {
@@ -787,6 +821,7 @@ end:
 static PyMethodDef methods[] = {
     {"step_rows", step_rows, METH_VARARGS, NULL},
     {"copy_rows", copy_rows, METH_VARARGS, NULL},
+    {"put_rows", put_rows, METH_VARARGS, NULL},
     {"note_ends", note_ends, METH_VARARGS, NULL},
     {"common_number", common_number, METH_VARARGS, NULL},
     {"post_steps", post_steps, METH_VARARGS, NULL},

@@ -4,6 +4,7 @@ from envfleet.engine.plain_rows import CollectSteps, PostSteps
 from envfleet.engine.plain_rows import common_number as common_number
 from envfleet.engine.plain_rows import copy_rows as copy_rows
 from envfleet.engine.plain_rows import note_ends as note_ends
+from envfleet.engine.plain_rows import put_rows as put_rows
 from envfleet.engine.plain_rows import step_rows as step_rows
 
 post_steps: PostSteps

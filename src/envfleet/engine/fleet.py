@@ -19,10 +19,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from envfleet.engine.backends import Lane, WorkerHandle
+from envfleet.engine.backends import WorkerHandle
 from envfleet.engine.backends.process import refuse_unguarded_main
 from envfleet.engine.batch import Batch, any_set
 from envfleet.engine.crew import Crew
+from envfleet.engine.express import Express
 from envfleet.engine.gather import Gatherer
 from envfleet.engine.host import State
 from envfleet.engine.incident import Incident
@@ -43,15 +44,14 @@ from envfleet.engine.options import (
 )
 from envfleet.engine.recovery import Recovery, env_failed
 from envfleet.engine.routes import Route, Router, Slots
+from envfleet.engine.scatter import Scatterer
 from envfleet.engine.schedule import is_enough
 from envfleet.engine.snapshot import Replay, Snapshot
 from envfleet.engine.traffic import MOVES, Pending, Traffic
 from envfleet.errors import (
-    ActionError,
     ConfigError,
     EnvfleetError,
     FleetClosed,
-    LayoutMismatch,
     NothingSent,
     ResetNeeded,
     StillInFlight,
@@ -141,10 +141,13 @@ class Fleet:
             on_failure=on_failure,
             restarts=restarts,
         )
+        self._express = Express(
+            crew, self._traffic, self._router, self._logbook, self._gatherer, self._recovery
+        )
         self._is_native = all(facts.native for facts in crew.facts)
+        # natively vectorised slots cannot be replayed one by one
+        self._scatterer = Scatterer(crew, None if self._is_native else self._logbook.journal)
         self._is_closed = False
-        self._has_replies = False
-        """Whether there were any when last somebody waited: such steps are none for the lane."""
         self._wait_s = self._copy_s = 0.0
         self._last_timings: dict[str, float] = {}
         self.incidents: list[Incident] = self._logbook.incidents
@@ -219,7 +222,21 @@ class Fleet:
         step is special they do not.
         """
         started_s = time.perf_counter()
-        self._start(self._router.find(slots), actions, page)
+        self._check_open()
+        if page != 0:
+            self._check_page(page)
+        route = self._router.find(slots)
+        lane = self._express.lane_for(route)
+        if lane is None:
+            self._check_sendable(route)
+        spills = self._scatterer.put(route, actions)
+        if self._poison and not self._gatherer.is_mixed:
+            self._data.obs[0].poison(route.rows)
+        if lane is not None and spills is None and route.workers is not None:
+            lane.post(route.workers, self._traffic.next_request(), int(page))
+        else:
+            self._express.leave()
+            self._traffic.post(route, Op.STEP, spills)
         self._copy_s += time.perf_counter() - started_s
 
     def step(self, actions: Any, *, page: int = 0) -> Batch:
@@ -233,78 +250,12 @@ class Fleet:
                 self.drop()  # the rows of the other slots have nobody left to go to
             raise
 
-    def _start(self, route: Route, actions: Any, page: int) -> None:
-        if page != 0:
-            self._check_page(page)
-        lane = self._lane_for(route)
-        if lane is None:
-            self._check_sendable(route)
-        spills = self._write_actions(route, actions)
-        if self._poison and not self._gatherer.is_mixed:
-            self._data.obs[0].poison(route.rows)
-        if lane is not None and spills is None and route.workers is not None:
-            lane.post(route.workers, self._traffic.next_request(), int(page))
-        else:
-            self._leave_lane()
-            self._traffic.post(route, Op.STEP, spills)
-
     def _check_page(self, page: Any) -> None:
         pages = self.pages
         is_number = isinstance(page, int | np.integer) and not isinstance(page, bool)
         if pages is None or not is_number or not 1 <= page <= len(pages):
             have = "none" if pages is None else f"1 to {len(pages)}"
             raise ConfigError(f"there is no page {page!r}: this fleet has {have}")
-
-    def _lane_for(self, route: Route) -> Lane | None:
-        """The lane, if there is nothing to be said against a plain step of this route."""
-        lane = None if self._is_closed else self._crew.lane
-        if (
-            lane is None
-            or route.workers is None
-            or self._has_replies
-            or self._gatherer.spills
-            or self._recovery.blocked
-            or self._logbook.num_needing_reset
-            or not (self._traffic.is_empty or self._traffic.hand_back(lane))
-        ):
-            return None
-        handles, under_way = self._crew.handles, lane.under_way
-        for worker in route.workers:
-            if under_way[worker] or handles[worker].is_dead:
-                return None
-        return lane
-
-    def _leave_lane(self) -> None:
-        """Enter what is under way on the lane into the books, where all else can see it."""
-        lane = self._crew.lane
-        if lane is not None and any(lane.under_way):
-            self._traffic.enter(lane, self._router.everything.parts)
-
-    def _collect(
-        self, lane: Lane, chosen: Route | None, min_slots: int | None, limit_s: float | None
-    ) -> Batch | None:
-        """What is done on the lane, if enough of it is and nothing about it is special."""
-        recovery, started_s = self._recovery, time.perf_counter()
-        workers = self._router.everything.workers if chosen is None else chosen.workers
-        if workers is None or (chosen and not all(lane.under_way[worker] for worker in workers)):
-            return None
-        is_patient = chosen is None and min_slots is None
-        if not is_patient and recovery.is_any_silent(lane, time.monotonic()):
-            return None  # those who are done must not hide one who hangs
-        limit_s = recovery.check_s if limit_s is None else min(limit_s, recovery.check_s)
-        page = 0
-        if self._data.pages is not None:
-            pages = {lane.page_of(worker) for worker in workers if lane.under_way[worker]}
-            page = pages.pop() if len(pages) == 1 else 0
-        done = lane.collect(workers, min(min_slots or self.num_slots, self.num_slots), limit_s)
-        now_s = time.perf_counter()
-        self._wait_s += now_s - started_s
-        if done is None:
-            return None
-        route = chosen or self._router.of_workers(done)
-        batch = self._hand_out(route.slots, route.rows, page)
-        self._copy_s += time.perf_counter() - now_s
-        return batch
 
     def recv(
         self,
@@ -326,18 +277,21 @@ class Fleet:
             check_count("min_slots", min_slots)
         if timeout_s is not None:
             check_seconds("timeout_s", timeout_s, may_be_zero=True)
-        called_s = time.perf_counter()
-        self._has_replies = False
-        route = None if slots is None else self._router.find(slots)
-        lane = None if self._is_closed else self._crew.lane
-        if lane is not None and any(lane.under_way):
-            if not any(self._traffic.outstanding):  # else a signal has come in between before
-                batch = self._collect(lane, route, min_slots, timeout_s)
-                if batch is not None:
-                    return batch
-            self._leave_lane()
-            self._advance(0.0, want_all=False)  # a silence is counted from its first look
         self._check_open()
+        called_s = time.perf_counter()
+        express = self._express
+        express.has_replies = False
+        route = None if slots is None else self._router.find(slots)
+        collected = express.collect(route, min_slots, timeout_s)
+        now_s = time.perf_counter()
+        self._wait_s += now_s - called_s
+        if collected is not None:
+            found, page = collected
+            batch = self._hand_out(found.slots, found.rows, page)
+            self._copy_s += time.perf_counter() - now_s
+            return batch
+        if express.leave():
+            self._advance(0.0, want_all=False)  # a silence is counted from its first look
         traffic = self._traffic
         if route is not None:
             return self._recv_of(route)
@@ -352,8 +306,7 @@ class Fleet:
             self._advance(left_s, want_all=min_slots is None)
             now_s = time.perf_counter()
         self._wait_s += now_s - started_s
-        found, rows = self._router.merge(traffic.take_ready())
-        batch = self._hand_out(found, rows)
+        batch = self._hand_out(*self._router.merge(traffic.take_ready()))
         self._copy_s += time.perf_counter() - now_s
         return batch
 
@@ -394,52 +347,6 @@ class Fleet:
                 self._note_episodes(slots, rows, batch.terminated | batch.truncated, ~batch.valid)
         return batch
 
-    def _write_actions(self, route: Route, actions: Any) -> list[Any] | None:
-        """Put actions into their rows, and into the journal; returns what did not fit, by slot."""
-        kept: Any
-        spills: dict[int, Any] | None
-        if self._gatherer.is_mixed:
-            kept, spills = self._write_mixed(route, actions)
-        else:
-            columns = self._data.actions[0]
-            try:
-                spills = columns.write_batch(route.rows, actions)
-            except LayoutMismatch as exc:
-                raise ActionError(
-                    f"the actions for {len(route.slots)} slots do not fit the action space "
-                    f"{self.facts[0].action_space}: {exc}"
-                ) from exc
-            if self._is_native:
-                kept = None
-            elif isinstance(actions, np.ndarray) and spills is None:
-                kept = actions.copy()
-            else:
-                kept = columns.read_each(route.rows, spills)
-        if spills:
-            self._crew.check_payload(spills, "an action")
-        if not self._is_native:
-            self._logbook.journal.sent(None if route.is_all else route.slots, kept)
-        if not spills:
-            return None
-        return [spills.get(index) for index in range(len(route.slots))]
-
-    def _write_mixed(self, route: Route, actions: Any) -> tuple[list[Any], dict[int, Any]]:
-        if len(actions) != len(route.slots):
-            raise ActionError(
-                f"{len(route.slots)} slots need {len(route.slots)} actions, got {len(actions)}"
-            )
-        spills: dict[int, Any] = {}
-        for index, (slot, action) in enumerate(zip(route.slots.tolist(), actions, strict=True)):
-            kind, row = int(self._data.kind_of[slot]), int(self._data.row_of[slot])
-            try:
-                spill = self._data.actions[kind].writer(row)(action)
-            except LayoutMismatch as exc:
-                space = self.facts[slot].action_space
-                raise ActionError(f"the action of slot {slot} does not fit {space}: {exc}") from exc
-            if spill is not None:
-                spills[index] = spill
-        return list(actions), spills
-
     def _advance(self, timeout_s: float | None, *, want_all: bool) -> None:
         """Wait for news of the workers that owe something, take it in, and see to trouble."""
         recovery, handles = self._recovery, self._crew.handles
@@ -479,7 +386,7 @@ class Fleet:
         traffic = self._traffic
         pending = traffic.outstanding[handle.worker].popleft()
         pending.is_done, pending.reply = True, reply
-        self._has_replies |= reply is not None
+        self._express.has_replies |= reply is not None
         op = pending.command.op
         if pending.part is None:
             return
@@ -702,7 +609,7 @@ class Fleet:
     def _open_books(self) -> None:
         """Make sure that the fleet is open and that its books know of everything."""
         self._check_open()
-        self._leave_lane()
+        self._express.leave()
 
     def _check_blocked(self, route: Route) -> None:
         blocked = self._recovery.blocked
@@ -735,7 +642,7 @@ class Fleet:
         if self.is_closed:
             return
         self._last_timings = self.timings
-        self._leave_lane()
+        self._express.leave()
         self._is_closed = True
         self._finalizer.detach()
         owed = [len(outstanding) for outstanding in self._traffic.outstanding]
@@ -747,3 +654,4 @@ class Fleet:
             )
         # nobody may read rows through a closed fleet, and their memory shall go
         del self._data, self._gatherer, self._logbook, self._recovery
+        del self._express, self._scatterer

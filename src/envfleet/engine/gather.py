@@ -169,6 +169,9 @@ class Gatherer:
             ended = terminated | truncated
             if any_set(ended):
                 final_obs = self._take_finals(slots, obs, ended, plain)
+        incidents: tuple[Incident, ...] = ()
+        if self._infos or self._incidents or self._later:
+            incidents = self._take_news(slots, plain)
         return Batch(
             slots=slots,
             obs=obs,
@@ -178,9 +181,9 @@ class Gatherer:
             valid=valid,
             has_events=has_events,
             final_obs=final_obs,
-            incidents=self._take_news(slots, plain),
+            incidents=incidents,
             page=page,
-            packed=self._packed(slots, rows),
+            packed=self._packed(slots, rows) if self._has_schemas else _NOTHING_PACKED,
             plain=plain,
         )
 
@@ -229,8 +232,6 @@ class Gatherer:
         return _with_rows(self._data.kinds[0].observation.space, obs, finals)
 
     def _take_news(self, slots: Slots, plain: PlainInfos) -> tuple[Incident, ...]:
-        if not self._infos and not self._incidents and not self._later:
-            return ()
         incidents: dict[int, Incident] = {}
         for position, slot in enumerate(slots.tolist()):
             info = self._infos.pop(slot, None)
@@ -245,7 +246,7 @@ class Gatherer:
         return tuple(incidents.values())
 
     def _packed(self, slots: Slots, rows: slice | Slots) -> PackedInfos:
-        if not self._has_schemas or not len(slots):
+        if not len(slots):
             return _NOTHING_PACKED
         control = self._control
         if isinstance(rows, slice):

@@ -42,7 +42,7 @@ class Journal:
         self._bytes = 0
         self.starts = np.zeros(num_slots, np.int64)
         """The number of the first entry of each slot's episode."""
-        self._plans: dict[int, ResetPlan] = {}
+        self.plans: dict[int, ResetPlan] = {}
         """How episodes began, where not plainly."""
 
     @property
@@ -50,15 +50,11 @@ class Journal:
         """The number of the next entry."""
         return self._base + len(self._entries)
 
-    @property
-    def has_plans(self) -> bool:
-        """Whether an episode under way began otherwise than plainly."""
-        return bool(self._plans)
-
     def sent(self, slots: npt.NDArray[np.intp] | None, actions: Any) -> None:
         """Keep actions, which must be the journal's own, of these slots (None: all)."""
         self._entries.append((slots, actions))
-        self._bytes += _ENTRY_BYTES + _weight(actions)
+        weight = actions.nbytes if type(actions) is np.ndarray else _weight(actions)
+        self._bytes += _ENTRY_BYTES + weight
         if len(self._entries) % _TRIM_EVERY == 0 or self._bytes > LIMIT_BYTES:
             self._trim()
 
@@ -66,14 +62,14 @@ class Journal:
         """These slots have just been reset by these plans."""
         now = self.now
         for slot, plan in zip(slots, plans, strict=True):
-            self.starts[slot], self._plans[slot] = now, plan
+            self.starts[slot], self.plans[slot] = now, plan
 
     def began_plainly(self, slots: npt.NDArray[np.intp]) -> None:
         """These slots have just been reset without seed or options."""
         self.starts[slots] = self.now
-        if self._plans:
+        if self.plans:
             for slot in slots.tolist():
-                self._plans.pop(slot, None)
+                self.plans.pop(slot, None)
 
     def log_of(self, slot: int) -> EpisodeLog:
         """The slot's episode so far."""
@@ -86,7 +82,7 @@ class Journal:
                 where = np.flatnonzero(slots == slot)
                 if where.size:
                     actions.append(batch[int(where[0])])
-        return EpisodeLog(self._plans.get(slot, PLAIN_RESET), tuple(actions), start >= self._base)
+        return EpisodeLog(self.plans.get(slot, PLAIN_RESET), tuple(actions), start >= self._base)
 
     def take_back(self, slot: int, plan: ResetPlan, actions: Sequence[Any]) -> None:
         """The slot was brought to the state that these actions lead to."""

@@ -70,16 +70,17 @@ class Logbook:
 
     def note_rows(self, first: int, batch: Batch) -> bool:
         """Keep the ends and beginnings of a batch of neighbours in next_step, if all are plain."""
-        if self._restart_plans or self._num_queued or self.journal.has_plans:
+        journal = self.journal
+        if self._restart_plans or self._num_queued or journal.plans:
             return False
         self.has_ended = note_ends(
             batch.terminated,
             batch.truncated,
             batch.valid,
             self.ended,
-            self.journal.starts,
+            journal.starts,
             first,
-            self.journal.now,
+            journal.now,
         )
         return True
 

@@ -177,6 +177,25 @@ def copy_rows(
     )
 
 
+def put_rows(
+    column: npt.NDArray[Any], first: int, end: int, values: Any, copies: bool
+) -> npt.NDArray[Any] | None:
+    """Put a batch into these rows if it lies as they do.
+
+    Returns the batch or a copy of it, or None if that was not so.
+    """
+    rows = column[first:end]
+    if (
+        type(values) is not np.ndarray
+        or values.shape != rows.shape
+        or values.dtype != rows.dtype
+        or not values.flags.c_contiguous
+    ):
+        return None
+    rows[...] = values
+    return values.copy() if copies else values
+
+
 def note_ends(
     terminated: npt.NDArray[np.bool_],
     truncated: npt.NDArray[np.bool_],

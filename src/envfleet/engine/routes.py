@@ -55,6 +55,8 @@ class Router:
         """Routes by the identity of their arrays, which batches hand out and callers send back."""
         self.everything = self.make(np.arange(self.num_slots))
         self._known_by_identity(self.everything)
+        self._of_workers = {route.workers: route for route in self._own.values()}
+        """Routes of single workers and of all."""
         self.worker_of = np.repeat(np.arange(len(bounds)), [hi - lo for lo, hi in bounds])
 
     def find(self, slots: Sequence[int] | Slots | None) -> Route:
@@ -107,12 +109,11 @@ class Router:
 
     def of_workers(self, workers: tuple[int, ...]) -> Route:
         """All slots of these workers."""
-        if len(workers) == len(self._bounds):
-            return self.everything
-        parts = self.everything.parts
-        if len(workers) == 1:
-            return self._own[id(parts[workers[0]].slots)]
-        return self.find(np.concatenate([parts[worker].slots for worker in workers]))
+        route = self._of_workers.get(workers)
+        if route is None:
+            parts = self.everything.parts
+            route = self.find(np.concatenate([parts[worker].slots for worker in workers]))
+        return route
 
     def merge(self, parts: Sequence[Part]) -> tuple[Slots, slice | Slots]:
         """The slots of several parts together, in order, as a slice if they are neighbours."""

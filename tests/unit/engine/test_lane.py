@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 import envfleet
 from envfleet.engine import rows
-from envfleet.engine.backends import process
+from envfleet.engine.backends import lane
 from envfleet.errors import StillInFlight
 
 pytestmark = pytest.mark.skipif(not rows.IS_COMPILED, reason="there is no lane without C")
@@ -152,7 +152,7 @@ def test_what_is_ready_is_not_lost_by_sending_again(backend):
 
 
 def test_without_c_there_is_no_lane(monkeypatch):
-    monkeypatch.setattr(process, "post_steps", None)
+    monkeypatch.setattr(lane, "post_steps", None)
     with opened() as envs:
         assert envs.fleet._crew.lane is None
         envs.reset(seed=0)

@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envfleet.engine import gather, host, logbook, plain_rows, rows, worker
-from envfleet.engine.backends import process
+from envfleet.engine import gather, host, logbook, plain_rows, rows, scatter, worker
+from envfleet.engine.backends import lane as lanes
 from envfleet.engine.fleet import Fleet
 from envfleet.engine.host import State
 from envfleet.engine.options import ResetPlan
@@ -35,7 +35,8 @@ def in_python(patch):
     patch.setattr(gather, "copy_rows", plain_rows.copy_rows)
     patch.setattr(gather, "common_number", plain_rows.common_number)
     patch.setattr(logbook, "note_ends", plain_rows.note_ends)
-    patch.setattr(process, "post_steps", None)
+    patch.setattr(scatter, "put_rows", plain_rows.put_rows)
+    patch.setattr(lanes, "post_steps", None)
 
 
 def test_it_is_compiled_where_it_can_be():
@@ -221,6 +222,36 @@ def test_an_info_like_the_last_one_goes_straight_into_its_cell(info, is_put, for
         assert desk.has_info == bytearray([0, 1])
 
 
+@pytest.mark.parametrize(
+    ("values", "is_put"),
+    [
+        (np.arange(6, dtype=np.float32).reshape(2, 3), True),
+        (np.arange(6.0).reshape(2, 3), False),
+        (np.arange(6, dtype=">f4").reshape(2, 3), False),
+        (np.arange(6, dtype=np.float32).reshape(3, 2).T, False),
+        (np.arange(12, dtype=np.float32).reshape(2, 6)[:, ::2], False),
+        (np.arange(9, dtype=np.float32).reshape(3, 3), False),
+        (np.arange(2, dtype=np.float32), False),
+        (np.arange(6, dtype=np.float32).reshape(2, 3).tolist(), False),
+        (np.ma.zeros((2, 3), np.float32), False),
+        (None, False),
+    ],
+)
+@pytest.mark.parametrize("copies", [True, False])
+def test_a_batch_that_lies_as_rows_do_is_put_into_them_alike(values, is_put, copies):
+    for form in (untyped, plain_rows):
+        column = np.full((5, 3), 7, np.float32)
+        put = form.put_rows(column, 1, 3, values, copies)
+        assert (put is not None) == is_put
+        assert column[[0, 3, 4]].tolist() == [[7] * 3] * 3
+        assert column[1:3].tolist() == (np.asarray(values).tolist() if is_put else [[7] * 3] * 2)
+        if is_put:
+            assert (put is values) != copies
+            assert put.tobytes() == values.tobytes()
+            assert put.dtype == values.dtype
+            assert not np.shares_memory(put, column)
+
+
 @given(numbers=st.lists(st.integers(0, 2), min_size=1, max_size=6), first=st.integers(0, 5))
 def test_what_rows_have_in_common_is_found_alike(numbers, first):
     array, first = np.array(numbers, np.uint16), first % len(numbers)
@@ -255,6 +286,12 @@ def test_ends_are_noted_alike(told_flags, ended, first, now):
         lambda: untyped.copy_rows(
             np.zeros((3, 4))[:, ::2], np.zeros(3), np.zeros((3, 3), np.bool_), 0, 2
         ),
+        lambda: untyped.put_rows(np.zeros(3), 1, 4, np.zeros(3), False),
+        lambda: untyped.put_rows(np.zeros(3), -1, 2, np.zeros(3), False),
+        lambda: untyped.put_rows(np.zeros(3), 2, 1, np.zeros(3), False),
+        lambda: untyped.put_rows(np.zeros(6)[::2], 0, 3, np.zeros(3), False),
+        lambda: untyped.put_rows(np.array(0.0), 0, 0, np.array(0.0), False),
+        lambda: untyped.put_rows([0.0], 0, 1, np.zeros(1), False),
         lambda: untyped.note_ends(*[np.zeros(3, np.bool_)] * 4, np.zeros(3, np.int64), 1, 0),
         lambda: untyped.note_ends(*[np.zeros(3, np.bool_)] * 4, np.zeros(2, np.int64), 0, 0),
         lambda: untyped.common_number(np.zeros(3, np.uint16), 0, 4),

@@ -28,17 +28,17 @@ import cloudpickle
 import numpy as np
 
 from envfleet.engine.backends import Binding, Ground, Lane, Launch, WorkerHandle
+from envfleet.engine.backends.lane import DONE, POSTED, TAKEN, ProcessLane
 from envfleet.engine.channel import ParentChannel
 from envfleet.engine.machine import open_files, usable_cores
 from envfleet.engine.messages import Command, EnvFacts, Failure, Op, Reply
 from envfleet.engine.options import StartMethod
-from envfleet.engine.rows import CollectSteps, Port, PostSteps, collect_steps, post_steps
-from envfleet.engine.signals import HAS_EVENTFD, Bell
+from envfleet.engine.rows import Port
+from envfleet.engine.signals import Bell
 from envfleet.engine.slab import unnamed_file
 from envfleet.engine.worker import (
     HAS_MESSAGE,
     HAS_REPLY,
-    PAGE_SHIFT,
     PARTIAL,
     STACK_SIGNAL,
     THREAD_VARIABLES,
@@ -57,7 +57,6 @@ FILES_PER_WORKER = 8
 GUARD_EXIT = 117
 """Exit code by which a child says that it found itself importing a script without a guard."""
 _STACK_WAIT_S = 0.3
-_POSTED, _DONE, _TAKEN = range(3)
 
 
 def refuse_unguarded_main() -> None:
@@ -155,17 +154,17 @@ class ProcessHandle:
             self._tickets[command.slots] = command.request & 0xFFFFFFFF
         ring = self._ring
         ring[entry], ring[entry + 1], ring[entry + 2] = command.request, command.op, flags
-        self._counts[_POSTED] = self._post_words[0] = posted + 1
+        self._counts[POSTED] = self._post_words[0] = posted + 1
         self.commands.ring()
 
     @property
     def has_news(self) -> bool:
         """Whether `take` has something that no bell will ring for again."""
-        return bool(self._counts[_TAKEN] < self._counts[_DONE])
+        return bool(self._counts[TAKEN] < self._counts[DONE])
 
     def note_done(self) -> None:
         """Take the done-bell, in case it rings."""
-        self._counts[_DONE] += self.done.take()
+        self._counts[DONE] += self.done.take()
 
     def take(self) -> list[Reply | None]:
         """Replies in the order of commands; those without anything to say are None."""
@@ -179,7 +178,7 @@ class ProcessHandle:
                     self.channel.pump()
                 reply = self._decode(self.channel.inbox.popleft())
             replies.append(reply)
-            self._counts[_TAKEN] = number + 1
+            self._counts[TAKEN] = number + 1
         return replies
 
     def _decode(self, message: bytes) -> Reply:
@@ -251,58 +250,6 @@ class ProcessHandle:
         if self._owns_exit_fd:
             os.close(self.exit_fd)
         del self._ring, self._post_words, self._tickets, self.port
-
-
-class ProcessLane:
-    """Plain steps, posted and collected in C, where there is a compiled part."""
-
-    def __init__(
-        self, num_workers: int, urgent_fd: int, post: PostSteps, collect: CollectSteps
-    ) -> None:
-        self.ports: list[Port] = [()] * num_workers  # type: ignore[list-item]  # until launched
-        self.under_way = bytearray(num_workers)
-        self._urgent_fd, self._post, self._collect = urgent_fd, post, collect
-
-    @classmethod
-    def open(cls, num_workers: int, urgent_fd: int | None) -> ProcessLane | None:
-        """A lane, if there can be one here."""
-        if post_steps is None or collect_steps is None or urgent_fd is None or not HAS_EVENTFD:
-            return None
-        return cls(num_workers, urgent_fd, post_steps, collect_steps)
-
-    def post(self, workers: tuple[int, ...], request: int, page: int) -> None:
-        """Write it into their rings and ring their bells."""
-        self._post(self.ports, self.under_way, workers, request, Op.STEP, page << PAGE_SHIFT)
-
-    def collect(
-        self, workers: tuple[int, ...], min_slots: int, limit_s: float
-    ) -> tuple[int, ...] | None:
-        """Wait for their bells."""
-        return self._collect(
-            self.ports, self.under_way, workers, min_slots, self._urgent_fd, limit_s
-        )
-
-    def request_of(self, worker: int) -> int:
-        """The identity of what this worker has under way."""
-        return self._last(worker, 0)
-
-    def page_of(self, worker: int) -> int:
-        """Where what this worker has under way is put as well."""
-        return self._last(worker, 2) >> PAGE_SHIFT
-
-    def _last(self, worker: int, index: int) -> int:
-        """Of what was written into its ring last."""
-        ring, _, counts, *_ = self.ports[worker]
-        return int(ring[(int(counts[_POSTED]) - 1) * 3 % len(ring) + index])
-
-    def resume(self, workers: tuple[int, ...]) -> bool:
-        """Wait for bells of theirs that have not been taken."""
-        counts = [self.ports[worker][2] for worker in workers]
-        if any(count[_TAKEN] != count[_DONE] for count in counts):
-            return False
-        for worker in workers:
-            self.under_way[worker] = 1
-        return True
 
 
 class ProcessBackend:
