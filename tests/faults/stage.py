@@ -12,7 +12,7 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -50,18 +50,33 @@ class Resident(Counter):
             self.closed.touch()
 
     def leave_later(self, after_s: float, exitcode: int) -> None:
-        """End this process while nobody is asking anything of it."""
+        """End this process after a while."""
         timer = threading.Timer(after_s, os._exit, (exitcode,))
         timer.daemon = True
         timer.start()
 
-    def seize_later(self, after_s: float, for_s: float) -> None:
+    def leave_when_told(self, told: Path, exitcode: int) -> None:
+        """End this process while nobody is asking anything of it."""
+        _when_told(told, lambda: os._exit(exitcode))
+
+    def seize_when_told(self, told: Path, for_s: float) -> None:
         """Let a thread take the interpreter lock into native code and keep it there."""
         # PyDLL, unlike CDLL, does not release the interpreter lock around a call
         usleep = ctypes.PyDLL(None).usleep
-        timer = threading.Timer(after_s, usleep, (int(for_s * 1e6),))
-        timer.daemon = True
-        timer.start()
+        _when_told(told, lambda: usleep(int(for_s * 1e6)))
+
+
+def _when_told(told: Path, do: Callable[[], Any]) -> None:
+    """Do it in a thread as soon as the file is there, which is then gone."""
+
+    def wait() -> None:
+        until_s = time.monotonic() + 60
+        while not told.exists() and time.monotonic() < until_s:
+            time.sleep(0.005)
+        told.unlink()
+        do()
+
+    threading.Thread(target=wait, daemon=True).start()
 
 
 class Unlucky(Resident):

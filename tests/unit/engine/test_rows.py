@@ -63,7 +63,7 @@ class Scripted(gymnasium.Env):
         what = self.script[self.at % len(self.script)]
         self.at += 1
         if isinstance(what, BaseException):
-            raise what
+            raise type(what)(*what.args)  # a new one: one that is raised again tells all its past
         return what() if callable(what) else what
 
 
