@@ -404,6 +404,14 @@ step_rows(PyObject *Py_UNUSED(module), PyObject *args)
 
 /* ---- the parent: results out of shared memory --------------------------------------------- */
 
+/* Of a contiguous array; the stride of a dimension of one may be anything. */
+static npy_intp
+row_nbytes(PyArrayObject *array)
+{
+    npy_intp count = PyArray_DIM(array, 0);
+    return count ? PyArray_NBYTES(array) / count : 0;
+}
+
 static PyArrayObject *
 copied(PyArrayObject *column, npy_intp first, npy_intp count)
 {
@@ -415,7 +423,7 @@ copied(PyArrayObject *column, npy_intp first, npy_intp count)
     Py_INCREF(descr);
     PyObject *copy = PyArray_NewFromDescr(&PyArray_Type, descr, ndim, dims, NULL, NULL, 0, NULL);
     if (copy != NULL) {
-        npy_intp row = PyArray_STRIDE(column, 0);
+        npy_intp row = row_nbytes(column);
         memcpy(PyArray_DATA((PyArrayObject *)copy), PyArray_BYTES(column) + first * row,
                (size_t)(count * row));
     }
@@ -505,7 +513,7 @@ put_rows(PyObject *Py_UNUSED(module), PyObject *args)
         !PyArray_EquivTypes(PyArray_DESCR(batch), PyArray_DESCR(column))) {
         Py_RETURN_NONE;
     }
-    memcpy(PyArray_BYTES(column) + first * PyArray_STRIDE(column, 0), PyArray_DATA(batch),
+    memcpy(PyArray_BYTES(column) + first * row_nbytes(column), PyArray_DATA(batch),
            (size_t)PyArray_NBYTES(batch));
     return copies ? (PyObject *)copied(batch, 0, count) : Py_NewRef(values);
 }

@@ -252,6 +252,19 @@ def test_a_batch_that_lies_as_rows_do_is_put_into_them_alike(values, is_put, cop
             assert not np.shares_memory(put, column)
 
 
+@pytest.mark.parametrize("stride", [0, 1, -8, 1 << 40])
+def test_the_stride_of_a_single_row_means_nothing(stride):
+    values = np.arange(3, dtype=np.float32)
+    batch = np.lib.stride_tricks.as_strided(values, (1, 3), (stride, 4))
+    assert batch.flags.c_contiguous
+    for form in (untyped, plain_rows):
+        column = np.zeros((4, 3), np.float32)
+        assert form.put_rows(column, 2, 3, batch, True).tolist() == [[0, 1, 2]]
+        assert column.tolist() == [[0] * 3, [0] * 3, [0, 1, 2], [0] * 3]
+        obs = form.copy_rows(batch, np.zeros(1), np.zeros((3, 1), np.bool_), 0, 1)[0]
+        assert obs.tolist() == [[0, 1, 2]]
+
+
 @given(numbers=st.lists(st.integers(0, 2), min_size=1, max_size=6), first=st.integers(0, 5))
 def test_what_rows_have_in_common_is_found_alike(numbers, first):
     array, first = np.array(numbers, np.uint16), first % len(numbers)
