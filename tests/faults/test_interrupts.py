@@ -3,11 +3,16 @@
 import random
 import signal
 import time
+from contextlib import closing
 
 import numpy as np
 import pytest
 
 import envfleet
+from envfleet.engine import Fleet, ResetPlan
+from envfleet.engine.backends.serial import SerialHandle
+from envfleet.errors import EnvFailed
+from envfleet.testing import Counter
 
 NUM_ENVS = 8
 HALVES = np.split(np.arange(NUM_ENVS), 2)
@@ -63,3 +68,30 @@ def test_a_fleet_goes_on_after_an_interrupt_at_any_moment(work, alarm):
             assert time.monotonic() - begun_s < 2.0
         obs, _ = envs.reset(seed=0)
         assert np.array_equal(obs, envs.reset(seed=0)[0])
+
+
+@pytest.mark.parametrize("then", ["recv", "call", "reset", "close"])
+def test_an_answer_lost_in_this_process_keeps_nobody_waiting(then, monkeypatch):
+    """The handler raises as the answer is taken, before anything knows that it was."""
+    with closing(Fleet([Counter] * 2, backend="serial")) as fleet:
+        plans, zeros = [ResetPlan(seed=0)] * 2, np.zeros(2, np.int64)
+        fleet.reset(plans)
+        take = SerialHandle.take
+
+        def interrupted(handle):
+            monkeypatch.setattr(SerialHandle, "take", take)
+            take(handle)
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(SerialHandle, "take", interrupted)
+        fleet.send(zeros)
+        with pytest.raises(KeyboardInterrupt):
+            fleet.recv()
+        if then == "recv":  # nothing else has been done since: its rows are as they were
+            assert fleet.recv().obs.tolist() == [[1], [1]]
+        elif then == "call":
+            with pytest.raises(EnvFailed, match="signal's handler raised"):
+                fleet.call("t")
+        if then != "close":
+            assert fleet.reset(plans).obs.tolist() == [[0], [0]]
+            assert fleet.step(zeros).obs.tolist() == [[1], [1]]

@@ -717,6 +717,30 @@ def test_death_after_a_reset_was_answered_and_before_it_was_received(mode, tmp_p
         assert batch.infos["_incident"].tolist() == [True, False]
 
 
+class SlowOnOne(Resident):
+    """The action 1 takes its time."""
+
+    def step(self, action):
+        if action == 1:
+            time.sleep(0.5)
+        return super().step(action)
+
+
+def test_death_while_a_dropped_step_is_waited_for():
+    """Its answer was not wanted; that its slots begin anew is to be heard all the same."""
+    with opened([SlowOnOne] * 4, num_workers=2, on_failure="restart") as envs:
+        envs.reset(seed=0)
+        envs.step(zeros(4))
+        envs.send(np.array([0, 0, 1, 1]))
+        time.sleep(0.1)  # the first worker has answered
+        kill_and_wait(worker_pids(envs)[0])
+        envs.fleet.drop()
+        batch = envs.fleet.step(zeros(4))
+        assert batch.truncated.tolist() == [True, True, False, False]
+        assert batch.infos["_incident"].tolist() == [True, True, False, False]
+        assert [incident.kind for incident in batch.incidents] == ["death"]
+
+
 def worker_pids(envs):
     """By worker, asked of the engine: not every environment says where it lives."""
     return [handle.process.pid for handle in envs.fleet._crew.handles]

@@ -402,7 +402,7 @@ step_rows(PyObject *Py_UNUSED(module), PyObject *args)
     Py_RETURN_NONE;
 }
 
-/* ---- the parent: results out of shared memory --------------------------------------------- */
+/* ---- the parent: results out of shared memory, actions into it ---------------------------- */
 
 /* Of a contiguous array; the stride of a dimension of one may be anything. */
 static npy_intp
@@ -484,20 +484,18 @@ copy_rows(PyObject *Py_UNUSED(module), PyObject *args)
                          special ? Py_True : Py_False);
 }
 
-/* The batch if it was put into these rows, or a copy of it; None if it does not lie as they do. */
 static PyObject *
 put_rows(PyObject *Py_UNUSED(module), PyObject *args)
 {
     PyArrayObject *column, *batch;
     PyObject *values;
     Py_ssize_t first, end;
-    int copies;
-    if (!PyArg_ParseTuple(args, "O!nnOp", &PyArray_Type, &column, &first, &end, &values,
-                          &copies)) {
+    if (!PyArg_ParseTuple(args, "O!nnO", &PyArray_Type, &column, &first, &end, &values)) {
         return NULL;
     }
-    if (!PyArray_ISCARRAY(column) || PyArray_NDIM(column) < 1) {
-        PyErr_SetString(PyExc_TypeError, "a column must be writable and contiguous");
+    if (!PyArray_ISCARRAY(column) || PyArray_NDIM(column) < 1 ||
+        PyDataType_REFCHK(PyArray_DESCR(column))) {
+        PyErr_SetString(PyExc_TypeError, "a column must be writable, contiguous and of bytes");
         return NULL;
     }
     npy_intp count = end - first;
@@ -511,11 +509,11 @@ put_rows(PyObject *Py_UNUSED(module), PyObject *args)
         PyArray_DIM(batch, 0) != count || !PyArray_ISCARRAY_RO(batch) ||
         !PyArray_CompareLists(PyArray_DIMS(batch) + 1, PyArray_DIMS(column) + 1, ndim - 1) ||
         !PyArray_EquivTypes(PyArray_DESCR(batch), PyArray_DESCR(column))) {
-        Py_RETURN_NONE;
+        Py_RETURN_FALSE;
     }
     memcpy(PyArray_BYTES(column) + first * row_nbytes(column), PyArray_DATA(batch),
            (size_t)PyArray_NBYTES(batch));
-    return copies ? (PyObject *)copied(batch, 0, count) : Py_NewRef(values);
+    Py_RETURN_TRUE;
 }
 
 static PyObject *

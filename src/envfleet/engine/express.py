@@ -41,8 +41,10 @@ class Express:
 
     def lane_for(self, route: Route) -> Lane | None:
         """The lane, if there is nothing to be said against a plain step of this route."""
+        if route.workers is None or self._logbook.num_needing_reset:
+            return None
         lane = self._clear or self._found_clear()
-        if lane is None or route.workers is None or self._logbook.num_needing_reset:
+        if lane is None:
             return None
         under_way = lane.under_way
         for worker in route.workers:

@@ -3,9 +3,9 @@
     caller ── send(actions, slots) ──► rows in shared memory ── command ──► workers
     caller ◄── recv(): Batch ───────── rows, infos, incidents ◄── reply ──── workers
 
-What is under way is `traffic`'s, what is remembered of slots is the `logbook`'s, batches are put
-together by the `gatherer`, and whatever goes wrong is `recovery`'s. A fleet is not for several
-threads at once.
+Plain steps go by the `express`. Of all else, what is under way is `traffic`'s, what is remembered
+of slots is the `logbook`'s, and whatever goes wrong is `recovery`'s. Actions are taken apart by the
+`scatterer`, batches put together by the `gatherer`. A fleet is not for several threads at once.
 """
 
 from __future__ import annotations
@@ -454,7 +454,7 @@ class Fleet:
         route = self._named(slots, plans, "reset plans")
         if any(plan.options is not None for plan in plans):
             self._crew.check_payload(list(plans), "an option for reset")
-        self._renounce(route)
+        self._start_over(route)
         group = self._traffic.post(route, Op.RESET, plans)
         try:
             self._wait_for(group)
@@ -485,12 +485,18 @@ class Fleet:
         for pending in self._traffic.renounce(set(self._router.find(slots).slots.tolist())):
             self._offer(pending)
 
-    def _renounce(self, route: Route) -> None:
+    def _renounce(self, slots: list[int]) -> None:
         """Wait for what these slots have in flight, and drop it."""
-        slots = route.slots.tolist()
         self.drop(slots)
+        self._gatherer.forget(slots)
         while self._traffic.is_any_in_flight(slots):
             self._advance(None, want_all=True)
+        self._gatherer.forget_infos(slots)  # what befell them meanwhile is for their next rows
+
+    def _start_over(self, route: Route) -> None:
+        """Forget all about these slots' last episodes."""
+        slots = route.slots.tolist()
+        self._renounce(slots)
         self._gatherer.forget(slots)
 
     # ---- calls and states -----------------------------------------------------------------------
@@ -540,7 +546,7 @@ class Fleet:
         if not all(isinstance(snapshot, Snapshot) for snapshot in snapshots):
             raise ConfigError("restore takes what snapshot returned: one Snapshot per slot")
         self._crew.check_payload(list(snapshots), "a snapshot")
-        self._renounce(route)
+        self._start_over(route)
         group = self._traffic.post(route, Op.RESTORE, snapshots)
         self._wait_for(group)
         for pending in group:
@@ -625,7 +631,7 @@ class Fleet:
         if traffic.num_in_flight or traffic.num_ready:
             busy = traffic.busy(route)
             if busy and not traffic.is_awaited(busy):  # the rest of a step that was dropped
-                self._renounce(route)
+                self._renounce(busy)
                 busy = traffic.busy(route)
             if busy:
                 raise StillInFlight(

@@ -88,9 +88,15 @@ class Gatherer:
             (self._later if slot in unreceived else self._incidents)[slot] = incident
 
     def forget(self, slots: Sequence[int]) -> None:
+        """What these slots had to say will not be asked for, and neither what befell them."""
+        self.forget_infos(slots)
+        for kept in (self._incidents, self._later):
+            for slot in slots:
+                kept.pop(slot, None)
+
+    def forget_infos(self, slots: Sequence[int]) -> None:
         """What these slots had to say will not be asked for."""
-        incidents = (self._incidents, self._later)
-        for kept in (self._infos, self._final_infos, self._final_spills, *incidents):
+        for kept in (self._infos, self._final_infos, self._final_spills):
             for slot in slots:
                 kept.pop(slot, None)
 

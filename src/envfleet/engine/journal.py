@@ -53,8 +53,7 @@ class Journal:
     def sent(self, slots: npt.NDArray[np.intp] | None, actions: Any) -> None:
         """Keep actions, which must be the journal's own, of these slots (None: all)."""
         self._entries.append((slots, actions))
-        weight = actions.nbytes if type(actions) is np.ndarray else _weight(actions)
-        self._bytes += _ENTRY_BYTES + weight
+        self._bytes += _ENTRY_BYTES + _weight(actions)
         if len(self._entries) % _TRIM_EVERY == 0 or self._bytes > LIMIT_BYTES:
             self._trim()
 

@@ -177,13 +177,8 @@ def copy_rows(
     )
 
 
-def put_rows(
-    column: npt.NDArray[Any], first: int, end: int, values: Any, copies: bool
-) -> npt.NDArray[Any] | None:
-    """Put a batch into these rows if it lies as they do.
-
-    Returns the batch or a copy of it, or None if that was not so.
-    """
+def put_rows(column: npt.NDArray[Any], first: int, end: int, values: Any) -> bool:
+    """Put a batch into these rows if it is an array that lies as they do; whether it was."""
     rows = column[first:end]
     if (
         type(values) is not np.ndarray
@@ -191,9 +186,9 @@ def put_rows(
         or values.dtype != rows.dtype
         or not values.flags.c_contiguous
     ):
-        return None
+        return False
     rows[...] = values
-    return values.copy() if copies else values
+    return True
 
 
 def note_ends(

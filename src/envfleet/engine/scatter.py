@@ -27,12 +27,15 @@ class Scatterer:
 
     def put(self, route: Route, actions: Any) -> list[Any] | None:
         """Write actions, one per slot of the route; returns what did not fit, by slot, if any."""
-        spills: Spills | None = None
-        kept: Any = None
-        rows = route.rows
-        if self._plain is not None and isinstance(rows, slice):
-            kept = put_rows(self._plain, rows.start, rows.stop, actions, self._journal is not None)
-        if kept is None:
+        kept: Any
+        rows, spills = route.rows, None
+        if (
+            self._plain is not None
+            and isinstance(rows, slice)
+            and put_rows(self._plain, rows.start, rows.stop, actions)
+        ):
+            kept = None if self._journal is None else actions.copy()
+        else:
             put = self._put_mixed if self._is_mixed else self._put_batch
             kept, spills = put(route, actions)
         if spills:

@@ -237,19 +237,12 @@ def test_an_info_like_the_last_one_goes_straight_into_its_cell(info, is_put, for
         (None, False),
     ],
 )
-@pytest.mark.parametrize("copies", [True, False])
-def test_a_batch_that_lies_as_rows_do_is_put_into_them_alike(values, is_put, copies):
+def test_a_batch_that_lies_as_rows_do_is_put_into_them_alike(values, is_put):
     for form in (untyped, plain_rows):
         column = np.full((5, 3), 7, np.float32)
-        put = form.put_rows(column, 1, 3, values, copies)
-        assert (put is not None) == is_put
+        assert form.put_rows(column, 1, 3, values) is is_put
         assert column[[0, 3, 4]].tolist() == [[7] * 3] * 3
         assert column[1:3].tolist() == (np.asarray(values).tolist() if is_put else [[7] * 3] * 2)
-        if is_put:
-            assert (put is values) != copies
-            assert put.tobytes() == values.tobytes()
-            assert put.dtype == values.dtype
-            assert not np.shares_memory(put, column)
 
 
 @pytest.mark.parametrize("stride", [0, 1, -8, 1 << 40])
@@ -259,7 +252,7 @@ def test_the_stride_of_a_single_row_means_nothing(stride):
     assert batch.flags.c_contiguous
     for form in (untyped, plain_rows):
         column = np.zeros((4, 3), np.float32)
-        assert form.put_rows(column, 2, 3, batch, True).tolist() == [[0, 1, 2]]
+        assert form.put_rows(column, 2, 3, batch)
         assert column.tolist() == [[0] * 3, [0] * 3, [0, 1, 2], [0] * 3]
         obs = form.copy_rows(batch, np.zeros(1), np.zeros((3, 1), np.bool_), 0, 1)[0]
         assert obs.tolist() == [[0, 1, 2]]
@@ -299,12 +292,13 @@ def test_ends_are_noted_alike(told_flags, ended, first, now):
         lambda: untyped.copy_rows(
             np.zeros((3, 4))[:, ::2], np.zeros(3), np.zeros((3, 3), np.bool_), 0, 2
         ),
-        lambda: untyped.put_rows(np.zeros(3), 1, 4, np.zeros(3), False),
-        lambda: untyped.put_rows(np.zeros(3), -1, 2, np.zeros(3), False),
-        lambda: untyped.put_rows(np.zeros(3), 2, 1, np.zeros(3), False),
-        lambda: untyped.put_rows(np.zeros(6)[::2], 0, 3, np.zeros(3), False),
-        lambda: untyped.put_rows(np.array(0.0), 0, 0, np.array(0.0), False),
-        lambda: untyped.put_rows([0.0], 0, 1, np.zeros(1), False),
+        lambda: untyped.put_rows(np.zeros(3), 1, 4, np.zeros(3)),
+        lambda: untyped.put_rows(np.zeros(3), -1, 2, np.zeros(3)),
+        lambda: untyped.put_rows(np.zeros(3), 2, 1, np.zeros(3)),
+        lambda: untyped.put_rows(np.zeros(6)[::2], 0, 3, np.zeros(3)),
+        lambda: untyped.put_rows(np.array(0.0), 0, 0, np.array(0.0)),
+        lambda: untyped.put_rows(np.zeros(3, object), 0, 1, np.zeros(1, object)),
+        lambda: untyped.put_rows([0.0], 0, 1, np.zeros(1)),
         lambda: untyped.note_ends(*[np.zeros(3, np.bool_)] * 4, np.zeros(3, np.int64), 1, 0),
         lambda: untyped.note_ends(*[np.zeros(3, np.bool_)] * 4, np.zeros(2, np.int64), 0, 0),
         lambda: untyped.common_number(np.zeros(3, np.uint16), 0, 4),

@@ -77,6 +77,16 @@ class SerialHandle:
         done, self._done = self._done, []
         return done
 
+    def note_lost(self) -> None:
+        """Something was asked of it that it neither has to do nor has done: say so."""
+        exc = InterruptedError("a signal's handler raised before its answer was kept")
+        self._done.append(Reply(failures=[Failure.of(self.first, "answering", exc)]))
+
+    @property
+    def has_answers(self) -> bool:
+        """Whether `take` has something."""
+        return bool(self._done)
+
     @property
     def has_replies(self) -> bool:
         """Whether there is anything to say about what has been served."""
@@ -172,10 +182,14 @@ class SerialBackend:
         self, pending: Sequence[WorkerHandle], timeout_s: float | None, *, want_all: bool
     ) -> None:
         """Serve one command of the first worker that has any."""
-        for handle in pending:
-            if isinstance(handle, SerialHandle) and handle.has_work:
+        handles = [handle for handle in pending if isinstance(handle, SerialHandle)]
+        for handle in handles:
+            if handle.has_work:
                 handle.serve()
                 return
+        for handle in handles:
+            if not handle.has_answers:
+                handle.note_lost()
 
     def close(self) -> None:
         """Holds nothing."""
