@@ -31,11 +31,14 @@ Handful = list[tuple[int, Wanted]]
 
 _AHEAD = 2
 """Handfuls that a worker has at a time: the next one lies ready when it is done with one."""
-_SHARE = 4
+_SHARE = 3
 """The part of what is left that makes a handful: 1 in `_SHARE` for each process, at least one."""
 _MOST_LOSSES = 3
-_LOOK_EVERY_S = 2e-3
+_LOOK_EVERY_S = 3e-3
 """How long this process begins episodes of its own before it looks what has come back."""
+
+_RESET_EVERY = 16
+"""After so many rollouts the fleet is to forget what it was sent. A reset finds workers asleep."""
 
 
 class _Maker(Booth):
@@ -71,13 +74,20 @@ class Makers:
         self.fleet = open_fleet([lambda: _Maker(known)] * num_slots, num_workers, start_method)
         self._waiting: deque[tuple[int, Wanted]] = deque()
         self._handed: dict[int, Handful] = {}
+        self._num_rollouts = 0
+        """Since the last reset."""
+        self._is_idle = False
+        """Whether nothing can be left of the last rollout."""
 
     def send(self, wanted: Mapping[int, Wanted]) -> None:
         """Begin with these episodes."""
         num_slots = self.fleet.num_slots
         self._waiting, self._handed = deque(wanted.items()), {}
         try:
-            self.fleet.reset([ResetPlan()] * num_slots)
+            if not self._is_idle or self._num_rollouts == _RESET_EVERY:
+                self.fleet.reset([ResetPlan()] * num_slots)
+                self._num_rollouts = 0
+            self._is_idle = False
             # A worker's slots are neighbours: each worker gets its first before any a second.
             for slot in sorted(range(num_slots), key=lambda slot: slot % _AHEAD):
                 self._hand(slot)
@@ -101,6 +111,8 @@ class Makers:
         mine_alone = deque(others)
         try:
             self._share(take, begin_here, mine_alone)
+            self._num_rollouts += 1
+            self._is_idle = True
         except GIVEN_UP:
             if not self.fleet.quarantined:
                 raise

@@ -1,5 +1,6 @@
 """Episodes begun by workers and by this process at once."""
 
+import itertools
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import pytest
 
 from envfleet.llm.environments.base import Mode
-from envfleet.llm.makers import Makers
+from envfleet.llm.makers import _RESET_EVERY, Makers
 from envfleet.llm.moving import arrived
 from envfleet.llm.registry import EnvType
 from envfleet.llm.settings import Tag
@@ -68,3 +69,27 @@ def test_this_process_does_its_part(makers: Makers) -> None:
     openings, here = made_of(makers, "Slow", 40)
     assert len(openings) == 40
     assert 5 <= len(here) <= 35
+
+
+def test_what_is_left_of_a_rollout_that_broke_off_is_not_the_next_ones(makers: Makers) -> None:
+    made_of(makers, "Climb", 8)
+    makers.send({env_id: ("Slow", env_id, "val") for env_id in range(100, 140)})
+
+    def interrupted(env_id: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        makers.recv(lambda env_id, made: None, interrupted)
+    makers.send({env_id: ("Slow", env_id, "val") for env_id in range(200, 240)})  # and no recv
+    for _ in range(3):
+        openings, _ = made_of(makers, "Climb", 8)
+        assert sorted(openings) == list(range(8))
+
+
+def test_the_fleet_keeps_what_it_was_sent_for_a_few_rollouts_only(makers: Makers) -> None:
+    lengths = []
+    for _ in range(2 * _RESET_EVERY + 2):
+        made_of(makers, "Climb", 4)
+        lengths.append(len(makers.fleet._logbook.journal.log_of(0).actions))
+    assert max(lengths) <= 4 * _RESET_EVERY
+    assert sum(after < before for before, after in itertools.pairwise(lengths)) >= 2
