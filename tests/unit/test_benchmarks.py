@@ -511,22 +511,23 @@ class TestStateManager:
         assert all(given["actions"][0].startswith("click[") for given in second)
 
     def test_a_shop_is_searched_and_weighed(self):
-        folder, built_s = built(60, Silent())
+        # libraries weigh less while others start that share them: a shop that outweighs that
+        num = 1000
+        folder, built_s = built(num, Silent())
         assert built_s is not None
-        assert built(60, Silent()) == (folder, None)
-        searching, weighed = Searching(60), Weighed(60, num_turns=3, num_workers=1)
+        assert built(num, Silent()) == (folder, None)
+        searching, weighed = Searching(num), Weighed(num, num_turns=3, num_workers=1)
         with closing(searching):
             searching.open()
             searched = searching.run(0.01)
         weighed.open()
         assert not store._open  # nobody shares what the worker is weighed with
-        # libraries that it shares weigh less while others start that have them too: one of three
-        shopped, *_ = (weighed.run(0.0) for _ in range(3))
+        shopped = weighed.run(0.0)
 
         assert searched.steps == len(searching.times_s)
         assert sum(searching.times_s) == pytest.approx(searched.seconds)
         assert shopped.steps > 4
-        assert size_of(folder) / 2 < max(weighed.extra_bytes) < 1e8
+        assert size_of(folder) / 2 < weighed.extra_bytes[0] < 1e8
 
 
 class TestWorkload:

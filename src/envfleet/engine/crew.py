@@ -175,7 +175,7 @@ class Crew:
                 for reply in handle.take():
                     waiting[handle.worker] -= 1
                     if waiting[handle.worker] == 0 and reply is not None:
-                        failures += [one for one in reply.failures if one.doing == "close"]
+                        failures += [one for one in reply.failures if one.doing == Op.CLOSE.phrase]
                 if waiting[handle.worker] <= 0 or handle.is_dead:
                     del waiting[handle.worker]
         self.stop()
