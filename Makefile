@@ -29,13 +29,14 @@ test: check
 check: $(VENV)/.installed-dev
 	@PYTHON=$(BIN)/python scripts/check
 
-# What builds go into the environment itself: isolated builds would fetch it unpinned.
+# What builds go into the environment itself: isolated builds would fetch it unpinned. setuptools is
+# for packages that come as sources; the one that venv brings cannot make wheels of them.
 $(VENV)/.made: constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and \
 	  f"envfleet needs Python 3.11 or newer; {sys.executable} is {sys.version.split()[0]}. Try: make PYTHON=python3.11 ...")'
 	@echo "making $(VENV) with $$($(PYTHON) --version)"
 	@$(PYTHON) -m venv $(VENV)
-	@$(PIP) hatchling numpy
+	@$(PIP) hatchling numpy setuptools
 	@touch $@
 
 $(VENV)/.installed-run: $(INPUTS) $(VENV)/.made
