@@ -18,6 +18,8 @@ THREAD: dict[str, Any] = {"backend": "thread", "num_workers": 2}
 FORK: dict[str, Any] = {"backend": "process", "start_method": "fork", "num_workers": 2}
 SPAWN: dict[str, Any] = {"backend": "process", "start_method": "spawn", "num_workers": 2}
 FORKSERVER: dict[str, Any] = {"backend": "process", "start_method": "forkserver", "num_workers": 2}
+JOINT: dict[str, Any] = {**FORK, "num_here": 1}
+"""One of the two workers is this process."""
 
 _NAMES: dict[str, dict[str, Any]] = {
     "serial": SERIAL,
@@ -25,6 +27,7 @@ _NAMES: dict[str, dict[str, Any]] = {
     "fork": FORK,
     "spawn": SPAWN,
     "forkserver": FORKSERVER,
+    "joint": JOINT,
 }
 
 
@@ -32,8 +35,8 @@ def _params(*names):
     return [pytest.param(_NAMES[name], id=name) for name in names]
 
 
-EVERY = _params("serial", "thread", "fork", "spawn", "forkserver")
-QUICK = _params("serial", "thread", "fork")
+EVERY = _params("serial", "thread", "fork", "spawn", "forkserver", "joint")
+QUICK = _params("serial", "thread", "fork", "joint")
 PROCESSES = _params("fork", "spawn", "forkserver")
 
 

@@ -45,7 +45,7 @@ WRONG = [
 def test_a_malformed_step_is_its_own_slots_fault(where, at, what):
     env_fns = [lambda: Counter(length=None)] * 4
     env_fns[1] = lambda: Malformed(at, what)
-    where = {**where, "num_workers": 1}
+    where = {**where, "num_workers": 1 + ("num_here" in where)}
     with envfleet.make_vec(env_fns, **where) as envs:
         envs.reset(seed=0)
         envs.step(np.zeros(4, int))
@@ -61,7 +61,7 @@ def test_a_malformed_step_is_its_own_slots_fault(where, at, what):
 def test_a_malformed_reset_is_its_own_slots_fault(where):
     env_fns = [lambda: Counter(length=None)] * 3
     env_fns[1] = lambda: Malformed("reset", {"info": [1]})
-    where = {**where, "num_workers": 1}
+    where = {**where, "num_workers": 1 + ("num_here" in where)}
     with envfleet.make_vec(env_fns, **where) as envs:
         envs.reset(seed=0)
         with pytest.raises(envfleet.errors.EnvFailed) as caught:

@@ -1204,6 +1204,41 @@ def test_a_successor_that_dies_while_it_comes_up_is_one_more_failure(half_lost):
     assert len(half_lost.incidents) == 2
 
 
+# ---- slots that live here -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("when", ["idle", "under way"])
+def test_a_lost_worker_beside_slots_that_live_here(when):
+    """It comes back; the share of this process does not notice."""
+    with opened([Resident] * 6, num_workers=3, num_here=2, on_failure="restart") as envs:
+        envs.reset(seed=0)
+        assert envs.get_attr("pid")[4:] == (os.getpid(),) * 2
+        for lost in (0, 1, 0):
+            envs.step(zeros(6))
+            pids = envs.fleet.worker_pids()
+            if when == "under way":
+                os.kill(pids[lost], signal.SIGSTOP)  # it will not answer before it ends
+                envs.send(zeros(6))
+            kill_and_wait(pids[lost])
+            batch = envs.recv() if when == "under way" else envs.fleet.step(zeros(6))
+            assert batch.truncated.tolist() == [slot // 2 == lost for slot in range(6)]
+            assert envs.fleet.worker_pids()[2] is None
+        counted = envs.step(zeros(6))[0][:, 0]
+        assert counted[4:].tolist() == [7, 7]
+
+
+def test_what_lives_here_is_rebuilt_here():
+    env_fns = [Resident, functools.partial(Crashing, nth=2, length=None)]
+    with opened(env_fns, num_workers=2, num_here=1, on_failure="restart") as envs:
+        envs.reset(seed=0)
+        *_, truncated, _ = envs.step(zeros(2))
+        assert not truncated.any()
+        *_, truncated, _ = envs.step(zeros(2))
+        assert truncated.tolist() == [False, True]
+        assert envs.fleet.worker_pids()[1] is None
+        assert envs.incidents[0].slot == 1
+
+
 # ---- fallback -----------------------------------------------------------------------------------
 
 

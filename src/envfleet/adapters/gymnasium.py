@@ -278,6 +278,7 @@ def make_vec(
     copy: bool = True,
     env_kwargs: Mapping[str, Any] | None = None,
     rollout_steps: int = 0,
+    num_here: int = 0,
 ) -> FleetVectorEnv:
     """Open a fleet of environments as a Gymnasium vector environment.
 
@@ -300,6 +301,8 @@ def make_vec(
         env_kwargs: Passed to every environment.
         rollout_steps: Keep the observations of so many steps in shared memory, where a trainer
             finds them in place.
+        num_here: So many of the slots, the last, live in this process, which steps them while
+            worker processes step the others. It is then one of the `num_workers`.
 
     Raises:
         ConfigError: An argument cannot work.
@@ -326,7 +329,12 @@ def make_vec(
         raise ConfigError(f"rollout_steps must be a whole number from 0 on, got {rollout_steps!r}")
     has_limits = step_timeout_s is not None or reset_timeout_s is not None
     plan = _plan(
-        env_fns, backend, num_workers, method, needs_supervision=has_limits or failure != "raise"
+        env_fns,
+        backend,
+        num_workers,
+        method,
+        num_here,
+        needs_supervision=has_limits or failure != "raise",
     )
     fleet = Fleet(
         env_fns,
@@ -340,6 +348,7 @@ def make_vec(
         copy=copy,
         poison=DEBUG_VARIABLE in os.environ,
         num_pages=rollout_steps + 1 if rollout_steps else 0,
+        num_here=plan.num_here,
     )
     return FleetVectorEnv(fleet, plan.describe(len(env_fns)), spec)
 
@@ -359,10 +368,15 @@ def _plan(
     backend: str,
     num_workers: int | None,
     method: StartMethod | None,
+    num_here: int,
     *,
     needs_supervision: bool,
 ) -> Plan:
     start_method = choose_start_method(method)
+    if num_here and backend in ("auto", "process"):
+        why = f"num_here={num_here} was asked for"
+        workers = num_workers or max(2, min(len(env_fns), usable_cores()))
+        return Plan("process", start_method, workers, why, num_here)
     if backend == "auto" and num_workers is None:
         return plan_fleet(env_fns, start_method, may_be_serial=not needs_supervision)
     if backend == "auto":
@@ -370,13 +384,14 @@ def _plan(
         return Plan("process", start_method, num_workers or 1, why)
     name: BackendName = one_of("backend", backend, Literal["auto", BackendName])
     if name == "serial":
-        return Plan(name, start_method, num_workers or 1, "backend='serial' was asked for")
+        why = "backend='serial' was asked for"
+        return Plan(name, start_method, num_workers or 1, why, num_here)
     cores = usable_cores()
     workers = num_workers or min(len(env_fns), cores)
     why = f"backend={name!r} was asked for"
     if num_workers is None:
         why += f", and {cores} cores are usable"
-    return Plan(name, start_method, workers, why)
+    return Plan(name, start_method, workers, why, num_here)
 
 
 def _is_whole(value: object) -> bool:

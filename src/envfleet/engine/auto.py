@@ -36,8 +36,14 @@ MIN_GAIN = 1.15
 MAX_WAITING_WORKERS = 32
 WAITING_SHARE = 0.5
 """An environment that uses the processor for less than this share of its time is mostly waiting."""
-NativeSteps = tuple[float, float]
-"""Seconds of one step: of an instance for all slots, and for one worker's share."""
+JOINT_TRIP_S = 25e-6
+"""The same where this process has a share of its own to step meanwhile: it need not be woken."""
+JOINT_GAIN = 1.05
+"""Less than `MIN_GAIN`: what is copied is copied in either case."""
+OWN_SHARE, WORKER_SHARE = 5, 3
+"""How this process shares slots with workers, each of which begins later, and copies as well."""
+NativeSteps = tuple[float, float, float]
+"""Seconds of a step of one instance: for all slots, one worker's share, this process's share."""
 _NOT_FORK_SAFE = ("torch", "jax", "tensorflow")
 
 
@@ -49,20 +55,28 @@ class Plan:
     start_method: StartMethod
     num_workers: int
     why: str
+    num_here: int = 0
+    """Slots that live in this process beside worker processes; it is then one of the workers."""
 
     def describe(self, num_envs: int) -> str:
         """The sentence that `envs.plan` shows."""
-        share = -(-num_envs // self.num_workers)
         count = f"{num_envs} environment{'s' if num_envs > 1 else ''}"
-        many = "s" if self.num_workers > 1 else ""
         if self.backend == "serial":
             where = "in this process"
+        elif self.num_here:
+            away = self._among_workers(num_envs - self.num_here, self.num_workers - 1)
+            where = f"of which {self.num_here} in this process and the others {away}"
         else:
-            kind = "thread" if self.backend == "thread" else f"process ({self.start_method})"
-            kind = kind.replace("process", f"process{'es' if many else ''}", 1)
-            kind += many if self.backend == "thread" else ""
-            where = f"in {self.num_workers} worker {kind}, up to {share} each"
+            where = self._among_workers(num_envs, self.num_workers)
         return f"{count} {where}: {self.why}."
+
+    def _among_workers(self, num_envs: int, num_workers: int) -> str:
+        many = num_workers > 1
+        if self.backend == "thread":
+            kind = "threads" if many else "thread"
+        else:
+            kind = f"{'processes' if many else 'process'} ({self.start_method})"
+        return f"in {num_workers} worker {kind}, up to {-(-num_envs // num_workers)} each"
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,18 +137,36 @@ def decide(
     return Plan("serial", start_method, 1, why)
 
 
+def own_share(num_envs: int, workers: int) -> int:
+    """How many slots this process takes where it is one of the workers."""
+    share = num_envs * OWN_SHARE // (OWN_SHARE + WORKER_SHARE * (workers - 1))
+    return min(max(share, 1), num_envs - (workers - 1))
+
+
 def decide_native(
-    workers: int, step_s: NativeSteps, start_method: StartMethod, *, may_be_serial: bool
+    num_envs: int,
+    workers: int,
+    step_s: NativeSteps,
+    start_method: StartMethod,
+    *,
+    may_be_serial: bool,
 ) -> Plan:
-    """One instance here, or one for each worker: vectorised work does not halve with its size."""
-    whole_s, share_s = step_s
-    took = f"a step of all takes {_micros(whole_s)}, of one of {workers} shares {_micros(share_s)}"
-    if (share_s + ROUND_TRIP_S) * MIN_GAIN < whole_s:
-        why = f"{took}, so one natively vectorised environment in each worker pays"
-    elif may_be_serial:
-        why = f"{took}, and a round trip {_micros(ROUND_TRIP_S)}, so sharing would not pay"
+    """One instance here, or one for each worker: vectorised work does not halve with its size.
+
+    Where nothing must be supervised this process is one of the workers: it would only wait.
+    """
+    whole_s, share_s, own_s = step_s
+    took = f"a step of all takes {_micros(whole_s)}"
+    if may_be_serial:
+        num_here = own_share(num_envs, workers)
+        took = f"{took}, of {num_here} of them {_micros(own_s)}"
+        if (own_s + JOINT_TRIP_S) * JOINT_GAIN < whole_s:
+            return Plan("process", start_method, workers, f"{took}, so sharing pays", num_here)
+        why = f"{took}, and sharing {_micros(JOINT_TRIP_S)}, so it would not pay"
         return Plan("serial", start_method, 1, why)
-    else:
+    took = f"{took}, of one of {workers} shares {_micros(share_s)}"
+    why = f"{took}, so one natively vectorised environment in each worker pays"
+    if (share_s + ROUND_TRIP_S) * MIN_GAIN >= whole_s:
         why = f"{took}, which does not pay for processes, but only they can be supervised"
     return Plan("process", start_method, workers, why)
 
@@ -161,9 +193,9 @@ def plan_fleet(
         workers = min(cores, num_envs)
         if workers == 1 and may_be_serial:
             return Plan("serial", start_method, 1, "a natively vectorised environment on one core")
-        sizes = num_envs, -(-num_envs // workers)
+        sizes = num_envs, -(-num_envs // workers), own_share(num_envs, workers)
         step_s = cast(NativeSteps, _ask(partial(_NativeProbe, first, sizes), start_method))
-        return decide_native(workers, step_s, start_method, may_be_serial=may_be_serial)
+        return decide_native(num_envs, workers, step_s, start_method, may_be_serial=may_be_serial)
     if num_envs == 1 and may_be_serial:
         return Plan("serial", start_method, 1, "there is nothing to run beside it")
     if cores == 1 and may_be_serial:

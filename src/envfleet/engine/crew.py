@@ -14,6 +14,8 @@ from typing import Any
 import cloudpickle
 
 from envfleet.engine.backends import Backend, Binding, Ground, Lane, Launch, WorkerHandle
+from envfleet.engine.backends.joint import JointLane
+from envfleet.engine.backends.lane import ProcessLane
 from envfleet.engine.backends.process import GUARD_EXIT, ProcessBackend, ProcessHandle
 from envfleet.engine.backends.serial import SerialBackend, SerialHandle
 from envfleet.engine.backends.thread import ThreadBackend
@@ -47,30 +49,33 @@ class Crew:
         autoreset: Autoreset,
         deadlines: Deadlines,
         num_pages: int,
+        num_here: int,
     ) -> None:
         self.env_fns, self.deadlines = tuple(env_fns), deadlines
-        self.bounds = deal(len(self.env_fns), num_workers)
+        self.bounds = deal(len(self.env_fns), num_workers, num_here or None)
         self._autoreset, self._num_pages = autoreset, num_pages
         self._owner_pid = os.getpid()
         self.handles: list[WorkerHandle] = []
-        self.fallen_back: set[int] = set()
-        """Workers whose slots now live in this process."""
+        self._here: set[int] = {num_workers - 1} if num_here else set()
+        """Workers that are none: their slots live in this process, among processes."""
         self._dismissed: set[int] = set()
         self._launched_s: dict[int, float] = {}
         """When workers were launched that are to replace others and are not there yet."""
         self._is_stopped = False
         self._backend: Backend | None = None
+        self._joint: JointLane | None = None
         self._slab = Slab.create(is_shared=backend == "process")
         try:
             plan = ControlPlan.of(self.bounds)
             self._slab.grow(plan.nbytes, len(self.env_fns))
             self.control = Control(plan, self._slab.map(0, plan.nbytes))
             self._ground = Ground(self._slab, plan, self.control)
-            self._local = SerialBackend(self._ground)
+            self._local = SerialBackend(self._ground, num_workers)
             self._backend = chosen = self._open(backend, start_method, num_workers)
             launched_s = time.monotonic()
             for worker in range(num_workers):
-                self.handles.append(chosen.launch(self._launch(worker)))
+                place = self._local if worker in self._here else chosen
+                self.handles.append(place.launch(self._launch(worker)))
             self.facts: list[EnvFacts] = [
                 facts for handle in self.handles for facts in self._await(handle, launched_s)
             ]
@@ -92,25 +97,28 @@ class Crew:
     def wait(
         self, pending: Sequence[WorkerHandle], timeout_s: float | None, *, want_all: bool
     ) -> None:
-        """Wait for news of `pending`; those that fell back to this process are served first."""
+        """Wait for news of `pending`; those that live in this process are served first."""
         assert self._backend is not None
-        if not self.fallen_back:
+        if not self._here:
             self._backend.wait(pending, timeout_s, want_all=want_all)
             return
-        local = [handle for handle in pending if handle.worker in self.fallen_back]
+        local = [handle for handle in pending if handle.worker in self._here]
         if local:
             self._local.wait(local, timeout_s, want_all=False)
             timeout_s = 0.0
             pending = [handle for handle in pending if handle not in local]
-        if pending:
-            self._backend.wait(pending, timeout_s, want_all=want_all)
+        self._backend.wait(pending, timeout_s, want_all=want_all)
 
     @property
     def lane(self) -> Lane | None:
-        """The backend's, if it has one and all workers are there, where it put them."""
-        if self._backend is None or self.fallen_back or self._launched_s:
+        """The backend's, if it has one and all workers are there."""
+        if self._backend is None or self._launched_s:
             return None
-        return self._backend.lane
+        if not self._here:
+            return self._backend.lane
+        if self._joint is None and isinstance(self._backend.lane, ProcessLane):
+            self._joint = JointLane(self._backend.lane, self._local.lane, self._here)
+        return self._joint
 
     def check_payload(self, payload: Any, what: str) -> None:
         """Refuse what could not reach a worker process, before anything is under way."""
@@ -138,9 +146,9 @@ class Crew:
         """Dismiss a worker and launch a new one in its place; `has_come` says when it is there."""
         assert self._backend is not None
         self.dismiss(worker)
-        backend: Backend = self._local if in_process else self._backend
         if in_process:
-            self.fallen_back.add(worker)
+            self._here.add(worker)
+        backend = self._local if worker in self._here else self._backend
         self.handles[worker] = backend.launch(self._launch(worker))
         self._dismissed.discard(worker)
         self._launched_s[worker] = time.monotonic()
@@ -193,7 +201,7 @@ class Crew:
         self._slab.close()
         # a map holds a descriptor of its own until the last view of it is gone
         self.handles = []
-        for name in ("control", "_ground", "_binding", "_local", "_backend"):
+        for name in ("control", "_ground", "_binding", "_local", "_backend", "_joint"):
             self.__dict__.pop(name, None)
 
     def _launch(self, worker: int) -> Launch:

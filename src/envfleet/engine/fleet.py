@@ -77,6 +77,7 @@ class Fleet:
         copy: bool = True,
         poison: bool = False,
         num_pages: int = 0,
+        num_here: int = 0,
     ) -> None:
         """Build the environments; returns when all of them are there.
 
@@ -92,6 +93,8 @@ class Fleet:
             copy: False returns views of shared memory, valid until the next send to that slot.
             poison: Fill the rows of a slot with junk when it is sent, to find views kept too long.
             num_pages: Room for the observations of so many steps, see `pages`.
+            num_here: So many of the slots, the last, live in this process, which steps them while
+                worker processes step the others; it counts as one of the workers.
         """
         refuse_unguarded_main()
         one_of("backend", backend, BackendName)
@@ -111,6 +114,7 @@ class Fleet:
                 f"num_workers must be between 1 and the number of environments ({len(env_fns)}), "
                 f"got {num_workers}"
             )
+        _check_here(num_here, len(env_fns), num_workers, backend, deadlines)
         self.num_slots, self.autoreset = len(env_fns), autoreset
         self._poison = poison
         crew = self._crew = Crew(
@@ -121,6 +125,7 @@ class Fleet:
             autoreset=autoreset,
             deadlines=deadlines,
             num_pages=num_pages,
+            num_here=num_here,
         )
         self._finalizer = weakref.finalize(self, crew.stop)
         self._data = crew.data
@@ -661,3 +666,27 @@ class Fleet:
         # nobody may read rows through a closed fleet, and their memory shall go
         del self._data, self._gatherer, self._logbook, self._recovery
         del self._express, self._scatterer
+
+
+def _check_here(
+    num_here: int, num_slots: int, num_workers: int, backend: BackendName, deadlines: Deadlines
+) -> None:
+    if not num_here:
+        return
+    if backend != "process" or num_workers < 2:
+        raise ConfigError(
+            "num_here shares slots between this process and worker processes: it needs "
+            f"backend='process' and two workers or more, of which this process is one; got "
+            f"backend={backend!r} and num_workers={num_workers}"
+        )
+    check_count("num_here", num_here)
+    if num_here > num_slots - num_workers + 1:
+        raise ConfigError(
+            f"num_here leaves {num_slots - num_here} of {num_slots} slots for "
+            f"{num_workers - 1} worker processes; each needs one or more"
+        )
+    if deadlines.step_s or deadlines.reset_s:
+        raise ConfigError(
+            "the slots that live in this process cannot be interrupted; leave out the timeouts or "
+            "num_here"
+        )

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 
-def deal(num_slots: int, num_workers: int) -> list[tuple[int, int]]:
-    """Neighbouring slots for each worker; the first get one more where it is uneven."""
+def deal(num_slots: int, num_workers: int, num_last: int | None = None) -> list[tuple[int, int]]:
+    """Neighbouring slots for each worker; the first get one more where it is uneven.
+
+    With `num_last` the last worker gets so many, and the others share the rest.
+    """
+    if num_last is not None:
+        start = num_slots - num_last
+        return [*deal(start, num_workers - 1), (start, num_slots)]
     size, rest = divmod(num_slots, num_workers)
     bounds, start = [], 0
     for worker in range(num_workers):

@@ -6,58 +6,89 @@ from contextlib import closing
 import gymnasium
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import envfleet
 from envfleet.engine import auto
-from envfleet.engine.auto import MIN_GAIN, ROUND_TRIP_S, Plan, decide_native
+from envfleet.engine.auto import JOINT_GAIN, JOINT_TRIP_S, Plan, decide_native, own_share
+from envfleet.engine.schedule import deal
 
 US, MS = 1e-6, 1e-3
 
 
 @pytest.mark.parametrize(
-    ("workers", "step_s", "expected"),
+    ("workers", "step_s", "is_shared"),
     [
-        (2, (10 * MS, 5 * MS), "process"),
-        (2, (600 * US, 300 * US), "process"),
-        (2, (300 * US, 150 * US), "serial"),  # as a native CartPole-v1 of 4096: measured
-        (8, (600 * US, 300 * US), "process"),
-        (2, (10 * MS, 9.9 * MS), "serial"),  # vectorised work that does not shrink
-        (2, (100 * US, 50 * US), "serial"),  # the round trip is more than what is saved
-        (2, (1 * MS, 0.87 * MS), "serial"),  # a gain that is within the noise
-        (2, (20 * US, 30 * US), "serial"),
-        (2, (0.0, 0.0), "serial"),
+        (2, (10 * MS, 5 * MS, 6 * MS), True),
+        (2, (180 * US, 110 * US, 130 * US), True),  # as a native CartPole-v1 of 4096: measured
+        (8, (600 * US, 200 * US, 250 * US), True),
+        (2, (10 * MS, 9.9 * MS, 9.9 * MS), False),  # vectorised work that does not shrink
+        (2, (100 * US, 50 * US, 75 * US), False),  # going there takes more than what is saved
+        (2, (1 * MS, 0.9 * MS, 0.93 * MS), False),  # a gain that is within the noise
+        (2, (20 * US, 30 * US, 30 * US), False),
+        (2, (0.0, 0.0, 0.0), False),
     ],
 )
-def test_native_environments_are_shared_where_that_pays(workers, step_s, expected):
-    plan = decide_native(workers, step_s, "fork", may_be_serial=True)
-    assert (plan.backend, plan.start_method) == (expected, "fork")
-    assert plan.num_workers == (workers if expected == "process" else 1)
-    supervised = decide_native(workers, step_s, "spawn", may_be_serial=False)
-    assert supervised.backend == "process"
-    assert (supervised.num_workers, supervised.start_method) == (workers, "spawn")
-    assert ("does not pay" in supervised.why) == (expected == "serial")
+def test_native_environments_are_shared_where_that_pays(workers, step_s, is_shared):
+    plan = decide_native(4096, workers, step_s, "fork", may_be_serial=True)
+    assert plan.start_method == "fork"
+    if is_shared:
+        assert (plan.backend, plan.num_workers) == ("process", workers)
+        assert plan.num_here == own_share(4096, workers)
+    else:
+        assert (plan.backend, plan.num_workers, plan.num_here) == ("serial", 1, 0)
+
+
+@pytest.mark.parametrize(
+    ("step_s", "pays"),
+    [
+        ((10 * MS, 5 * MS, 6 * MS), True),
+        ((600 * US, 300 * US, 350 * US), True),
+        ((300 * US, 150 * US, 180 * US), False),  # the round trip is more than what is saved
+    ],
+)
+def test_what_is_supervised_is_in_processes(step_s, pays):
+    plan = decide_native(4096, 2, step_s, "spawn", may_be_serial=False)
+    assert (plan.backend, plan.num_workers, plan.num_here) == ("process", 2, 0)
+    assert ("does not pay" in plan.why) != pays
 
 
 def test_the_gain_must_be_more_than_noise():
-    share_s = 1 * MS
-    just_enough_s = (share_s + ROUND_TRIP_S) * MIN_GAIN
+    own_s = 1 * MS
+    just_enough_s = (own_s + JOINT_TRIP_S) * JOINT_GAIN
     for whole_s, expected in ((just_enough_s * 1.001, "process"), (just_enough_s, "serial")):
-        plan = decide_native(2, (whole_s, share_s), "fork", may_be_serial=True)
+        plan = decide_native(64, 2, (whole_s, own_s, own_s), "fork", may_be_serial=True)
         assert plan.backend == expected
+
+
+@given(num_envs=st.integers(2, 5000), workers=st.integers(2, 64))
+def test_everybody_has_a_share_and_ours_is_no_smaller(num_envs, workers):
+    workers = min(workers, num_envs)
+    num_here = own_share(num_envs, workers)
+    shares = [hi - lo for lo, hi in deal(num_envs, workers, num_here)]
+    assert sum(shares) == num_envs
+    assert min(shares) >= 1
+    assert shares[-1] == num_here
+    if num_envs >= 8 * workers:
+        assert num_here == max(shares)
 
 
 def test_a_decision_depends_on_nothing_but_its_numbers(monkeypatch):
     def refuse(*_):
         raise AssertionError("a decision neither measures nor looks at the machine")
 
-    before = decide_native(4, (10 * MS, 3 * MS), "fork", may_be_serial=True)
+    def decided():
+        steps_s = (10 * MS, 3 * MS, 4 * MS)
+        return decide_native(140, 4, steps_s, "fork", may_be_serial=True)
+
+    before = decided()
     for name in ("usable_cores", "_ask", "_step_s", "time"):
         monkeypatch.setattr(auto, name, refuse)
-    after = decide_native(4, (10 * MS, 3 * MS), "fork", may_be_serial=True)
-    assert before == after == Plan("process", "fork", 4, before.why)
-    assert before.why == (
-        "a step of all takes 10.0 ms, of one of 4 shares 3.0 ms, so one natively vectorised "
-        "environment in each worker pays"
+    assert before == decided() == Plan("process", "fork", 4, before.why, 50)
+    assert before.describe(140) == (
+        "140 environments of which 50 in this process and the others in 3 worker processes (fork), "
+        "up to 30 each: a step of all takes 10.0 ms, of 50 of them 4.0 ms, so sharing pays."
     )
 
 
@@ -65,27 +96,27 @@ def test_a_plan_says_what_was_measured(monkeypatch):
     monkeypatch.setattr(auto, "usable_cores", lambda: 2)
     with closing(envfleet.make_vec(envfleet.native("CartPole-v1"), 64)) as envs:
         assert re.fullmatch(
-            r"64 environments in .*: a step of all takes \d+.* [um]s, of one of 2 shares \d+.*"
-            r" [um]s, .*\.",
+            r"64 environments .*: a step of all takes \d+.* [um]s, of 40 of them \d+.* [um]s, .*\.",
             envs.plan,
         )
         envs.reset(seed=0)
         envs.step(envs.action_space.sample())
 
 
-def test_both_sizes_are_measured_of_what_will_run(monkeypatch):
-    """For 5 slots in 2 workers the larger share counts."""
+def test_sizes_are_measured_of_what_will_run(monkeypatch):
+    """For 5 slots in 2 workers the larger share counts; shared with this process it has 3."""
     monkeypatch.setattr(auto, "usable_cores", lambda: 2)
     probes = []
 
     def measured(probe, start_method):
         probes.append((probe.args[1], start_method))
-        return 10 * MS, 4 * MS
+        return 10 * MS, 4 * MS, 4 * MS
 
     monkeypatch.setattr(auto, "_ask", measured)
     plan = auto.plan_fleet([envfleet.native("CartPole-v1")] * 5, "spawn", may_be_serial=True)
-    assert probes == [((5, 3), "spawn")]
-    assert plan == decide_native(2, (10 * MS, 4 * MS), "spawn", may_be_serial=True)
+    assert probes == [((5, 3, 3), "spawn")]
+    assert plan == decide_native(5, 2, (10 * MS, 4 * MS, 4 * MS), "spawn", may_be_serial=True)
+    assert plan.num_here == 3
 
 
 class Refuses(gymnasium.Env):

@@ -1,5 +1,7 @@
 """Steps that go past the books are the steps that the books would have had."""
 
+import time
+
 import gymnasium
 import numpy as np
 import pytest
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 import envfleet
 from envfleet.engine import rows
 from envfleet.engine.backends import lane
-from envfleet.errors import StillInFlight
+from envfleet.errors import ConfigError, StillInFlight
 
 pytestmark = pytest.mark.skipif(not rows.IS_COMPILED, reason="there is no lane without C")
 
@@ -35,8 +37,12 @@ class Talker(gymnasium.Env):
         return np.array([self.total]), self.total, self.total % 7 == 0, False, info
 
 
-def opened(backend="process"):
-    return envfleet.make_vec(Talker, NUM_ENVS, num_workers=len(BOUNDS), backend=backend)
+def opened(backend="process", **options):
+    return envfleet.make_vec(Talker, NUM_ENVS, num_workers=len(BOUNDS), backend=backend, **options)
+
+
+PLACES = [pytest.param({}, id="processes"), pytest.param({"num_here": 2}, id="joint")]
+"""With and without a share of its own for this process."""
 
 
 def under_way(envs):
@@ -100,9 +106,9 @@ def told(envs, orders):
     return stories
 
 
-@pytest.fixture(scope="module")
-def fleets():
-    with opened() as on_lane, opened("thread") as in_books:
+@pytest.fixture(scope="module", params=PLACES)
+def fleets(request):
+    with opened(**request.param) as on_lane, opened("thread") as in_books:
         yield on_lane, in_books
 
 
@@ -114,9 +120,10 @@ def test_any_order_of_things_gives_the_same_streams(fleets, orders):
         assert on_lane[:count] == in_books[:count]
 
 
-def test_steps_come_back_to_the_lane_after_something_special():
+@pytest.mark.parametrize("place", PLACES)
+def test_steps_come_back_to_the_lane_after_something_special(place):
     ones, halves = np.ones(2, np.int64), [slice(*bounds) for bounds in BOUNDS]
-    with opened() as envs:
+    with opened(**place) as envs:
         envs.reset(seed=0)
         for half in halves:
             envs.send(ones, np.arange(NUM_ENVS)[half])
@@ -151,9 +158,42 @@ def test_what_is_ready_is_not_lost_by_sending_again(backend):
         assert envs.get_attr("count") == (1,) * NUM_ENVS
 
 
-def test_without_c_there_is_no_lane(monkeypatch):
+def test_this_process_steps_its_own_while_others_step_theirs():
+    class Slow(Talker):
+        def step(self, action):
+            time.sleep(0.05)
+            return super().step(action)
+
+    with envfleet.make_vec(Slow, 2, num_workers=2, backend="process", num_here=1) as envs:
+        envs.reset(seed=0)
+        assert [pid is None for pid in envs.fleet.worker_pids()] == [False, True]
+        started_s = time.perf_counter()
+        for _ in range(4):
+            envs.step(np.zeros(2, np.int64))
+        assert time.perf_counter() - started_s < 4 * 0.1
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"backend": "serial"}, "num_here shares slots .* got backend='serial'"),
+        ({"backend": "thread", "num_workers": 2}, "num_here shares slots"),
+        ({"num_workers": 1}, "two workers or more"),
+        ({"num_here": 3}, "num_here leaves 0 of 3 slots for 1 worker processes"),
+        ({"num_here": -1}, "num_here"),
+        ({"num_here": 1.5}, "num_here"),
+        ({"step_timeout_s": 1.0}, "cannot be interrupted"),
+    ],
+)
+def test_shares_that_cannot_be(options, sentence):
+    with pytest.raises(ConfigError, match=sentence):
+        envfleet.make_vec(Talker, 3, **{"num_here": 1, "num_workers": 2, **options})
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_without_c_there_is_no_lane(monkeypatch, place):
     monkeypatch.setattr(lane, "post_steps", None)
-    with opened() as envs:
+    with opened(**place) as envs:
         assert envs.fleet._crew.lane is None
         envs.reset(seed=0)
         assert envs.step(np.zeros(NUM_ENVS, np.int64))[0].shape == (NUM_ENVS, 1)

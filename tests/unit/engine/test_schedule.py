@@ -21,6 +21,7 @@ def test_slots_are_dealt_whole_evenly_and_in_order(num_slots, data):
 def test_an_uneven_deal_gives_the_first_ones_more():
     assert deal(7, 3) == [(0, 3), (3, 5), (5, 7)]
     assert deal(3, 3) == [(0, 1), (1, 2), (2, 3)]
+    assert deal(10, 3, 5) == [(0, 3), (3, 5), (5, 10)]
 
 
 @pytest.mark.parametrize(

@@ -116,7 +116,9 @@ class Lane(Protocol):
 class Backend(Protocol):
     """Starts workers and waits for news of them."""
 
-    lane: Lane | None
+    @property
+    def lane(self) -> Lane | None:
+        """The shortest way, if it has one."""
 
     def launch(self, launch: Launch) -> WorkerHandle:
         """Start one worker; returns before its environments are built."""

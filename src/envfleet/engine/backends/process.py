@@ -27,7 +27,7 @@ from typing import Any
 import cloudpickle
 import numpy as np
 
-from envfleet.engine.backends import Binding, Ground, Lane, Launch, WorkerHandle
+from envfleet.engine.backends import Binding, Ground, Launch, WorkerHandle
 from envfleet.engine.backends.lane import DONE, POSTED, TAKEN, ProcessLane
 from envfleet.engine.channel import ParentChannel
 from envfleet.engine.machine import open_files, usable_cores
@@ -262,8 +262,7 @@ class ProcessBackend:
         self._num_workers = num_workers
         self._watch = _Watch()
         self._check_files()
-        self.lane: Lane | None
-        self.lane = self._lane = ProcessLane.open(num_workers, self._watch.urgent_fd)
+        self.lane = ProcessLane.open(num_workers, self._watch.urgent_fd)
 
     def launch(self, launch: Launch) -> ProcessHandle:
         """Start a process that builds the environments."""
@@ -284,8 +283,8 @@ class ProcessBackend:
                 raise self._too_many_files() from exc
             raise
         self._watch.add(handle)
-        if self._lane is not None:
-            self._lane.ports[launch.worker] = handle.port
+        if self.lane is not None:
+            self.lane.ports[launch.worker] = handle.port
         return handle
 
     def wait(

@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 
-from envfleet.engine.backends import Binding, Ground, Lane, Launch, WorkerHandle
+from envfleet.engine.backends import Binding, Ground, Launch, WorkerHandle
 from envfleet.engine.guard import Guard
 from envfleet.engine.messages import Command, EnvFacts, Failure, Op, Reply
 from envfleet.engine.servant import BuildFailed, Servant
@@ -110,14 +110,13 @@ class SerialHandle:
 class SerialLane:
     """Plain steps are served while somebody collects them."""
 
-    def __init__(self) -> None:
+    def __init__(self, num_workers: int) -> None:
         self._handles: dict[int, SerialHandle] = {}
-        self.under_way = bytearray()
+        self.under_way = bytearray(num_workers)
 
     def add(self, handle: SerialHandle) -> None:
         """One more worker, or the successor of one."""
         self._handles[handle.worker] = handle
-        self.under_way = bytearray(len(self._handles))
 
     def post(self, workers: tuple[int, ...], request: int, page: int) -> None:
         """Keep it until somebody collects."""
@@ -128,7 +127,20 @@ class SerialLane:
     def collect(
         self, workers: tuple[int, ...], min_slots: int, limit_s: float
     ) -> tuple[int, ...] | None:
-        """Serve one worker after another; what one does takes as long as it takes."""
+        """Serve one worker after another."""
+        done = self.serve(workers, min_slots, limit_s)
+        if done is None:
+            return None
+        self.take(done)
+        return tuple(handle.worker for handle in done)
+
+    def serve(
+        self, workers: tuple[int, ...], min_slots: int, limit_s: float
+    ) -> list[SerialHandle] | None:
+        """Let workers do what is under way; what one does takes as long as it takes.
+
+        Returns those that are done, until they are taken; None as `collect` does.
+        """
         done: list[SerialHandle] = []
         give_up_s = time.perf_counter() + limit_s
         for worker in workers:
@@ -142,10 +154,13 @@ class SerialLane:
                     return None
                 done.append(handle)
                 min_slots -= handle.count
+        return done
+
+    def take(self, done: Sequence[SerialHandle]) -> None:
+        """What these have done is no longer under way."""
         for handle in done:
             handle.take()
             self.under_way[handle.worker] = 0
-        return tuple(handle.worker for handle in done)
 
     def request_of(self, worker: int) -> int:
         """The identity of what this worker has under way."""
@@ -155,9 +170,13 @@ class SerialLane:
         """Where what this worker has under way is put as well."""
         return self._handles[worker].last.page
 
+    def can_resume(self, workers: tuple[int, ...]) -> bool:
+        """Whether nothing of it has been done."""
+        return all(self._handles[worker].has_work for worker in workers)
+
     def resume(self, workers: tuple[int, ...]) -> bool:
         """Nothing is done before somebody collects."""
-        if not all(self._handles[worker].has_work for worker in workers):
+        if not self.can_resume(workers):
             return False
         for worker in workers:
             self.under_way[worker] = 1
@@ -167,15 +186,14 @@ class SerialLane:
 class SerialBackend:
     """Everything in the calling thread."""
 
-    def __init__(self, ground: Ground) -> None:
+    def __init__(self, ground: Ground, num_workers: int) -> None:
         self._ground = ground
-        self.lane: Lane | None
-        self.lane = self._lane = SerialLane()
+        self.lane = SerialLane(num_workers)
 
     def launch(self, launch: Launch) -> SerialHandle:
         """Build the environments here and now."""
         handle = SerialHandle(launch, self._ground)
-        self._lane.add(handle)
+        self.lane.add(handle)
         return handle
 
     def wait(
