@@ -1,6 +1,6 @@
-"""Compiles src/envfleet/engine/_rows.c; without a compiler envfleet runs the same in Python.
+"""Compiles what is in C; without a compiler envfleet runs the same in Python.
 
-The library lies beside its source, where an editable installation finds it; a wheel takes it along.
+A library lies beside its source, where an editable installation finds it; a wheel takes it along.
 """
 
 from __future__ import annotations
@@ -15,22 +15,30 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-SOURCE = Path("src/envfleet/engine/_rows.c")
+SOURCES = {
+    Path("src/envfleet/engine/_rows.c"): "steps",
+    Path("src/envfleet/learn/_act.c"): "acting",
+}
+"""And what is slower without."""
 
 
-class CompileRows(BuildHookInterface):  # type: ignore[type-arg]
+class Compile(BuildHookInterface):  # type: ignore[type-arg]
     """Runs the compiler before a wheel, or an editable one, is put together."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Compile, or say why not and go on."""
-        source = Path(self.root) / SOURCE
-        library = source.with_suffix(sysconfig.get_config_var("EXT_SUFFIX"))
+        for source, what in SOURCES.items():
+            self._compile(source, what, version, build_data)
+
+    def _compile(self, source: Path, what: str, version: str, build_data: dict[str, Any]) -> None:
+        whole = Path(self.root) / source
+        library = whole.with_suffix(sysconfig.get_config_var("EXT_SUFFIX"))
         library.unlink(missing_ok=True)
         try:
-            subprocess.run(_command(source, library), check=True, capture_output=True, text=True)
+            subprocess.run(_command(whole, library), check=True, capture_output=True, text=True)
         except (OSError, ImportError, ValueError, subprocess.CalledProcessError) as exc:
             reason = getattr(exc, "stderr", None) or exc
-            self.app.display_warning(f"{SOURCE} is not compiled, steps will be slower: {reason}")
+            self.app.display_warning(f"{source} is not compiled, {what} will be slower: {reason}")
             return
         if version != "editable":
             build_data["pure_python"] = False

@@ -19,6 +19,7 @@ import torch
 import envfleet
 from benchmarks.workload import Workload, timed
 from envfleet.cli.measure import Slice
+from envfleet.learn.acting import QuickActor
 from envfleet.learn.collect import Rollout, flattened
 from envfleet.learn.gradients import Rows, Weights, closed_form
 from envfleet.learn.optimiser import FlatAdam
@@ -219,9 +220,14 @@ class TakenApart(FleetTraining):
         states, noise = agent.fresh_states(slots), torch.Generator().manual_seed(0)
         start_s = time.perf_counter()
         drawn = policy.head.noise((times, slots), noise)
-        for leaves, one in zip(steps, drawn, strict=True):
-            said, _ = policy.respond(leaves, states, None)
-            policy.head.sample(said, one)
+        if QuickActor.can_be(policy):
+            quick = QuickActor(policy, rollout.obs[0], drawn, torch.from_numpy(rollout.actions))
+            for at in range(times):
+                quick.act(at, slice(None))
+        else:
+            for leaves, one in zip(steps, drawn, strict=True):
+                said, _ = policy.respond(leaves, states, None)
+                policy.head.sample(said, one)
         features, _ = policy.features(rows, states)
         said, _ = policy.judge(features, None)
         policy.head.log_prob(said, actions)

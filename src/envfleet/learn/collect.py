@@ -23,6 +23,7 @@ from torch import Tensor
 from envfleet.adapters.gymnasium import FleetVectorEnv
 from envfleet.engine import Batch
 from envfleet.engine.machine import usable_cores
+from envfleet.learn.acting import QuickActor
 from envfleet.learn.advantages import successor_values
 from envfleet.learn.agent import Agent
 from envfleet.learn.inputs import Leaves
@@ -103,7 +104,8 @@ class _Store:
         self._shape = times + 1, slots
         if masks is not None:
             self.mask(0, slice(None), masks)
-        self.actions = actions
+        self.actions, self.drawn = actions, actions.numpy()
+        """What was drawn, as a tensor and as an array of the same memory."""
         self.rewards = np.zeros((times, slots))
         self.terminated, self.truncated, self.valid = np.zeros((3, times, slots), np.bool_)
         self.finals = _Finals()
@@ -131,6 +133,8 @@ class Collector:
         if pages is not None and (len(pages) <= options.n_steps or not agent.sees_plainly(pages)):
             pages = None
         self._pages = pages
+        self._is_quick = QuickActor.can_be(agent.policy)
+        self._quick: QuickActor | None = None
         self._generator = torch.Generator(agent.device).manual_seed(seed)
         count = envs.num_envs
         overlaps = options.overlap
@@ -183,6 +187,9 @@ class Collector:
         noise = head.noise((times, slots), self._generator)
         actions = torch.zeros((times, slots, *head.shape), dtype=head.dtype)
         store = _Store(times, self._obs, actions, self._masks, self._pages)
+        self._quick = None
+        if self._is_quick and store.masks is None:
+            self._quick = QuickActor(self._agent.policy, store.obs[0], noise, actions)
         states = self._states.clone()
         if len(self._halves) == 1:
             self._fill(store, noise)
@@ -223,14 +230,16 @@ class Collector:
         """Actions for one half, as its environments take them."""
         begun_s = time.perf_counter()
         agent, half = self._agent, self._halves[index]
-        leaves = tuple(agent.tensor(leaf[step, half]) for leaf in store.obs)
-        allowed = None if store.masks is None else agent.tensor(store.masks[step, half])
-        said, states = agent.policy.respond(leaves, self._states[half], allowed)
-        if agent.policy.state_size:
-            self._states[half] = states
-        actions = store.actions[step, half]
-        actions.copy_(agent.policy.head.sample(said, noise[step, half]))
-        wanted = agent.fit(actions.numpy())
+        if self._quick is not None and store.masks is None:
+            self._quick.act(step, half)
+        else:
+            leaves = tuple(agent.tensor(leaf[step, half]) for leaf in store.obs)
+            allowed = None if store.masks is None else agent.tensor(store.masks[step, half])
+            said, states = agent.policy.respond(leaves, self._states[half], allowed)
+            if agent.policy.state_size:
+                self._states[half] = states
+            store.actions[step, half] = agent.policy.head.sample(said, noise[step, half])
+        wanted = agent.fit(store.drawn[step, half])
         self.inference_s += time.perf_counter() - begun_s
         return wanted
 
@@ -270,7 +279,7 @@ class Collector:
         ended = store.terminated | store.truncated
         obs = tuple(leaf[:-1] for leaf in store.obs)
         masks = None if store.masks is None else store.masks[:-1]
-        actions = store.actions.numpy()
+        actions = store.drawn
         log_probs, values = self._judged(obs, actions, masks, ended, states)
         last = policy.value(agent.tensors(self._obs), self._states).cpu().numpy()
         finals = np.zeros_like(values)

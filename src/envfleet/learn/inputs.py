@@ -157,7 +157,8 @@ class Encoder(nn.Module):
     def __init__(self, inputs: Inputs, *, features_per_picture: int = 512) -> None:
         super().__init__()
         self._leaves = inputs.leaves
-        self._is_plain = len(self._leaves) == 1 and self._leaves[0].kind == "numbers"
+        self.is_plain = len(self._leaves) == 1 and self._leaves[0].kind == "numbers"
+        """Whether features are the numbers of one leaf."""
         self.eyes = nn.ModuleList(
             _eye(leaf, features_per_picture) for leaf in self._leaves if leaf.kind == "picture"
         )
@@ -170,7 +171,7 @@ class Encoder(nn.Module):
 
     def forward(self, leaves: tuple[Tensor, ...]) -> Tensor:
         """Features, one row per observation."""
-        if self._is_plain:
+        if self.is_plain:
             return leaves[0].reshape(len(leaves[0]), -1)
         eyes = iter(self.eyes)
         return torch.cat(

@@ -65,6 +65,7 @@ class Body(nn.Module):
     ) -> None:
         """Build it; with a `last_gain` it is initialised orthogonally, as PPO likes it."""
         super().__init__()
+        self.activation = activation
         self._bend = _BENDS[activation]
         widths = [width, *hidden, size]
         layers = [nn.Linear(*pair) for pair in pairwise(widths)]
@@ -98,10 +99,17 @@ class Body(nn.Module):
         weights = self._weights
         for index in range(len(weights) - 1, -1, -1):
             taken_in = trace[index]
-            gradients += [pull.sum(0), pull.t() @ taken_in]
+            gradients += [pull.sum(0), _of_weight(pull, taken_in)]
             if index:
                 pull = self._bend.pull(pull @ weights[index][0], taken_in)
         return gradients[::-1]
+
+
+def _of_weight(pull: Tensor, taken_in: Tensor) -> Tensor:
+    """The gradient for a layer's weight, with the narrower one first: a fourth of the time."""
+    if taken_in.shape[1] < pull.shape[1]:
+        return (taken_in.t() @ pull).t()
+    return pull.t() @ taken_in
 
 
 class Recurrence(nn.Module):
@@ -180,6 +188,11 @@ class ActorCritic(nn.Module):
     def is_plain(self) -> bool:
         """Whether the two bodies and the head are all that learns."""
         return self.memories is None and not self.encoder.learns
+
+    @property
+    def is_of_numbers(self) -> bool:
+        """Whether an observation is one array of numbers, and its bodies get it as it is."""
+        return self.memories is None and self.encoder.is_plain
 
     def features(self, leaves: tuple[Tensor, ...], states: Tensor) -> tuple[Features, Tensor]:
         """What the bodies get for one row per slot, and the states after it."""

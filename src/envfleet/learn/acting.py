@@ -1,0 +1,73 @@
+"""Acting in C: for policies of layers on plain numbers, where the package could be compiled.
+
+Between the steps of environments, whose code takes the caches, finding the way through PyTorch for
+a dozen small operations takes ten times as long as the operations. What is drawn is what PyTorch
+would draw, but for the last digits of what the layers say; a test holds the two together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy.typing as npt
+from torch import Tensor
+
+from envfleet.learn.heads import Choices, Gaussian
+from envfleet.learn.networks import ActorCritic
+
+_act: Callable[..., None] | None
+try:
+    from envfleet.learn._act import act as _act
+except ImportError:
+    _act = None
+
+Array = npt.NDArray[Any]
+
+
+class QuickActor:
+    """A policy as it is now, and the [time, slot] arrays of one rollout.
+
+    It does not follow what is learned afterwards.
+    """
+
+    def __init__(self, policy: ActorCritic, obs: Array, noise: Tensor, actions: Tensor) -> None:
+        """Take a policy for which `can_be`, and arrays as the collector fills them."""
+        head, self._is_tanh = policy.head, policy.actor.activation == "tanh"
+        self._layers = tuple(one.detach().numpy() for one in policy.actor.parameters())
+        self._deviations: Array | None = None
+        self._actions = actions.numpy()
+        if isinstance(head, Gaussian):
+            self._deviations = head.log_std.detach().exp().numpy()
+            self._actions = _by_row(self._actions)
+        self._obs, self._noise = _by_row(obs), noise.numpy()
+
+    @staticmethod
+    def can_be(policy: ActorCritic) -> bool:
+        """Whether this policy can be acted for here."""
+        head = policy.head
+        return (
+            _act is not None
+            and policy.is_of_numbers
+            and (isinstance(head, Gaussian) or (isinstance(head, Choices) and head.shape == ()))
+            and all(one.device.type == "cpu" for one in policy.actor.parameters())
+        )
+
+    def act(self, step: int, slots: slice) -> None:
+        """Draw the actions of these slots."""
+        assert _act is not None
+        _act(
+            self._layers,
+            self._is_tanh,
+            self._obs[step, slots],
+            self._noise[step, slots],
+            self._deviations,
+            self._actions[step, slots],
+        )
+
+
+def _by_row(array: Array) -> Array:
+    """The same memory as [time, slot, number]; an error where that needs a copy."""
+    view = array.view()
+    view.shape = (*array.shape[:2], -1)
+    return view
