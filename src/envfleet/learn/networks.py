@@ -80,8 +80,10 @@ class Body(nn.Module):
     def forward(self, rows: Tensor) -> Tensor:
         """What it says to each row."""
         *inner, (last, last_bias) = self._weights
+        is_for_autograd = not torch.is_inference_mode_enabled()
+        bend = self._bend.apply if is_for_autograd else self._bend.apply_in_place
         for weight, bias in inner:
-            rows = self._bend.apply(linear(rows, weight, bias))
+            rows = bend(linear(rows, weight, bias))
         return linear(rows, last, last_bias)
 
     def trace(self, rows: Tensor) -> list[Tensor]:
