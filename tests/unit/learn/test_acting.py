@@ -187,3 +187,18 @@ def test_a_run_is_the_same_with_and_without(env):
     np.testing.assert_allclose(actions, same_actions, rtol=1e-4, atol=1e-5)
     for name, weight in weights.items():
         assert torch.allclose(weight, same_weights[name], atol=1e-4), name
+
+
+@compiled
+def test_halves_are_the_whole():
+    """Every row is worked out on its own, whichever rows are beside it."""
+
+    def trained(overlap):
+        options = PPOOptions(n_steps=16, batch_size=40, n_epochs=2, overlap=overlap)
+        with envfleet.make_vec("CartPole-v1", 5, autoreset="same_step", backend="serial") as envs:
+            trainer = PPOTrainer(envs, options, seed=1)
+            trainer.train(2 * 16 * 5)
+            return trainer.policy.state_dict()
+
+    whole, halves = trained(False), trained(True)
+    assert all(torch.equal(whole[name], halves[name]) for name in whole)
