@@ -56,7 +56,7 @@ def _command(source: Path, library: Path) -> list[str]:
     headers = [f"-I{sysconfig.get_paths()['include']}", f"-I{np.get_include()}"]
     return [
         *compiler,
-        "-O2",
+        "-O3",
         "-DNDEBUG",
         "-fPIC",
         *shared,

@@ -148,6 +148,7 @@ class Crew:
         self.dismiss(worker)
         if in_process:
             self._here.add(worker)
+            self._joint = None
         backend = self._local if worker in self._here else self._backend
         self.handles[worker] = backend.launch(self._launch(worker))
         self._dismissed.discard(worker)

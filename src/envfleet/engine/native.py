@@ -18,6 +18,7 @@ from envfleet.engine.guard import Guard
 from envfleet.engine.infos import Info
 from envfleet.engine.messages import EnvFacts, Failure, Op, Reply, place
 from envfleet.engine.options import Autoreset, ResetPlan
+from envfleet.engine.rows import put_rows
 from envfleet.engine.slab import Control, Data
 from envfleet.errors import ConfigError
 
@@ -63,7 +64,10 @@ class NativeHost:
         self._rows = slice(row, row + self.count)
         self._obs, self._final_obs = data.obs[kind], data.final_obs[kind]
         self._actions = data.actions[kind]
-        self._slots = slice(self.first, self.first + self.count)
+        self._plain_obs, plain = self._obs.sole_array, self._actions.sole_array
+        self._plain_actions = None if plain is None else plain[self._rows]
+        self._slots = slots = slice(self.first, self.first + self.count)
+        self._rewards, self._flags = control.rewards[slots], control.flags[:, slots]
         self._place = place(Op.STEP, self.first)
 
     def step(self, slots: Sequence[int] | None, spills: dict[int, Any] | None) -> Reply | None:
@@ -71,7 +75,10 @@ class NativeHost:
         if not self._is_whole(slots, "step"):
             return self._take_reply()
         self._post[1] = self._place
-        actions = self._actions.read_batch(self._rows, _by_position(spills, self.first))
+        if self._plain_actions is not None:
+            actions = self._plain_actions.copy()
+        else:
+            actions = self._actions.read_batch(self._rows, _by_position(spills, self.first))
         if self._owes_truncation:
             return self._come_back()
         try:
@@ -80,15 +87,14 @@ class NativeHost:
         except BaseException as exc:
             self._note("step", exc)
             return self._take_reply()
-        control, rows = self._control, self._slots
-        control.rewards[rows] = rewards
-        control.terminated[rows] = terminated
-        control.truncated[rows] = truncated
+        self._rewards[:] = rewards
+        flags = self._flags
+        flags[0], flags[1] = terminated, truncated
         if self._autoreset == "next_step":
-            control.invalid[rows] = self._ended
+            flags[2] = self._ended
             np.logical_or(terminated, truncated, out=self._ended)
         else:
-            control.invalid[rows] = False
+            flags[2] = False
         if infos:
             self._put_infos(infos)
         return self._take_reply()
@@ -208,7 +214,10 @@ class NativeHost:
         return reply
 
     def _put_obs(self, obs: Any) -> None:
-        spills = self._obs.write_batch(self._rows, obs)
+        rows, plain = self._rows, self._plain_obs
+        if plain is not None and put_rows(plain, rows.start, rows.stop, obs):
+            return
+        spills = self._obs.write_batch(rows, obs)
         for position, spill in (spills or {}).items():
             self._reply.spills[self.first + position] = spill
 

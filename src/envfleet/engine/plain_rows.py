@@ -178,17 +178,24 @@ def copy_rows(
 
 
 def put_rows(column: npt.NDArray[Any], first: int, end: int, values: Any) -> bool:
-    """Put a batch into these rows if it is an array that lies as they do; whether it was."""
+    """Put a batch into these rows if it is an array like them; whether it was.
+
+    It lies as they do, or in two dimensions column by column.
+    """
     rows = column[first:end]
     if (
         type(values) is not np.ndarray
         or values.shape != rows.shape
         or values.dtype != rows.dtype
-        or not values.flags.c_contiguous
+        or not (values.flags.c_contiguous or _is_turned(values))
     ):
         return False
     rows[...] = values
     return True
+
+
+def _is_turned(values: npt.NDArray[Any]) -> bool:
+    return values.ndim == 2 and values.flags.f_contiguous and values.itemsize in (4, 8)
 
 
 def note_ends(

@@ -228,7 +228,9 @@ def test_an_info_like_the_last_one_goes_straight_into_its_cell(info, is_put, for
         (np.arange(6, dtype=np.float32).reshape(2, 3), True),
         (np.arange(6.0).reshape(2, 3), False),
         (np.arange(6, dtype=">f4").reshape(2, 3), False),
-        (np.arange(6, dtype=np.float32).reshape(3, 2).T, False),
+        (np.arange(6, dtype=np.float32).reshape(3, 2).T, True),  # column by column
+        (np.arange(12, dtype=np.float32).reshape(3, 4)[:, ::2].T, False),
+        (np.arange(12, dtype=np.float32).reshape(6, 2)[::2].T, False),
         (np.arange(12, dtype=np.float32).reshape(2, 6)[:, ::2], False),
         (np.arange(9, dtype=np.float32).reshape(3, 3), False),
         (np.arange(2, dtype=np.float32), False),
@@ -243,6 +245,23 @@ def test_a_batch_that_lies_as_rows_do_is_put_into_them_alike(values, is_put):
         assert form.put_rows(column, 1, 3, values) is is_put
         assert column[[0, 3, 4]].tolist() == [[7] * 3] * 3
         assert column[1:3].tolist() == (np.asarray(values).tolist() if is_put else [[7] * 3] * 2)
+
+
+@given(
+    count=st.integers(0, 9),
+    width=st.integers(0, 11),
+    before=st.integers(0, 2),
+    dtype=st.sampled_from(["f4", "i4", "f8", "i8", "u1", "f2", "c16", "?"]),
+)
+def test_batches_that_lie_column_by_column_are_turned(count, width, before, dtype):
+    values = np.arange(count * width).astype(dtype).reshape(width, count).T
+    for form in (untyped, plain_rows):
+        column = np.zeros((count + 3, width), dtype)
+        is_put = form.put_rows(column, before, before + count, values)
+        assert is_put is (values.flags.c_contiguous or np.dtype(dtype).itemsize in (4, 8))
+        assert np.array_equal(column[before : before + count], values if is_put else values * 0)
+        assert not column[:before].any()
+        assert not column[before + count :].any()
 
 
 @pytest.mark.parametrize("stride", [0, 1, -8, 1 << 40])

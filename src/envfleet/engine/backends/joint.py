@@ -15,10 +15,10 @@ from envfleet.engine.backends.serial import SerialLane
 class JointLane:
     """One lane over two; each knows its own workers."""
 
-    def __init__(self, away: ProcessLane, here: SerialLane, is_here: Set[int]) -> None:
-        """Join them; `is_here` is the crew's own set, to which workers may be added."""
-        self._away, self._here, self._is_here = away, here, is_here
+    def __init__(self, away: ProcessLane, here: SerialLane, workers_here: Set[int]) -> None:
+        self._away, self._here, self._workers_here = away, here, frozenset(workers_here)
         self.under_way = here.under_way = away.under_way
+        self._splits: dict[tuple[int, ...], tuple[tuple[int, ...], tuple[int, ...]]] = {}
 
     def post(self, workers: tuple[int, ...], request: int, page: int) -> None:
         """Start the processes; what is to be done here waits for `collect`."""
@@ -58,11 +58,13 @@ class JointLane:
         return self._here.can_resume(here) and self._away.resume(away) and self._here.resume(here)
 
     def _of(self, worker: int) -> ProcessLane | SerialLane:
-        return self._here if worker in self._is_here else self._away
+        return self._here if worker in self._workers_here else self._away
 
     def _split(self, workers: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        is_here = self._is_here
-        return (
-            tuple([worker for worker in workers if worker in is_here]),
-            tuple([worker for worker in workers if worker not in is_here]),
-        )
+        """Those of them that are here, and the others."""
+        split = self._splits.get(workers)
+        if split is None:
+            here = tuple(worker for worker in workers if worker in self._workers_here)
+            away = tuple(worker for worker in workers if worker not in self._workers_here)
+            split = self._splits[workers] = here, away
+        return split
