@@ -6,9 +6,14 @@ import math
 import os
 import resource
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
-_CGROUP = Path("/sys/fs/cgroup")
+_CGROUP, _OWN_GROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+_MEMORY_FILES = (
+    ("memory.max", "memory.current"),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+)
 
 
 def usable_cores() -> int:
@@ -19,15 +24,15 @@ def usable_cores() -> int:
 
 
 def cgroup_cores() -> float | None:
-    """The cgroup's CPU quota in cores, or None where there is none."""
-    fields = _read(_CGROUP / "cpu.max").split()
-    if len(fields) == 2 and fields[0] != "max":
-        return int(fields[0]) / int(fields[1])
-    quota = _read(_CGROUP / "cpu" / "cpu.cfs_quota_us")
-    period = _read(_CGROUP / "cpu" / "cpu.cfs_period_us")
-    if quota and period and int(quota) > 0:
-        return int(quota) / int(period)
-    return None
+    """The least CPU quota, in cores, of the groups this process is in, or None without any."""
+    quotas = []
+    for group in _groups("cpu"):
+        fields = _read(group / "cpu.max").split()
+        if not fields:
+            fields = [_read(group / f"cpu.cfs_{name}_us") for name in ("quota", "period")]
+        if len(fields) == 2 and all(map(str.isdigit, fields)):  # neither "max" nor -1
+            quotas.append(int(fields[0]) / int(fields[1]))
+    return min(quotas, default=None)
 
 
 def available_memory() -> tuple[int, str]:
@@ -37,19 +42,30 @@ def available_memory() -> tuple[int, str]:
         for line in _read(Path("/proc/meminfo")).splitlines()
         if line.startswith("MemAvailable:")
     ]
-    for limit, used in (
-        (_CGROUP / "memory.max", _CGROUP / "memory.current"),
-        (
-            _CGROUP / "memory" / "memory.limit_in_bytes",
-            _CGROUP / "memory" / "memory.usage_in_bytes",
-        ),
-    ):
-        limit_text, used_text = _read(limit), _read(used)
-        if limit_text.isdigit() and used_text.isdigit():
-            limits.append((max(0, int(limit_text) - int(used_text)), "memory limit of the cgroup"))
+    for group in _groups("memory"):
+        for names in _MEMORY_FILES:
+            limit, used = (_read(group / name) for name in names)
+            if limit.isdigit() and used.isdigit():
+                limits.append((max(0, int(limit) - int(used)), "memory limit of the cgroup"))
     if not limits:
         return sys.maxsize, "no limit known"
     return min(limits)
+
+
+def _groups(controller: str) -> Iterator[Path]:
+    """The control groups this process is in: its own, and all around it; each has its limits."""
+    for line in _read(_OWN_GROUPS).splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            root = _CGROUP
+        elif controller in controllers.split(","):
+            root = _CGROUP / controller
+        else:
+            continue
+        # in a container the path may be the host's, or lead out of what is seen: the root is there
+        own = Path(os.path.normpath(f"{root}/{path}"))
+        yield root
+        yield from (group for group in (own, *own.parents) if root in group.parents)
 
 
 def open_files() -> tuple[int, int]:
