@@ -1204,6 +1204,25 @@ def test_a_successor_that_dies_while_it_comes_up_is_one_more_failure(half_lost):
     assert len(half_lost.incidents) == 2
 
 
+@pytest.mark.parametrize("env_fn", [Resident, functools.partial(AnySpace, spaces.Text(40))])
+def test_junk_for_views_is_not_what_a_lost_slot_shows(monkeypatch, env_fn):
+    """Its truncated row has the last observation, also where rows in flight are filled with junk."""
+    monkeypatch.setenv("ENVFLEET_DEBUG", "1")
+    with opened([env_fn] * 4, num_workers=2, on_failure="restart") as envs:
+        envs.reset(seed=0)
+        actions = envs.action_space.sample()
+        for _ in range(3):
+            before, *_ = envs.step(actions)
+            pid = envs.fleet.worker_pids()[0]
+            os.kill(pid, signal.SIGSTOP)  # it will not answer before it ends
+            envs.send(actions)
+            kill_and_wait(pid)
+            batch = envs.recv()
+            assert batch.truncated[:2].all()
+            assert list(map(repr, batch.obs[:2])) == list(map(repr, before[:2]))
+            envs.step(actions)
+
+
 # ---- slots that live here -----------------------------------------------------------------------
 
 

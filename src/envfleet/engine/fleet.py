@@ -235,8 +235,8 @@ class Fleet:
         if lane is None:
             self._check_sendable(route)
         spills = self._scatterer.put(route, actions)
-        if self._poison and not self._gatherer.is_mixed:
-            self._data.obs[0].poison(route.rows)
+        if self._poison:
+            self._gatherer.poison(route.slots, route.rows)
         if lane is not None and spills is None and route.workers is not None:
             lane.post(route.workers, self._traffic.next_request(), int(page))
         else:

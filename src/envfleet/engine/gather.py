@@ -49,6 +49,8 @@ class Gatherer:
         )
         self._last: dict[int, tuple[Any, int]] = {}
         """Where texts and sequences may spill: the batch each slot was last in, and its row."""
+        self._before_poison: dict[int, Any] = {}
+        """Observations of slots in flight whose rows have been filled with junk."""
         self._final_spills: dict[int, dict[int, Any]] = {}
         self._infos: dict[int, Info] = {}
         self._final_infos: dict[int, Info] = {}
@@ -96,7 +98,8 @@ class Gatherer:
 
     def forget_infos(self, slots: Sequence[int]) -> None:
         """What these slots had to say will not be asked for."""
-        for kept in (self._infos, self._final_infos, self._final_spills):
+        said = (self._infos, self._final_infos, self._final_spills, self._before_poison)
+        for kept in said:
             for slot in slots:
                 kept.pop(slot, None)
 
@@ -116,13 +119,24 @@ class Gatherer:
     def mend_rows(self, slots: Sequence[int]) -> None:
         """Make rows readable that have no value, or whose worker died before it sent all of it."""
         for slot in slots:
+            kind, row = int(self._data.kind_of[slot]), int(self._data.row_of[slot])
             try:
-                self.observation(slot)
+                if slot not in self._before_poison:
+                    self.observation(slot)
+                    continue
+                value = self._before_poison.pop(slot)
             except LayoutMismatch:
-                kind, row = int(self._data.kind_of[slot]), int(self._data.row_of[slot])
-                spill = self._data.obs[kind].writer(row)(self._last_handed_out(slot, kind))
-                if spill is not None:
-                    self.spills[slot] = spill
+                value = self._last_handed_out(slot, kind)
+            spill = self._data.obs[kind].writer(row)(value)
+            if spill is not None:
+                self.spills[slot] = spill
+
+    def poison(self, slots: Slots, rows: slice | Slots) -> None:
+        """Fill the rows of slots that are sent with junk, unless there are several kinds."""
+        if not self.is_mixed:
+            for slot in slots.tolist():
+                self._before_poison[slot] = self.observation(slot)
+            self._data.obs[0].poison(rows)
 
     def take_back_resets(self, slots: Sequence[int]) -> None:
         """same_step: the last observation of slots that an untold step has ended and reset."""
@@ -155,6 +169,9 @@ class Gatherer:
     def batch(self, slots: Slots, rows: slice | Slots, page: int = 0) -> Batch:
         """The rows of these slots; `rows` are the same, as a slice where they are neighbours."""
         control = self._control
+        if self._before_poison:
+            for slot in slots.tolist():
+                self._before_poison.pop(slot, None)
         pages = self._data.pages if page else None
         if isinstance(rows, slice):
             plain_obs = self._plain_obs if pages is None else None
