@@ -20,7 +20,10 @@ from typing import Any
 
 from envfleet.errors import ConfigError, MissingExtra, did_you_mean
 
-__all__ = ["Config", "load_config", "plain", "preset_names"]
+__all__ = ["BLOCKS", "Config", "load_config", "plain", "preset_names"]
+
+BLOCKS = ("es_manager", "custom_envs", "agent_proxy", "seed")
+"""Of a configuration, what is read here; the rest is for other programs."""
 
 
 class Config(dict[str, Any]):
@@ -68,9 +71,7 @@ def plain(config: Any) -> dict[str, Any]:
     if isinstance(config, str | Path):
         config = load_config(config)
     if type(config).__module__.partition(".")[0] == "omegaconf":
-        from omegaconf import OmegaConf
-
-        config = OmegaConf.to_container(config, resolve=True)
+        config = _resolved(config)
     if not isinstance(config, Mapping):
         raise ConfigError(
             "a configuration is a mapping, an OmegaConf object, or the name or path of a YAML "
@@ -78,6 +79,32 @@ def plain(config: Any) -> dict[str, Any]:
         )
     data: dict[str, Any] = _rebuilt(config, dict)
     return data
+
+
+def _resolved(config: Any) -> Any:
+    """An OmegaConf object as plain data.
+
+    Blocks that nobody here reads stay as they are written: what they refer to may only be there
+    once another program has composed them.
+    """
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    found = OmegaConf.to_container(config)
+    for name in BLOCKS:
+        if not isinstance(found, dict) or name not in found:
+            continue
+        try:
+            block = config[name]
+            if OmegaConf.is_config(block):
+                block = OmegaConf.to_container(block, resolve=True, throw_on_missing=True)
+        except OmegaConfBaseException as exc:
+            key = getattr(exc, "full_key", None) or name
+            raise ConfigError(
+                f"{key} cannot be resolved: {str(exc).partition(chr(10))[0].strip()}"
+            ) from exc
+        found[name] = block
+    return found
 
 
 def _rebuilt(value: Any, kind: type[dict[str, Any]]) -> Any:

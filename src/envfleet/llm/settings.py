@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import math
 import os
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any, Literal, cast
 
 from envfleet.engine.options import StartMethod, one_of
-from envfleet.errors import ConfigError, did_you_mean
-from envfleet.llm.config import plain
+from envfleet.errors import ConfigError, did_you_mean, level_of_caller
+from envfleet.llm.config import BLOCKS, plain
 from envfleet.llm.parsing import ACTION_SEP, MAX_ACTIONS
 from envfleet.llm.registry import EnvType, env_type, env_types
 
@@ -52,9 +54,45 @@ _PROXY = (
     "context_window_mode",
     "use_turn_scores",
     "reward_normalization",
+    "batch_adjust_mode",
     "use_parallel_rollout",
     "parallel_n_jobs",
 )
+_OF_OTHERS = frozenset(
+    (
+        # of RAGEN
+        "collapse_detection",
+        "ctx_manager",
+        "enable_response_mask",
+        "grpo_advantage_length_weight",
+        "log_prob_micro_batch_size_per_gpu",
+        "lora",
+        "micro_batch_size_per_gpu",
+        "model_config",
+        "model_info",
+        "model_path",
+        "output",
+        "ppo_mini_batch_size",
+        "system",
+        "use_critic",
+        # of the trainers that it stands on, and of Hydra
+        "actor_rollout_ref",
+        "algorithm",
+        "critic",
+        "custom_reward_function",
+        "data",
+        "global_profiler",
+        "hydra",
+        "ray_init",
+        "ray_kwargs",
+        "reward_model",
+        "trainer",
+        "transfer_queue",
+    )
+)
+"""Blocks that come with a configuration for a whole training run; nobody here reads them."""
+_MISSPELT = 0.8
+"""How alike a block's name must be to one of ours to be meant for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +107,10 @@ class Tag:
 
     def make(self) -> Any:
         """One environment of this kind."""
-        return self.env_type.make(self.env_config)
+        try:
+            return self.env_type.make(self.env_config)
+        except ConfigError as exc:
+            raise ConfigError(f"custom_envs.{self.name}: {exc}") from exc
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,9 +176,8 @@ def read_settings(config: Any, mode: str) -> Settings:
         raise ConfigError(f"mode must be train or val, got {mode!r}")
     whole = plain(config)
     manager = _mapping(whole, "es_manager")
-    _check_keys(manager, _MANAGER, "es_manager")
+    _check_names(whole)
     block = _mapping(manager, mode, "es_manager.")
-    _check_keys(block, _GROUPS, f"es_manager.{mode}")
     methods = manager.get("start_method")
     if methods is not None:
         one_of("es_manager.start_method", methods, StartMethod)
@@ -171,7 +211,6 @@ def _groups(
 ) -> tuple[tuple[Tag, int], ...]:
     kinds = _mapping(block, "env_configs", path)
     path += "env_configs."
-    _check_keys(kinds, ("tags", "n_groups"), path.rstrip("."))
     names, counts = _list(kinds, "tags", path), _list(kinds, "n_groups", path)
     if len(names) != len(counts):
         raise ConfigError(
@@ -195,7 +234,6 @@ def _tag(whole: Mapping[str, Any], name: str) -> Tag:
         nearest = did_you_mean(name, known) or f"; there are {', '.join(map(str, known))}"
         raise ConfigError(f"custom_envs has no environment {name!r}{nearest}")
     entry, path = _mapping(known, name, "custom_envs."), f"custom_envs.{name}."
-    _check_keys(entry, _TAG, path.rstrip("."))
     if "env_type" not in entry:
         raise ConfigError(f"{path}env_type is missing")
     type_name, settings = str(entry["env_type"]), entry.get("env_config")
@@ -207,7 +245,7 @@ def _tag(whole: Mapping[str, Any], name: str) -> Tag:
     except ConfigError as exc:
         raise ConfigError(f"{path.rstrip('.')}: {exc}") from exc
     except (TypeError, ValueError, AttributeError) as exc:  # a value of the wrong kind
-        raise ConfigError(f"{path}env_config cannot be used: {exc}") from exc
+        raise ConfigError(f"{path}env_config {settings!r:.100} cannot be used: {exc}") from exc
     most = _count(entry, "max_actions_per_traj", path)
     return Tag(name, type_name, kind, None if settings is None else dict(settings), most)
 
@@ -218,7 +256,6 @@ def _seed(whole: Mapping[str, Any], mode: str) -> int | None:
         return None
     if not isinstance(seeds, Mapping):
         raise ConfigError(f"seed must be a mapping with train and val, got {seeds!r}")
-    _check_keys(seeds, ("train", "val"), "seed")
     if seeds.get(mode) is None:
         return None
     return _count(seeds, mode, "seed.", least=0)
@@ -231,6 +268,51 @@ def _timeout(manager: Mapping[str, Any]) -> float | None:
     if seconds <= 0:
         raise ConfigError(f"es_manager.step_timeout_s must be above 0 seconds, got {seconds}")
     return seconds
+
+
+# ---- names --------------------------------------------------------------------------------------
+
+
+def _check_names(whole: Mapping[str, Any]) -> None:
+    """Refuse every key that nobody knows, whether or not its block counts in this mode.
+
+    Values are checked by who reads them: of an environment that is not played even the packages may
+    be missing.
+    """
+    _check_blocks(whole)
+    for path, known in {
+        "seed": ("train", "val"),
+        "agent_proxy": _PROXY,
+        "es_manager": _MANAGER,
+        "es_manager.train": _GROUPS,
+        "es_manager.val": _GROUPS,
+        "es_manager.train.env_configs": ("tags", "n_groups"),
+        "es_manager.val.env_configs": ("tags", "n_groups"),
+        **{f"custom_envs.{name}": _TAG for name in _block(whole, "custom_envs")},
+    }.items():
+        _check_keys(_block(whole, path), known, path)
+
+
+def _check_blocks(whole: Mapping[str, Any]) -> None:
+    for key in whole:
+        if key in BLOCKS or key in _OF_OTHERS:
+            continue
+        meant = get_close_matches(str(key).lower(), BLOCKS, n=1, cutoff=_MISSPELT)
+        if meant:
+            raise ConfigError(f"the configuration has no block {key!r}; did you mean {meant[0]}?")
+        warnings.warn(
+            f"nobody here reads {key!r} of the configuration; what is read is {', '.join(BLOCKS)}",
+            RuntimeWarning,
+            stacklevel=level_of_caller(),
+        )
+
+
+def _block(whole: Mapping[str, Any], path: str) -> Mapping[str, Any]:
+    """What is there under this path, as far as it has keys."""
+    found: Any = whole
+    for name in path.split(".", maxsplit=1 if path.startswith("custom_envs.") else -1):
+        found = found.get(name) if isinstance(found, Mapping) else None
+    return found if isinstance(found, Mapping) else {}
 
 
 # ---- values -------------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """Configurations: presets, files, changes, forms; and what a manager reads out of them."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,19 @@ from envfleet.errors import ConfigError
 from envfleet.llm.config import Config, load_config, plain, preset_names
 from envfleet.llm.settings import Settings, read_settings
 from tests.unit.llm import games
+
+
+@dataclass
+class OddConfig:
+    height: int = 1
+
+    def __post_init__(self) -> None:
+        self.floors = self.height + 1
+
+
+class Odd:
+    config_class = OddConfig
+
 
 NAMES = [
     "bandit",
@@ -118,6 +132,21 @@ class TestLoading:
         with pytest.raises(ConfigError, match="got int"):
             plain(3)
 
+    def test_omegaconf_is_resolved_where_it_is_read(self) -> None:
+        config = OmegaConf.create({**plain("bandit"), "groups": {"n": 3}})
+        config.seed.train = "${groups.n}"
+        config.merge_with({"ctx_manager": {"top_p": "${actor_rollout_ref.rollout.top_p}"}})
+        found = plain(config)
+        assert found["seed"]["train"] == 3
+        assert found["ctx_manager"]["top_p"] == "${actor_rollout_ref.rollout.top_p}"
+
+    @pytest.mark.parametrize("value", ["${nowhere.n}", "???"])
+    def test_what_cannot_be_resolved_is_named(self, value: str) -> None:
+        config = OmegaConf.create(plain("bandit"))
+        config.es_manager.train.group_size = value
+        with pytest.raises(ConfigError, match=r"es_manager.train.group_size cannot be resolved: "):
+            plain(config)
+
     def test_what_a_manager_reads_is_a_copy(self) -> None:
         config = load_config("base")
         plain(config)["es_manager"]["train"]["env_groups"] = 99
@@ -210,7 +239,17 @@ class TestSettings:
 
     def test_values_of_the_wrong_kind_are_named(self) -> None:
         config = load_config("frozen_lake", ["custom_envs.FrozenLake.env_config={size: big}"])
-        with pytest.raises(ConfigError, match=r"FrozenLake\.env_config cannot be used: "):
+        with pytest.raises(ConfigError, match="FrozenLake: size must be a whole number, got 'big'"):
+            read_settings(config, "train")
+
+    def test_a_configuration_that_checks_nothing_itself_is_shown(self) -> None:
+        config = games.config(("Odd", 1))
+        config["custom_envs"]["Odd"] = {
+            "env_type": f"{__name__}:Odd",
+            "max_actions_per_traj": 1,
+            "env_config": {"height": "tall"},
+        }
+        with pytest.raises(ConfigError, match=r"Odd.env_config \{'height': 'tall'\} cannot be used"):
             read_settings(config, "train")
 
     @pytest.mark.parametrize("bases", ["base", "5", "[{a: base}]"])
@@ -232,6 +271,40 @@ class TestSettings:
                 read_settings({**config, "seed": seeds}, "train")
         with pytest.raises(ConfigError, match="the configuration has no es_manager"):
             read_settings({}, "train")
+
+    @pytest.mark.parametrize(
+        ("change", "said"),
+        [
+            ("+sed.train=3", "no block 'sed'; did you mean seed"),
+            ("+es_manger.max_workers=3", "no block 'es_manger'; did you mean es_manager"),
+            ("+Custom_env.X.env_type=x", "no block 'Custom_env'; did you mean custom_envs"),
+            ("+agent_proxi.max_turn=3", "no block 'agent_proxi'; did you mean agent_proxy"),
+            ("+agent_proxy.max_turns=3", "agent_proxy has no key 'max_turns'; did you mean max_t"),
+            # what does not count in this mode, and who does not play
+            ("+es_manager.val.groups=3", "es_manager.val has no key 'groups'; did you mean group"),
+            ("+es_manager.val.env_configs.tag=3", "es_manager.val.env_configs has no key 'tag'"),
+            ("+seed.vla=3", "seed has no key 'vla'; did you mean val"),
+            ("+custom_envs.WebShop.env_typ=x", "custom_envs.WebShop has no key 'env_typ'; did yo"),
+        ],
+    )
+    def test_no_unknown_key_is_taken(self, change: str, said: str) -> None:
+        with pytest.raises(ConfigError, match=said):
+            read_settings(load_config("bandit", [change]), "train")
+
+    def test_a_tag_may_have_a_dot_in_its_name(self) -> None:
+        config = load_config("bandit")
+        config.custom_envs["Bandit.v2"] = {"env_typ": "bandit"}
+        with pytest.raises(ConfigError, match=r"custom_envs.Bandit\.v2 has no key 'env_typ'"):
+            read_settings(config, "train")
+
+    def test_blocks_of_a_whole_training_run_are_let_be(self) -> None:
+        changes = ["+trainer.n=1", "+actor_rollout_ref.model.path=x", "+model_path=x", "+lora=null"]
+        assert read_settings(load_config("bandit", changes), "train").num_groups == 8
+
+    def test_a_block_that_nobody_knows_is_named(self) -> None:
+        config = load_config("bandit", ["+mine.n=1"])
+        with pytest.warns(RuntimeWarning, match="nobody here reads 'mine' of the configuration; "):
+            read_settings(config, "train")
 
     def test_a_config_object_of_ours_is_taken(self) -> None:
         assert isinstance(load_config("base"), Config)

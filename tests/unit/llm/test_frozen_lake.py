@@ -266,9 +266,9 @@ class TestEnvironment:
     @pytest.mark.parametrize(
         ("settings", "said"),
         [
-            ({"size": 1}, "size must be at least 2, got 1"),
+            ({"size": 1}, "size must be from 2 to 1000, got 1"),
             ({"p": 1.1}, "p must be from 0 to 1, got 1.1"),
-            ({"p": float("nan")}, "p must be from 0 to 1, got nan"),
+            ({"p": float("nan")}, "p must be a finite number, got nan"),
             ({"success_rate": -1}, "success_rate must be from 0 to 1, got -1"),
             ({"map_seed": -1}, "map_seed must be at least 0"),
             ({"map_seed": 1, "desc": DESC}, "give only one"),

@@ -14,6 +14,7 @@ from gymnasium import spaces
 
 from envfleet.errors import ConfigError
 from envfleet.llm.environments.base import Mode, Step, TextEnv, TextEnvConfig
+from envfleet.llm.environments.kinds import check_kinds
 from envfleet.llm.environments.named_actions import chosen
 
 
@@ -35,6 +36,7 @@ class BanditConfig(TextEnvConfig):
     hi_arm_hiscore_prob: float = 0.25
 
     def __post_init__(self) -> None:
+        check_kinds(self)
         for lo, hi in (
             (self.lo_arm_name, self.hi_arm_name),
             (self.test_lo_arm_name, self.test_hi_arm_name),

@@ -6,6 +6,7 @@ reads or writes global random numbers, hash order, the clock, or another environ
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, get_args
@@ -17,6 +18,7 @@ from gymnasium import spaces
 from gymnasium.utils import seeding
 
 from envfleet.errors import ConfigError, OutOfOrder
+from envfleet.llm.environments.kinds import check_kinds
 
 Mode = Literal["train", "val", "test"]
 Picture = npt.NDArray[np.uint8]
@@ -64,6 +66,10 @@ class TextEnvConfig:
     """Names of the actions, by number; None if an action is free text."""
     render_mode: str = "text"
 
+    def __post_init__(self) -> None:
+        """Name the field whose value is of the wrong kind; who overrides this, checks too."""
+        check_kinds(self)
+
 
 class TextEnv(gymnasium.Env[str, Any]):
     """One episode at a time; `render()` says what a player sees.
@@ -87,10 +93,7 @@ class TextEnv(gymnasium.Env[str, Any]):
         self.config.render_mode = self.render_mode = render_mode or self.config.render_mode
         self._check_mode(self.config.render_mode)
         self.observation_space = Words()
-        names = self.config.action_lookup
-        self.action_space: spaces.Space[Any] = (
-            Words() if names is None else spaces.Discrete(len(names), start=min(names))
-        )
+        self.action_space: spaces.Space[Any] = _actions(self.config.action_lookup)
         self._has_begun = self._is_running = False
         self._generator: np.random.Generator | None = None
         self._as_made = {name: deepcopy(getattr(self, name)) for name in _LASTING}
@@ -203,5 +206,17 @@ class TextEnv(gymnasium.Env[str, Any]):
         offered = self.metadata["render_modes"]
         if mode not in offered:
             raise ConfigError(
-                f"{type(self).__name__} renders as {' or '.join(offered)}, not as {mode!r}"
+                f"render_mode: {type(self).__name__} renders as {' or '.join(offered)}, "
+                f"not as {mode!r:.60}"
             )
+
+
+def _actions(names: Mapping[int, str] | None) -> spaces.Space[Any]:
+    if names is None:
+        return Words()
+    if not names or not all(type(number) is int for number in names):
+        raise ConfigError(
+            "action_lookup must name actions by whole numbers, or be none where any text is an "
+            f"action; got {names!r:.60}"
+        )
+    return spaces.Discrete(len(names), start=min(names))

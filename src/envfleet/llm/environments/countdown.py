@@ -20,6 +20,7 @@ from envfleet.llm.environments.countdown_rows import (
     generated_row,
     rows_of_file,
 )
+from envfleet.llm.environments.kinds import check_kinds
 
 NEAR_ENOUGH = Fraction(1, 10**5)
 
@@ -43,6 +44,7 @@ class CountdownConfig(TextEnvConfig):
     """For an answer that uses exactly the numbers but misses the target."""
 
     def __post_init__(self) -> None:
+        check_kinds(self)
         self.num_numbers = tuple(self.num_numbers)
         if self.action_lookup is not None:
             raise ConfigError("an answer is free text: Countdown has no action_lookup")

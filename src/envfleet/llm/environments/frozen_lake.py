@@ -21,10 +21,13 @@ from envfleet.llm.environments.frozen_lake_maps import (
     start_of,
 )
 from envfleet.llm.environments.frozen_lake_picture import lake_picture
+from envfleet.llm.environments.kinds import check_kinds
 from envfleet.llm.environments.named_actions import chosen
 
 MEANINGS = ("player", "empty", "hole", "goal", "player in hole", "player on goal")
 """Of the numbers in `grid_lookup`."""
+LARGEST_SIZE = 1000
+"""Rows of a map that is drawn: nobody reads more, and a million of them fill any memory."""
 
 _GLYPH_OF = {"S": 1, "F": 1, "H": 2, "G": 3}
 _GLYPH_OF_PLAYER_ON = {"S": 0, "F": 0, "H": 4, "G": 5}
@@ -59,14 +62,15 @@ class FrozenLakeConfig(TextEnvConfig):
     """What a prompt says of each glyph; None takes the meanings above."""
 
     def __post_init__(self) -> None:
+        check_kinds(self)
         if self.action_lookup is None or sorted(self.action_lookup) != [1, 2, 3, 4]:
             raise ConfigError(f"action_lookup must name 1, 2, 3 and 4, got {self.action_lookup}")
         if sorted(self.grid_lookup) != list(range(len(MEANINGS))):
             raise ConfigError(f"grid_lookup must have 0 to 5, got {self.grid_lookup}")
         if len(set(self.grid_lookup.values())) < len(MEANINGS):
             raise ConfigError(f"glyphs of grid_lookup must differ, got {self.grid_lookup}")
-        if self.size < 2:
-            raise ConfigError(f"size must be at least 2, got {self.size}")
+        if not 2 <= self.size <= LARGEST_SIZE:
+            raise ConfigError(f"size must be from 2 to {LARGEST_SIZE}, got {self.size}")
         for name in ("p", "success_rate"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ConfigError(f"{name} must be from 0 to 1, got {getattr(self, name)}")

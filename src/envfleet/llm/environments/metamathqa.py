@@ -15,6 +15,7 @@ from typing import Any, ClassVar, get_args
 
 from envfleet.errors import ConfigError
 from envfleet.llm.environments.base import Mode, Step, TextEnv, TextEnvConfig
+from envfleet.llm.environments.kinds import check_kinds
 from envfleet.llm.environments.questions import (
     ListedRows,
     Questions,
@@ -49,6 +50,9 @@ class MetaMathQAConfig(TextEnvConfig):
     """Shares of train, val and test, by row; None: every mode draws from all rows."""
 
     def __post_init__(self) -> None:
+        check_kinds(self)
+        if self.action_lookup is not None:
+            raise ConfigError("an answer is free text: MetaMathQA has no action_lookup")
         if self.scoring not in get_args(Scoring):
             offered = ", ".join(get_args(Scoring))
             raise ConfigError(f"scoring must be one of {offered}, got {self.scoring!r}")

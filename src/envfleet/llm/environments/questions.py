@@ -208,7 +208,13 @@ def _loaded(dataset: str, split: str, cache_dir: str | None) -> Questions:
         wanted_by=f"there is no file {dataset}; to read it from the hub",
         install="pip install datasets",
     )
-    found = datasets.load_dataset(dataset, split=split, cache_dir=cache_dir)
+    try:
+        found = datasets.load_dataset(dataset, split=split, cache_dir=cache_dir)
+    except (OSError, ValueError, RuntimeError) as exc:  # no network, no such dataset, no such split
+        raise ConfigError(
+            f"there is no file {dataset}, and the hub did not give its split {split!r}: "
+            f"{' '.join(str(exc).split())}"
+        ) from exc
     return Questions(DatasetRows(found, f"{dataset} ({split})"))
 
 

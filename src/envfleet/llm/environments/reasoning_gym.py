@@ -19,6 +19,7 @@ from envfleet.errors import ConfigError, did_you_mean
 from envfleet.llm.environments.base import Mode, Step, TextEnv, TextEnvConfig
 from envfleet.llm.environments.extras import need
 from envfleet.llm.environments.harmless import is_arithmetic, is_value_or_words
+from envfleet.llm.environments.kinds import check_kinds
 from envfleet.llm.environments.questions import checked_fractions, rows_of_mode
 
 MAX_ANSWER_CHARS = 10_000
@@ -53,6 +54,7 @@ class ReasoningGymConfig(TextEnvConfig):
     """Offer tasks whose scorer runs sympy on an answer for as long as it takes."""
 
     def __post_init__(self) -> None:
+        check_kinds(self)
         if self.num_questions < 1 or self.max_tries < 1:
             raise ConfigError(
                 f"num_questions and max_tries must be at least 1, "

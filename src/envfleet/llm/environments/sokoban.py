@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Literal, get_args
 
 from envfleet.errors import ConfigError, OutOfOrder
 from envfleet.llm.environments.base import Mode, Picture, Step, TextEnv, TextEnvConfig
+from envfleet.llm.environments.kinds import check_kinds
 from envfleet.llm.environments.named_actions import chosen
 from envfleet.llm.environments.sokoban_cells import ACTIONS, DOWN, LEFT, RIGHT, UP
 from envfleet.llm.environments.sokoban_levels import (
@@ -91,6 +92,7 @@ class SokobanConfig(TextEnvConfig):
             setattr(self, name, _positive(name, getattr(self, name)))
         self.action_lookup = _named("action_lookup", self.action_lookup, len(ACTIONS), start=1)
         self.grid_lookup = _named("grid_lookup", self.grid_lookup, len(_MEANINGS), start=0)
+        check_kinds(self)
         self.grid_vocab = (
             {self.grid_lookup[code]: meaning for code, meaning in _MEANINGS.items()}
             if self.grid_vocab is None
@@ -225,7 +227,7 @@ def _sides(dim_room: Any, dim_x: Any, dim_y: Any) -> tuple[int, int]:
 
 def _positive(name: str, value: Any) -> int:
     try:
-        number = index(value)
+        number = 0 if isinstance(value, bool) else index(value)
     except TypeError:
         number = 0
     if number < 1:

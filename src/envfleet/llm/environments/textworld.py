@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 
 from envfleet.errors import ConfigError
 from envfleet.llm.environments.base import Mode, Step, TextEnv, TextEnvConfig
+from envfleet.llm.environments.kinds import check_kinds
 from envfleet.llm.environments.textworld_games import Kind, made_game, textworld_package
 
 MAX_COMMAND_CHARS = 200
@@ -42,6 +43,7 @@ class TextWorldConfig(TextEnvConfig):
     """Where games are kept once made; None: the user's cache folder."""
 
     def __post_init__(self) -> None:
+        check_kinds(self)
         for name in ("num_games", "num_rooms", "num_objects", "quest_length", "max_steps"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")

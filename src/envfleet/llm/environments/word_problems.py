@@ -8,6 +8,7 @@ worked out again from what is written.
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
@@ -53,8 +54,11 @@ class WordProblems:
     num_problems: int
 
     def __post_init__(self) -> None:
-        if self.num_problems < 1:
-            raise ConfigError(f"num_problems must be at least 1, got {self.num_problems}")
+        if not 1 <= self.num_problems <= sys.maxsize:
+            raise ConfigError(
+                f"num_problems must be at least 1 and at most {sys.maxsize}, "
+                f"got {self.num_problems}"
+            )
 
     def __len__(self) -> int:
         return self.num_problems

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 from envfleet.errors import ConfigError
 from envfleet.llm.environments.base import TextEnvConfig
+from envfleet.llm.environments.kinds import check_kinds
 from envfleet.llm.environments.webshop.goals import FilterGoals
 from envfleet.llm.environments.webshop.reward import Nouns
 from envfleet.llm.environments.webshop.sources import Files, Generated, Source, locate
@@ -53,6 +54,9 @@ class WebShopConfig(TextEnvConfig):
     """Where catalogues are built; $ENVFLEET_CACHE or the user's cache folder unless given."""
 
     def __post_init__(self) -> None:
+        check_kinds(self)
+        if self.action_lookup is not None:
+            raise ConfigError("a search is free text: WebShop has no action_lookup")
         if self.dataset not in NUM_GENERATED:
             raise ConfigError(f"dataset must be small or full, got {self.dataset!r}")
         if self.observation_mode != "text":
