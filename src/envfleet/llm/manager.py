@@ -27,7 +27,7 @@ from envfleet.llm.settings import (
     Tag,
     UseMultiprocessing,
     read_settings,
-    read_use_multiprocessing,
+    with_option,
 )
 from envfleet.llm.turns import Failure, Opening, State, Turn
 
@@ -50,14 +50,15 @@ class EnvStateManager:
         self.group_size = self.settings.group_size
         tags = [tag for tag, groups in self.settings.groups for _ in range(groups)]
         self._tags: list[Tag] = [tag for tag in tags for _ in range(self.group_size)]
-        self._use_multiprocessing = self.settings.use_multiprocessing
         self._seed_counter = 0
         self._done: list[list[Any]] = [[] for _ in self._tags]
         """What has been done in each environment's episode, to bring it back if it is lost."""
         self._states: list[State] = ["" for _ in self._tags]
         self._answers: list[Any] = [None for _ in self._tags]
         self._places = Places(self._tags, self.settings)
-        self._places.settle(self._use_multiprocessing)
+        self._places.settle(self.settings.use_multiprocessing)
+        self._must_move = False
+        """Whether options have changed that say where environments live."""
         self.envs: list[Entry] = [self._entry(env_id) for env_id in range(len(self._tags))]
         self.rollout_cache: list[Cache] = []
         self._needs_reset = "there is no rollout yet"
@@ -73,18 +74,51 @@ class EnvStateManager:
     @property
     def use_multiprocessing(self) -> UseMultiprocessing:
         """Whether environments live in workers: True, False, "auto", "threads" or "resets"."""
-        return self._use_multiprocessing
+        return self.settings.use_multiprocessing
 
     @use_multiprocessing.setter
     def use_multiprocessing(self, value: UseMultiprocessing) -> None:
         """False brings everybody home at once, as they stand; others count from the next reset."""
-        self._use_multiprocessing = read_use_multiprocessing(value)
+        self._change("use_multiprocessing", value)
         if value is False:
             failures = self._places.come_home(self._orders_to_stand())
             self._show_where()
             for env_id, failure in failures.items():
                 if not self.envs[env_id]["status"].terminated:
                     self._give_up(self.envs[env_id], self.rollout_cache[env_id], failure)
+
+    @property
+    def max_workers(self) -> int:
+        """Workers or threads; another number counts from the next reset."""
+        return self.settings.max_workers
+
+    @max_workers.setter
+    def max_workers(self, value: int | None) -> None:
+        self._change("max_workers", value)
+        self._must_move = True
+
+    @property
+    def sequential_env_types(self) -> list[str]:
+        """Types that stay in this process; others count from the next reset."""
+        return sorted(self.settings.sequential_env_types)
+
+    @sequential_env_types.setter
+    def sequential_env_types(self, value: Sequence[str]) -> None:
+        self._change("sequential_env_types", value)
+        self._must_move = True
+
+    @property
+    def format_penalty(self) -> float:
+        """What is added for a turn that names what is not there, never above zero."""
+        return self.settings.format_penalty
+
+    @format_penalty.setter
+    def format_penalty(self, value: float) -> None:
+        self._change("format_penalty", value)
+
+    def _change(self, name: str, value: Any) -> None:
+        self._check_open()
+        self.settings = with_option(self.settings, name, value)
 
     def worker_pids(self) -> list[int]:
         """Every process that environments live in, or are made in, apart from this one."""
@@ -101,7 +135,7 @@ class EnvStateManager:
         self._check_open()
         first = self._first_seed(seed)
         self._needs_reset = "the last reset was interrupted"
-        self._places.settle(self._use_multiprocessing)
+        self._move()
         self._places.refresh()
         for entry in self.envs:
             entry["status"] = EnvStatus(seed=first + entry["group_id"])
@@ -152,6 +186,8 @@ class EnvStateManager:
     def render(self) -> list[Any]:
         """What every environment shows now."""
         self._check_open()
+        if not self.rollout_cache:
+            raise OutOfOrder("there is no rollout yet; call reset first")
         return [
             state[0] if isinstance(state, list) and len(state) == 1 else state
             for state in self._states
@@ -164,6 +200,7 @@ class EnvStateManager:
 
     def __enter__(self) -> Self:
         """Use it in a `with` statement."""
+        self._check_open()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -307,6 +344,14 @@ class EnvStateManager:
     def _env(self, env_id: int, config: Any) -> Any:
         player = self._places.here.players.get(env_id)
         return Elsewhere(config, "in a worker") if player is None else player.env
+
+    def _move(self) -> None:
+        """Have everybody live where the options say now."""
+        if self._must_move:
+            self._places.close()
+            self._places = Places(self._tags, self.settings)
+            self._must_move = False
+        self._places.settle(self.settings.use_multiprocessing)
 
     def _show_where(self) -> None:
         for entry in self.envs:

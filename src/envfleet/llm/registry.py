@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 from envfleet.adapters.names import find
@@ -51,6 +51,7 @@ _OURS = {
     "textworld": ("envfleet.llm.environments.textworld", "TextWorldEnv"),
     "webshop": ("envfleet.llm.environments.webshop", "WebShopEnv"),
 }
+_NEEDED = ("reset", "step", "render")
 _registered: dict[str, EnvType] = {}
 
 
@@ -67,15 +68,33 @@ def register_env(
         config_class: A dataclass; `env_class.config_class` unless given.
         replace: Whether a type of this name may be there already.
     """
+    _check_type(name, env_class)
     config_class = config_class or getattr(env_class, "config_class", None)
     if config_class is None:
         raise ConfigError(
             f"{env_class.__name__} has no config_class: give the dataclass of its settings, "
             f"register_env({name!r}, {env_class.__name__}, ItsConfig)"
         )
+    if not isinstance(config_class, type) or not is_dataclass(config_class):
+        raise ConfigError(
+            f"the settings of {env_class.__name__} must be a dataclass, got {config_class!r:.60}"
+        )
     if not replace and name in env_types():
         raise ConfigError(f"there is an environment type {name!r} already; say replace=True")
     _registered[name] = EnvType(env_class, config_class)
+
+
+def _check_type(name: Any, env_class: Any) -> None:
+    if not isinstance(name, str) or not name:
+        raise ConfigError(f"an environment type is named by text, got {name!r:.60}")
+    if not isinstance(env_class, type):
+        raise ConfigError(f"an environment type is a class, got {env_class!r:.60}")
+    missing = [one for one in _NEEDED if not callable(getattr(env_class, one, None))]
+    if missing:
+        raise ConfigError(
+            f"{env_class.__name__} has no {' and no '.join(missing)}; an environment has "
+            f"{', '.join(_NEEDED)} and perhaps close"
+        )
 
 
 def env_types() -> list[str]:

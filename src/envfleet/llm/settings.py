@@ -8,8 +8,8 @@ from __future__ import annotations
 import math
 import os
 import warnings
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from typing import Any, Literal, cast
 
@@ -186,18 +186,20 @@ def read_settings(config: Any, mode: str) -> Settings:
         group_size=_count(block, "group_size", f"es_manager.{mode}."),
         groups=_groups(whole, block, f"es_manager.{mode}."),
         seed=_seed(whole, mode),
-        format_penalty=-abs(_number(manager, "format_penalty", "es_manager.", -0.1)),
-        use_multiprocessing=read_use_multiprocessing(manager.get("use_multiprocessing", "auto")),
-        max_workers=_count(manager, "max_workers", "es_manager.", min(8, os.cpu_count() or 1)),
-        sequential_env_types=_type_names(manager, "sequential_env_types", "es_manager."),
+        **{name: read(manager) for name, read in _CHANGEABLE.items()},
         start_method=methods,
         step_timeout_s=_timeout(manager),
         max_restarts=_count(manager, "max_restarts", "es_manager.", 3, least=0),
     )
 
 
-def read_use_multiprocessing(value: Any) -> UseMultiprocessing:
-    """True, False, "auto", "threads" or "resets"."""
+def with_option(settings: Settings, name: str, value: Any) -> Settings:
+    """The same with another value of an option that can be changed at run time."""
+    return replace(settings, **{name: _CHANGEABLE[name]({name: value})})
+
+
+def _use_multiprocessing(manager: Mapping[str, Any]) -> UseMultiprocessing:
+    value = manager.get("use_multiprocessing", "auto")
     if not isinstance(value, bool) and value not in ("auto", "threads", "resets"):
         raise ConfigError(
             "es_manager.use_multiprocessing must be true, false, auto, threads or resets, "
@@ -268,6 +270,15 @@ def _timeout(manager: Mapping[str, Any]) -> float | None:
     if seconds <= 0:
         raise ConfigError(f"es_manager.step_timeout_s must be above 0 seconds, got {seconds}")
     return seconds
+
+
+_CHANGEABLE: dict[str, Callable[[Mapping[str, Any]], Any]] = {
+    "format_penalty": lambda es: -abs(_number(es, "format_penalty", "es_manager.", -0.1)),
+    "use_multiprocessing": _use_multiprocessing,
+    "max_workers": lambda es: _count(es, "max_workers", "es_manager.", min(8, os.cpu_count() or 1)),
+    "sequential_env_types": lambda es: _type_names(es, "sequential_env_types", "es_manager."),
+}
+"""How the options are read that a manager lets be changed at run time."""
 
 
 # ---- names --------------------------------------------------------------------------------------

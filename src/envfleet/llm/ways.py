@@ -46,6 +46,8 @@ class Way:
     """The configuration's own unless given, and one more for each kill."""
     global_seed: int = 1
     """What the random numbers of the whole process are seeded with."""
+    has_deadline: bool = True
+    """Whether the configuration's deadline counts, if it has one."""
     hash_seed: int | None = None
     """PYTHONHASHSEED of spawned workers: what the order of sets depends on."""
 
@@ -95,7 +97,13 @@ def ways_for(
             has_kills=True,
             max_restarts=0,
         ),
-        replace(in_workers, name="begun in workers, played here", use_multiprocessing="resets"),
+        # a turn that is played here cannot be cut off, and a manager refuses to pretend it can
+        replace(
+            in_workers,
+            name="begun in workers, played here",
+            use_multiprocessing="resets",
+            has_deadline=False,
+        ),
     ]
     if configured is not False:
         said = configured if isinstance(configured, str) else str(configured).lower()
@@ -126,6 +134,8 @@ def played(
         "max_workers": way.max_workers,
         "start_method": way.start_method,
     }
+    if not way.has_deadline:
+        changes["step_timeout_s"] = None
     if way.max_restarts is not None:
         changes["max_restarts"] = way.max_restarts
     elif way.has_kills:

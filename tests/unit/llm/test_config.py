@@ -21,7 +21,7 @@ class OddConfig:
         self.floors = self.height + 1
 
 
-class Odd:
+class Odd(games.Trouble):
     config_class = OddConfig
 
 
@@ -249,7 +249,9 @@ class TestSettings:
             "max_actions_per_traj": 1,
             "env_config": {"height": "tall"},
         }
-        with pytest.raises(ConfigError, match=r"Odd.env_config \{'height': 'tall'\} cannot be used"):
+        with pytest.raises(
+            ConfigError, match=r"Odd.env_config \{'height': 'tall'\} cannot be used"
+        ):
             read_settings(config, "train")
 
     @pytest.mark.parametrize("bases", ["base", "5", "[{a: base}]"])

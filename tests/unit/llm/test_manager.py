@@ -56,6 +56,8 @@ class TestBeforeAnyReset:
             manager.step([])
         with pytest.raises(OutOfOrder, match="there is no rollout yet; call reset first"):
             manager.get_rollout_states()
+        with pytest.raises(OutOfOrder, match="there is no rollout yet; call reset first"):
+            manager.render()
 
 
 class TestReset:
@@ -486,3 +488,41 @@ class TestOtherThings:
         manager.close()
         with pytest.raises(FleetClosed, match="make a new one"):
             manager.reset()
+        for name, value in (("use_multiprocessing", False), ("format_penalty", 1)):
+            with pytest.raises(FleetClosed, match="make a new one"):
+                setattr(manager, name, value)
+        with pytest.raises(FleetClosed, match="make a new one"), manager:
+            pass
+
+    def test_another_penalty_counts_at_once(self) -> None:
+        manager = made(("Climb", 1))
+        manager.reset(seed=1)
+        manager.step(inputs(e0=["?"]))
+        manager.format_penalty = 0.5
+        assert manager.format_penalty == -0.5
+        manager.step(inputs(e0=["?"]))
+        assert manager.rollout_cache[0]["penalty"] == pytest.approx(-0.6)
+
+    def test_workers_and_who_stays_here_change_at_a_reset(self) -> None:
+        with made(("Climb", 2), use_multiprocessing=True, max_workers=2) as manager:
+            first = manager.reset(seed=1)
+            manager.max_workers = 1
+            assert len(manager.worker_pids()) == 2
+            assert manager.reset(seed=1) == first
+            assert (manager.max_workers, len(manager.worker_pids())) == (1, 1)
+            manager.sequential_env_types = ["climb"]
+            assert manager.reset(seed=1) == first
+            assert manager.worker_pids() == []
+            assert manager.sequential_env_types == ["climb"]
+            assert isinstance(manager.envs[0]["env"], games.Climb)
+
+    @pytest.mark.parametrize(
+        ("name", "wrong"),
+        [("max_workers", 0), ("sequential_env_types", ["clim"]), ("format_penalty", "much")],
+    )
+    def test_an_option_that_makes_no_sense_changes_nothing(self, name: str, wrong: Any) -> None:
+        manager = made(("Climb", 1))
+        before = manager.settings
+        with pytest.raises(ConfigError, match=f"es_manager.{name}"):
+            setattr(manager, name, wrong)
+        assert manager.settings == before

@@ -20,6 +20,20 @@ class Echo:
     def __init__(self, config: EchoConfig) -> None:
         self.config = config
 
+    def reset(self, seed: int) -> None:
+        """Begin."""
+
+    def step(self, action: str) -> tuple[str, float, bool, dict[str, Any]]:
+        return action, 0.0, False, {}
+
+    def render(self) -> str:
+        return self.config.word
+
+
+class Mute(Echo):
+    reset = None  # type: ignore[assignment]
+    render = None  # type: ignore[assignment]
+
 
 @pytest.fixture(autouse=True)
 def _as_before(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,6 +61,12 @@ def test_a_class_needs_no_registration() -> None:
         (lambda: env_type("zzz"), "there are bandit"),
         (lambda: register_env("sokoban", Echo, EchoConfig), "say replace=True"),
         (lambda: register_env("echo", Echo), "has no config_class"),
+        (lambda: register_env("echo", Echo, cast(Any, dict)), "must be a dataclass, got <class 'd"),
+        (lambda: register_env("echo", Echo, cast(Any, EchoConfig())), "must be a dataclass, got E"),
+        (lambda: register_env("echo", cast(Any, "Echo")), "is a class, got 'Echo'"),
+        (lambda: register_env("echo", Mute, EchoConfig), "Mute has no reset and no render; an env"),
+        (lambda: register_env("", Echo, EchoConfig), "is named by text, got ''"),
+        (lambda: register_env(cast(Any, None), Echo, EchoConfig), "is named by text, got None"),
         (lambda: env_type("tests.unit.llm.games:Trouble"), "Trouble has no config_class"),
         (lambda: env_type("tests.unit.llm.games:config"), "is no class"),
         (lambda: env_type("tests.unit.llm.games:Clim"), "has no 'Clim'; did you mean"),

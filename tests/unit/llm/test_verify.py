@@ -69,6 +69,19 @@ def _games() -> Iterator[None]:
     assert before == (shared_states(), os.environ.get("PYTHONHASHSEED"))
 
 
+def test_a_configuration_with_a_deadline_is_proved_too() -> None:
+    config = games.config(("Climb", 2), step_timeout_s=60, use_multiprocessing=True)
+    found = verify(config, workers=[1], start_methods=FORK)
+    assert found.ok
+    assert "begun in workers, played here" in [one.way.name for one in found.outcomes]
+
+
+def test_a_deadline_that_cannot_be_kept_is_no_proof() -> None:
+    config = games.config(("Climb", 2), step_timeout_s=60, use_multiprocessing="resets")
+    with pytest.raises(ConfigError, match="step_timeout_s cannot be kept with use_multiprocessing"):
+        verify(config, workers=[1], start_methods=FORK)
+
+
 def with_climb(env_class: type[Climb]) -> dict[str, Any]:
     register_env("climb", env_class, replace=True)
     return games.config(("Picture", 1), ("Climb", 2))

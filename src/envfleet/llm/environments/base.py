@@ -24,6 +24,8 @@ Mode = Literal["train", "val", "test"]
 Picture = npt.NDArray[np.uint8]
 Step = tuple[str, float, bool, bool, dict[str, Any]]
 
+FPS = 4
+"""Pictures a second in a video: an episode has few, and each is to be read."""
 _LASTING = ("config", "render_mode", "observation_space", "action_space")
 """What most environments keep from one episode to the next."""
 
@@ -80,7 +82,7 @@ class TextEnv(gymnasium.Env[str, Any]):
     """
 
     config_class: ClassVar[type[TextEnvConfig]] = TextEnvConfig
-    metadata: dict[str, Any] = {"render_modes": ["text"]}  # noqa: RUF012  (Gymnasium's own form)
+    metadata: dict[str, Any] = {"render_modes": ["text"], "render_fps": FPS}  # noqa: RUF012
 
     def __init__(self, config: TextEnvConfig | None = None, render_mode: str | None = None) -> None:
         """Take a configuration of this environment's kind; the default is its class's."""

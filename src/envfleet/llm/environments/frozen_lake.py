@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from envfleet.errors import ConfigError
-from envfleet.llm.environments.base import Mode, Picture, Step, TextEnv, TextEnvConfig
+from envfleet.llm.environments.base import FPS, Mode, Picture, Step, TextEnv, TextEnvConfig
 from envfleet.llm.environments.frozen_lake_maps import (
     Lake,
     Place,
@@ -90,7 +90,10 @@ class FrozenLakeEnv(TextEnv):
     """An action is 1 to 4, or its name; 1.0 for the goal, nothing else; a hole ends it."""
 
     config_class: ClassVar[type[TextEnvConfig]] = FrozenLakeConfig
-    metadata: dict[str, Any] = {"render_modes": ["text", "rgb_array"]}  # noqa: RUF012
+    metadata: dict[str, Any] = {  # noqa: RUF012
+        "render_modes": ["text", "rgb_array"],
+        "render_fps": FPS,
+    }
     config: FrozenLakeConfig
 
     def __init__(

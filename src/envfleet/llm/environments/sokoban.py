@@ -11,7 +11,7 @@ from operator import index
 from typing import Any, ClassVar, Literal, get_args
 
 from envfleet.errors import ConfigError, OutOfOrder
-from envfleet.llm.environments.base import Mode, Picture, Step, TextEnv, TextEnvConfig
+from envfleet.llm.environments.base import FPS, Mode, Picture, Step, TextEnv, TextEnvConfig
 from envfleet.llm.environments.kinds import check_kinds
 from envfleet.llm.environments.named_actions import chosen
 from envfleet.llm.environments.sokoban_cells import ACTIONS, DOWN, LEFT, RIGHT, UP
@@ -110,7 +110,10 @@ class SokobanEnv(TextEnv):
 
     config_class: ClassVar[type[TextEnvConfig]] = SokobanConfig
     config: SokobanConfig
-    metadata: dict[str, Any] = {"render_modes": ["text", "rgb_array"]}  # noqa: RUF012
+    metadata: dict[str, Any] = {  # noqa: RUF012
+        "render_modes": ["text", "rgb_array"],
+        "render_fps": FPS,
+    }
 
     def __init__(self, config: SokobanConfig | None = None, render_mode: str | None = None) -> None:
         """Refuse at once what no level can be made of."""
