@@ -14,10 +14,11 @@ from difflib import get_close_matches
 from typing import Any, Literal, cast
 
 from envfleet.engine.options import StartMethod, one_of
-from envfleet.errors import ConfigError, did_you_mean, level_of_caller
+from envfleet.errors import ConfigError, EnvfleetError, StartError, did_you_mean, level_of_caller
 from envfleet.llm.config import BLOCKS, plain
 from envfleet.llm.parsing import ACTION_SEP, MAX_ACTIONS
 from envfleet.llm.registry import EnvType, env_type, env_types
+from envfleet.llm.turns import Failure
 
 ManagerMode = Literal["train", "val"]
 UseMultiprocessing = bool | Literal["auto", "threads", "resets"]
@@ -111,6 +112,13 @@ class Tag:
             return self.env_type.make(self.env_config)
         except ConfigError as exc:
             raise ConfigError(f"custom_envs.{self.name}: {exc}") from exc
+        except EnvfleetError:
+            raise
+        except Exception as exc:
+            raise StartError(
+                f"an environment of custom_envs.{self.name} ({self.type_name}) cannot be built: "
+                f"{Failure.of('the constructor', exc).error}"
+            ) from exc
 
 
 @dataclass(frozen=True, slots=True)

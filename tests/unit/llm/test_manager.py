@@ -3,15 +3,18 @@
 import os
 from collections.abc import Iterator
 from copy import deepcopy
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from envfleet.errors import ActionError, ConfigError, FleetClosed, OutOfOrder
+from envfleet.errors import ActionError, ConfigError, FleetClosed, OutOfOrder, StartError
 from envfleet.llm.entries import Elsewhere, EnvStatus
+from envfleet.llm.environments.base import TextEnv
 from envfleet.llm.manager import EnvStateManager
+from envfleet.llm.registry import register_env
 from tests.unit.llm import games
 from tests.unit.llm.games import config, inputs
 
@@ -353,6 +356,25 @@ class TestWrongInput:
 
 
 class TestFailures:
+    @pytest.mark.parametrize("way", [*WAYS, "auto"])
+    def test_one_that_cannot_be_built_is_named(self, way: Any, tmp_path: Path) -> None:
+        (tmp_path / "closed").touch()
+        settings = config(("Trouble", 1), use_multiprocessing=way, max_workers=1)
+        settings["custom_envs"]["Trouble"]["env_config"] = {"folder": str(tmp_path)}
+        said = (
+            r"an environment of custom_envs.Trouble \(trouble\) cannot be built: "
+            "RuntimeError: no licence left"
+        )
+        with pytest.raises(StartError, match=said):
+            EnvStateManager(settings)
+
+    def test_what_a_class_lacks_is_named(self) -> None:
+        register_env("half", TextEnv, replace=True)
+        settings = config(("Climb", 1))
+        settings["custom_envs"]["Climb"]["env_type"] = "half"
+        with pytest.warns(RuntimeWarning, match="NotImplementedError: TextEnv has no _begin"):
+            EnvStateManager(settings).reset(seed=1)
+
     @pytest.mark.parametrize("way", WAYS)
     @pytest.mark.parametrize(
         ("action", "error"),

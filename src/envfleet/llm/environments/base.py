@@ -190,19 +190,19 @@ class TextEnv(gymnasium.Env[str, Any]):
 
     def _begin(self, seed: int, mode: Mode) -> None:
         """Set up the episode of this seed."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} has no _begin")
 
     def _act(self, action: Any) -> Step:
         """Take an action in a running episode."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} has no _act")
 
     def _text(self) -> str:
         """What a player reads now."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} has no _text")
 
     def _picture(self) -> Picture:
         """What a player sees now, [row, column, colour]; only if metadata offers it."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} has no _picture")
 
     def _check_mode(self, mode: str) -> None:
         offered = self.metadata["render_modes"]
