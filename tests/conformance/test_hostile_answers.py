@@ -1,5 +1,7 @@
 """Whatever a player answers, a manager takes it: in no time, without harm, and alike everywhere."""
 
+import os
+import threading
 import time
 from typing import Any
 
@@ -39,6 +41,56 @@ def alone() -> list[Any]:
 @pytest.mark.parametrize("way", ["threads", "true", "resets"])
 def test_it_is_taken_alike_everywhere(way: str, alone: list[Any]) -> None:
     assert answered(way) == alone
+
+
+class Refuses:
+    """Neither copied nor pickled."""
+
+    def __reduce__(self) -> Any:
+        raise RuntimeError("it stays where it is")
+
+    __deepcopy__ = __reduce__
+
+
+class Strikes(str):
+    """Text that does something where it is unpickled, or looked at."""
+
+    def __reduce__(self) -> Any:
+        return os._exit, (7,)
+
+    def lower(self) -> str:
+        raise RuntimeError("nobody reads me")
+
+
+def nested(depth: int) -> list[Any]:
+    found: list[Any] = []
+    for _ in range(depth):
+        found = [found]
+    return found
+
+
+@pytest.mark.parametrize("way", ["false", "threads", "true", "resets"])
+@pytest.mark.parametrize(
+    ("answer", "is_action"),
+    [
+        (threading.Lock(), False),
+        (Refuses(), False),
+        (nested(100_000), False),
+        ((number for number in range(3)), False),
+        (Strikes("Left"), True),
+    ],
+    ids=["lock", "refuses", "nested", "generator", "strikes"],
+)
+def test_what_cannot_travel_is_taken_too(answer: Any, is_action: bool, way: str) -> None:
+    changes = ["train.group_size=1", "max_workers=1", f"use_multiprocessing={way}"]
+    config = load_config("frozen_lake", [f"es_manager.{change}" for change in changes])
+    with EnvStateManager(config) as manager:
+        manager.reset(seed=1)
+        manager.step([{"env_id": 0, "actions": [answer]}, {"env_id": 1, "actions": ["Left"]}])
+        first, second = manager.rollout_cache[:2]
+        assert first["history"][0]["actions"] == ([1] if is_action else [])
+        assert first["penalty"] == (0 if is_action else -0.1)
+        assert second["history"][0]["actions"] == [1]
 
 
 @pytest.mark.parametrize("tag", ["SimpleSokoban", "FrozenLake", "Bandit"])

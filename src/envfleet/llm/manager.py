@@ -158,7 +158,7 @@ class EnvStateManager:
             raise OutOfOrder(f"{self._needs_reset}; call reset first")
         inputs = self._checked(all_env_inputs)
         orders = {
-            env_id: self._order(env_id, named=tuple(given["actions"]))
+            env_id: self._order(env_id, named=_names(given["actions"]))
             for env_id, given in inputs.items()
         }
         self._needs_reset = "the last step was interrupted"
@@ -381,3 +381,11 @@ class EnvStateManager:
     def _check_open(self) -> None:
         if self._is_closed:
             raise FleetClosed("this manager is closed; make a new one")
+
+
+def _names(actions: Sequence[Any]) -> tuple[str | None, ...]:
+    """Actions as they may travel: plain text, and None for what is none and so names nothing.
+
+    A player may say things that cannot be pickled, or that run code where they are unpickled.
+    """
+    return tuple(str.__str__(one) if isinstance(one, str) else None for one in actions)
