@@ -60,7 +60,7 @@ def load_config(name: str | os.PathLike[str] = "base", overrides: Sequence[str] 
             f"{type(name).__name__}; what is a mapping already goes to EnvStateManager as it is"
         )
     settings = _read(str(name), ())
-    for change in overrides:
+    for change in _changes(overrides):
         _apply(settings, change)
     config: Config = _rebuilt(settings, Config)
     return config
@@ -118,7 +118,12 @@ def _rebuilt(value: Any, kind: type[dict[str, Any]]) -> Any:
 
 
 def _read(name: str, above: tuple[str, ...], folder: Path | None = None) -> dict[str, Any]:
-    where = _find(name, folder)
+    try:
+        where = _find(name, folder)
+    except ConfigError as exc:
+        if not above:
+            raise
+        raise ConfigError(f"{above[-1]} builds on {name!r}, but {exc}") from exc
     if str(where) in above:
         raise ConfigError(f"{where} builds on itself: {' -> '.join([*above, str(where)])}")
     found = _yaml(_text(where), str(where))
@@ -183,6 +188,15 @@ def _merge(below: dict[str, Any], above: Mapping[str, Any]) -> None:
 
 
 # ---- changes ------------------------------------------------------------------------------------
+
+
+def _changes(overrides: Any) -> list[str]:
+    is_list = isinstance(overrides, Sequence) and not isinstance(overrides, str)
+    if not is_list or not all(isinstance(change, str) for change in overrides):
+        raise ConfigError(
+            f'overrides must be a list of changes like ["seed.train=1"], got {overrides!r:.60}'
+        )
+    return list(overrides)
 
 
 def _apply(settings: dict[str, Any], change: str) -> None:

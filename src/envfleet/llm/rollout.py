@@ -9,7 +9,7 @@ makes no difference here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -93,9 +93,15 @@ def play(
 
 
 def env_inputs(
-    caches: Sequence[Cache], responses: Sequence[str], proxy: AgentProxy
+    caches: Sequence[Cache], responses: Iterable[str], proxy: AgentProxy
 ) -> list[dict[str, Any]]:
     """What `step` is given for these responses."""
+    if isinstance(responses, str) or not isinstance(responses, Iterable):
+        raise ActionError(
+            "the policy must give a list with a response for each environment, "
+            f"got {responses!r:.60}"
+        )
+    responses = list(responses)
     if len(responses) != len(caches):
         raise ActionError(
             f"the policy was asked about {len(caches)} environments and gave {len(responses)} "

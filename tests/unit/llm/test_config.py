@@ -124,6 +124,16 @@ class TestLoading:
         with pytest.raises(ConfigError, match="it is not text"):
             load_config(tmp_path / "d.yaml")
 
+    def test_a_file_that_is_missing_is_named_with_who_builds_on_it(self, tmp_path: Path) -> None:
+        (tmp_path / "mine.yaml").write_text("defaults: [ppo_trainer]")
+        with pytest.raises(ConfigError, match=r"mine.yaml builds on 'ppo_trainer', but there is"):
+            load_config(tmp_path / "mine.yaml")
+
+    @pytest.mark.parametrize("wrong", ["seed.train=1", None, {"seed.train": 1}, [3]], ids=str)
+    def test_changes_are_a_list(self, wrong: Any) -> None:
+        with pytest.raises(ConfigError, match="overrides must be a list of changes like "):
+            load_config("base", wrong)
+
     def test_any_form_is_the_same(self, tmp_path: Path) -> None:
         config = load_config("base")
         assert plain(OmegaConf.create(plain(config))) == config

@@ -87,9 +87,16 @@ class TestPlaying:
         rollout = play(manager(("Trouble", 1)), policy, PROXY, seed=666)
         assert (policy.asked, rollout.num_turns) == ([], 0)
 
+    def test_responses_may_come_one_by_one(self) -> None:
+        one_by_one: Any = lambda caches: ("<answer>x</answer>" for _ in caches)  # noqa: E731
+        assert play(manager(("Climb", 1)), one_by_one, PROXY).num_turns > 0
+
     def test_what_a_policy_owes_is_said(self) -> None:
         with pytest.raises(ActionError, match="about 2 environments and gave 1 responses"):
             play(manager(("Climb", 1)), lambda caches: ["x"], PROXY)
+        for wrong in ("xy", None, 3):
+            with pytest.raises(ActionError, match="must give a list with a response for each env"):
+                play(manager(("Climb", 1)), lambda caches, said=wrong: said, PROXY)
         answers: Any = lambda caches: [None for _ in caches]  # noqa: E731
         with pytest.raises(ActionError, match="response to environment 0 must be text, got None"):
             play(manager(("Climb", 1)), answers, PROXY)
