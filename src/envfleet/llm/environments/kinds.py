@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import types
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, Field, fields
+from dataclasses import fields
 from functools import lru_cache
 from numbers import Integral, Real
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -20,7 +20,9 @@ import numpy as np
 
 from envfleet.errors import ConfigError
 
-_PLAIN: dict[Any, tuple[str, Callable[[Any], bool]]] = {
+Test = Callable[[Any], bool]
+
+_PLAIN: dict[Any, tuple[str, Test]] = {
     bool: ("true or false", lambda value: isinstance(value, bool | np.bool_)),
     int: ("a whole number", lambda value: isinstance(value, Integral) and not _is_truth(value)),
     float: ("a finite number", lambda value: _is_number(value)),
@@ -35,52 +37,56 @@ def check_kinds(config: Any) -> None:
     A default is what its author meant, whatever the annotation says.
     """
     config_class: Any = type(config)
-    kinds = _annotations(config_class)
-    for one in fields(config):
-        value = getattr(config, one.name)
-        if _is_default(one, value) or one.name not in kinds:
-            continue
-        if not _is_of(kinds[one.name], value):
-            raise ConfigError(f"{one.name} must be {_said(kinds[one.name])}, got {value!r:.60}")
-
-
-def _is_default(field: Field[Any], value: Any) -> bool:
-    return field.default is not MISSING and value is field.default
+    for name, default, kind, is_right in _fields(config_class):
+        value = getattr(config, name)
+        if value is not default and not is_right(value):
+            raise ConfigError(f"{name} must be {_said(kind)}, got {value!r:.60}")
 
 
 @lru_cache(maxsize=64)
-def _annotations(config_class: type[Any]) -> dict[str, Any]:
+def _fields(config_class: type[Any]) -> tuple[tuple[str, Any, Any, Test], ...]:
+    """Name, default, annotation and test of every field: there may be thousands to be checked."""
     try:
-        return get_type_hints(config_class)
+        kinds = get_type_hints(config_class)
     except Exception:  # names that are there for type checkers only
-        return {}
+        return ()
+    return tuple(
+        (one.name, one.default, kinds[one.name], _test_of(kinds[one.name]))
+        for one in fields(config_class)
+    )
 
 
-def _is_of(kind: Any, value: Any) -> bool:
+def _test_of(kind: Any) -> Test:
     if kind in _PLAIN:
-        return _PLAIN[kind][1](value)
+        return _PLAIN[kind][1]
     origin, inner = get_origin(kind) or kind, get_args(kind)
     if origin in (Union, types.UnionType):
-        return any(_is_of(one, value) for one in inner)
+        either = [_test_of(one) for one in inner]
+        return lambda value: any(test(value) for test in either)
     if origin is Literal:
-        return isinstance(value, str | int) and value in inner
+        return lambda value: isinstance(value, str | int) and value in inner
     if origin is Callable:
-        return callable(value)
+        return callable
     if _is_a(origin, Mapping):
-        return isinstance(value, Mapping) and _hold(inner[1:], value.values())
+        hold = _test_of_all(inner[1:])
+        return lambda value: isinstance(value, Mapping) and hold(value.values())
     if _is_a(origin, Sequence):
-        return isinstance(value, Sequence | np.ndarray) and (
-            not isinstance(value, str | bytes) and _hold(inner, value)
-        )
-    return True
+        hold = _test_of_all(inner)
+        return lambda value: _is_list(value) and hold(value)
+    return lambda value: True
 
 
-def _hold(inner: tuple[Any, ...], values: Any) -> bool:
+def _test_of_all(inner: tuple[Any, ...]) -> Test:
     """Whether all are of the one plain kind that is asked for, if it is one."""
-    kinds = [one for one in inner if one is not ...]
-    if len(set(kinds)) != 1 or kinds[0] not in _PLAIN:
-        return True
-    return all(_PLAIN[kinds[0]][1](value) for value in values)
+    kinds = {one for one in inner if one is not ...}
+    if len(kinds) != 1 or not kinds <= _PLAIN.keys():
+        return lambda values: True
+    test = _PLAIN[kinds.pop()][1]
+    return lambda values: all(map(test, values))
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, Sequence | np.ndarray) and not isinstance(value, str | bytes)
 
 
 def _said(kind: Any) -> str:
