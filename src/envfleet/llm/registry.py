@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, is_dataclass
 from typing import Any
 
 from envfleet.adapters.names import find
 from envfleet.errors import ConfigError, did_you_mean
+from envfleet.llm.environments.kinds import configured
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,15 +31,7 @@ class EnvType:
 
     def config(self, settings: Mapping[str, Any] | None) -> Any:
         """Its configuration, checked by name."""
-        given = dict(settings or {})
-        known = [one.name for one in fields(self.config_class) if one.init]
-        for key in given:
-            if key not in known:
-                raise ConfigError(
-                    f"{self.config_class.__name__} has no field {key!r}"
-                    f"{did_you_mean(str(key), known) or '; it has ' + ', '.join(known)}"
-                )
-        return self.config_class(**given)
+        return configured(self.config_class, settings)
 
 
 _OURS = {

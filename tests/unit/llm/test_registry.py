@@ -78,6 +78,10 @@ def test_a_class_needs_no_registration() -> None:
         ),
         (lambda: TextEnv(TextEnvConfig(render_mode="rgb_array")), "renders as text"),
         (lambda: TextEnv(cast(Any, "6x6")), "takes a TextEnvConfig, got a str"),
+        (
+            lambda: TextEnv({"render_mod": "text"}),
+            "no field 'render_mod'; did you mean render_mode?",
+        ),
     ],
 )
 def test_mistakes_are_named(do: Any, said: str) -> None:
@@ -89,6 +93,15 @@ def test_one_environment_s_configuration_is_its_own() -> None:
     shared = TextEnvConfig(action_lookup={1: "Up"})
     env = TextEnv(shared)
     assert env.config.action_lookup is not shared.action_lookup
+    fields = {"action_lookup": {1: "Up"}}
+    env = TextEnv(fields)
+    assert env.config == shared
+    assert env.config.action_lookup is not fields["action_lookup"]
+
+
+def test_options_are_a_mapping() -> None:
+    with pytest.raises(ConfigError, match=r"options must be like .*, got 'val'"):
+        env_type("bandit").make(None).reset(seed=1, options="val")
 
 
 def test_nothing_is_shown_or_done_before_a_reset() -> None:

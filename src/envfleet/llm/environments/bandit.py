@@ -6,6 +6,7 @@ environments of one seed agree whatever was made or played before them.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -55,7 +56,11 @@ class BanditEnv(TextEnv):
     config_class: ClassVar[type[TextEnvConfig]] = BanditConfig
     config: BanditConfig
 
-    def __init__(self, config: BanditConfig | None = None, render_mode: str | None = None) -> None:
+    def __init__(
+        self,
+        config: BanditConfig | Mapping[str, Any] | None = None,
+        render_mode: str | None = None,
+    ) -> None:
         super().__init__(config, render_mode)
         self.action_space = spaces.Discrete(2, start=1)
         self._arms: dict[int, str] = {}

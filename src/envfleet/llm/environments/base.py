@@ -18,7 +18,7 @@ from gymnasium import spaces
 from gymnasium.utils import seeding
 
 from envfleet.errors import ConfigError, OutOfOrder
-from envfleet.llm.environments.kinds import check_kinds
+from envfleet.llm.environments.kinds import check_kinds, configured
 
 Mode = Literal["train", "val", "test"]
 Picture = npt.NDArray[np.uint8]
@@ -84,9 +84,16 @@ class TextEnv(gymnasium.Env[str, Any]):
     config_class: ClassVar[type[TextEnvConfig]] = TextEnvConfig
     metadata: dict[str, Any] = {"render_modes": ["text"], "render_fps": FPS}  # noqa: RUF012
 
-    def __init__(self, config: TextEnvConfig | None = None, render_mode: str | None = None) -> None:
-        """Take a configuration of this environment's kind; the default is its class's."""
-        self.config = deepcopy(config) if config is not None else self.config_class()
+    def __init__(
+        self,
+        config: TextEnvConfig | Mapping[str, Any] | None = None,
+        render_mode: str | None = None,
+    ) -> None:
+        """Take a configuration of this environment's kind, or the fields that differ in one."""
+        if config is None or isinstance(config, Mapping):
+            self.config: TextEnvConfig = configured(self.config_class, deepcopy(config))
+        else:
+            self.config = deepcopy(config)
         if not isinstance(self.config, self.config_class):
             raise ConfigError(
                 f"{type(self).__name__} takes a {self.config_class.__name__}, "
@@ -111,6 +118,8 @@ class TextEnv(gymnasium.Env[str, Any]):
         """
         if seed is not None:
             self._seed(seed)
+        if options is not None and not isinstance(options, Mapping):
+            raise ConfigError(f'options must be like {{"mode": "val"}}, got {options!r:.60}')
         mode = (options or {}).get("mode", "train")
         if mode not in get_args(Mode):
             raise ConfigError(f"mode must be one of {', '.join(get_args(Mode))}, got {mode!r}")

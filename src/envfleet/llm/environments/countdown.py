@@ -6,6 +6,7 @@ an endless generator's first rows otherwise. An answer is worked out by `arithme
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, ClassVar
@@ -65,7 +66,9 @@ class CountdownEnv(TextEnv):
     config: CountdownConfig
 
     def __init__(
-        self, config: CountdownConfig | None = None, render_mode: str | None = None
+        self,
+        config: CountdownConfig | Mapping[str, Any] | None = None,
+        render_mode: str | None = None,
     ) -> None:
         super().__init__(config, render_mode)
         # A file that cannot be used says so here, before anything is started.

@@ -6,6 +6,7 @@ on one before it. A map that was asked for, by `desc` or `map_seed`, is the map 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -97,7 +98,9 @@ class FrozenLakeEnv(TextEnv):
     config: FrozenLakeConfig
 
     def __init__(
-        self, config: FrozenLakeConfig | None = None, render_mode: str | None = None
+        self,
+        config: FrozenLakeConfig | Mapping[str, Any] | None = None,
+        render_mode: str | None = None,
     ) -> None:
         super().__init__(config, render_mode)
         self._lake: Lake = ("SG",)

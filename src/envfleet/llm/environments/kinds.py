@@ -1,4 +1,4 @@
-"""Whether what a configuration was given is of the kinds that its fields say.
+"""Configurations by their fields: those that exist, with values of the kinds that they say.
 
 Pure. A file has no types, so a wrong value would else be found where it is used, far from its name,
 or not at all: `is_slippery: "no"` is true. Law: a field whose annotation is made of plain kinds
@@ -18,7 +18,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 
-from envfleet.errors import ConfigError
+from envfleet.errors import ConfigError, did_you_mean
 
 Test = Callable[[Any], bool]
 
@@ -29,6 +29,19 @@ _PLAIN: dict[Any, tuple[str, Test]] = {
     str: ("text", lambda value: isinstance(value, str)),
     types.NoneType: ("none", lambda value: value is None),
 }
+
+
+def configured(config_class: type[Any], settings: Mapping[str, Any] | None) -> Any:
+    """A configuration whose fields are as given; one that does not exist is a ConfigError."""
+    given = dict(settings or {})
+    known = [one.name for one in fields(config_class) if one.init]
+    for key in given:
+        if key not in known:
+            raise ConfigError(
+                f"{config_class.__name__} has no field {key!r}"
+                f"{did_you_mean(str(key), known) or '; it has ' + ', '.join(known)}"
+            )
+    return config_class(**given)
 
 
 def check_kinds(config: Any) -> None:

@@ -77,7 +77,9 @@ class MetaMathQAEnv(TextEnv):
     """Which row this episode's question is."""
 
     def __init__(
-        self, config: MetaMathQAConfig | None = None, render_mode: str | None = None
+        self,
+        config: MetaMathQAConfig | Mapping[str, Any] | None = None,
+        render_mode: str | None = None,
     ) -> None:
         """Load the questions, unless this process has them."""
         super().__init__(config, render_mode)

@@ -11,7 +11,7 @@ import json
 import math
 import os
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -105,7 +105,9 @@ class ReasoningGymEnv(TextEnv):
     """Which question of the set this episode asks."""
 
     def __init__(
-        self, config: ReasoningGymConfig | None = None, render_mode: str | None = None
+        self,
+        config: ReasoningGymConfig | Mapping[str, Any] | None = None,
+        render_mode: str | None = None,
     ) -> None:
         """Make the task's dataset, unless this process has it."""
         super().__init__(config, render_mode)

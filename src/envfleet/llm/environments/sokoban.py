@@ -6,6 +6,7 @@ number or the name of a direction; anything else is answered too, moves nothing 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from operator import index
 from typing import Any, ClassVar, Literal, get_args
@@ -115,7 +116,11 @@ class SokobanEnv(TextEnv):
         "render_fps": FPS,
     }
 
-    def __init__(self, config: SokobanConfig | None = None, render_mode: str | None = None) -> None:
+    def __init__(
+        self,
+        config: SokobanConfig | Mapping[str, Any] | None = None,
+        render_mode: str | None = None,
+    ) -> None:
         """Refuse at once what no level can be made of."""
         super().__init__(config, render_mode)
         num_rows, self._num_columns = self.config.dim_room

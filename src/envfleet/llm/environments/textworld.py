@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -62,7 +63,9 @@ class TextWorldEnv(TextEnv):
     config: TextWorldConfig
 
     def __init__(
-        self, config: TextWorldConfig | None = None, render_mode: str | None = None
+        self,
+        config: TextWorldConfig | Mapping[str, Any] | None = None,
+        render_mode: str | None = None,
     ) -> None:
         """Look that TextWorld is there; games are made or opened at a reset."""
         super().__init__(config, render_mode)

@@ -6,7 +6,7 @@ shop holds is a store on disk that is opened by its path wherever the environmen
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -60,7 +60,11 @@ class WebShopEnv(TextEnv):
     _shown: Page | None
     _found: tuple[str, Sequence[int]] | None
 
-    def __init__(self, config: WebShopConfig | None = None, render_mode: str | None = None) -> None:
+    def __init__(
+        self,
+        config: WebShopConfig | Mapping[str, Any] | None = None,
+        render_mode: str | None = None,
+    ) -> None:
         """Find the catalogue of this configuration; it is built when the first episode begins."""
         super().__init__(config, render_mode)
         source_of(self.config)  # a file that is not there is better known now than later
