@@ -140,6 +140,14 @@ class Settings:
     step_timeout_s: float | None
     max_restarts: int
 
+    def __post_init__(self) -> None:
+        """Refuse a deadline that could not be kept."""
+        if self.use_multiprocessing == "resets" and self.step_timeout_s is not None:
+            raise ConfigError(
+                "es_manager.step_timeout_s cannot be kept with use_multiprocessing: resets, which "
+                "plays turns in this process; leave it out, or say true"
+            )
+
     @property
     def num_groups(self) -> int:
         """Of all tags together."""

@@ -495,6 +495,14 @@ class TestOtherThings:
             manager.reset(seed=2)
             assert manager._places._seats[0].fleet.worker_pids() == [None, None]
 
+    def test_a_deadline_that_could_not_be_kept_is_refused_at_once(self) -> None:
+        with made(("Climb", 1), use_multiprocessing=True, step_timeout_s=60) as manager:
+            with pytest.raises(ConfigError, match="step_timeout_s cannot be kept with use_multip"):
+                manager.use_multiprocessing = "resets"
+            assert manager.use_multiprocessing is True
+            manager.reset(seed=1)
+            assert len(manager.step(inputs(e0=["Down"]))) == 1
+
     def test_types_that_are_sequential_stay_here(self) -> None:
         settings = config(("Climb", 1), ("Trouble", 1), sequential_env_types=["climb"])
         settings["es_manager"] |= {"use_multiprocessing": True, "max_workers": 1}
