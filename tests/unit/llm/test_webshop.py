@@ -513,13 +513,25 @@ class TestConfig:
             ({"num_products": 0}, "positive or None"),
             ({"file_path": "/no/such.json"}, "file_path: there is no file"),
             ({"attr_path": "x.json"}, "give file_path as well"),
-            ({"filter_goals": "no.such:thing"}, "package.module:function"),
+            (
+                {"filter_goals": "no.such:thing"},
+                "filter_goals: 'no.such:thing' is not a .package.module:function",
+            ),
+            ({"nouns": "os:path"}, "nouns: 'os:path' is no function but a module"),
+            ({"limit_goals": -2}, "limit_goals must be -1 .all. or more, got -2"),
             ({"nouns": "math"}, "package.module:function"),
         ],
     )
     def test_mistakes_are_named(self, settings, said):
         with pytest.raises(ConfigError, match=said):
             WebShopEnv(WebShopConfig(**settings))
+
+    def test_a_folder_that_cannot_be_used_is_named(self, tmp_path):
+        (tmp_path / "file").touch()
+        env = WebShopEnv(WebShopConfig(num_products=3, cache_dir=str(tmp_path / "file")))
+        said = r"catalogue cannot be built in .*file: File exists; cache_dir or \$ENVFLEET_CACHE na"
+        with pytest.raises(ConfigError, match=said):
+            env.reset(seed=1)
 
     def test_filter_and_limit_leave_some_goals(self, make):
         env = make(filter_goals=lambda number, goal: goal.category == "beauty", limit_goals=5)

@@ -14,7 +14,7 @@ from envfleet.llm.environments.kinds import check_kinds
 from envfleet.llm.environments.webshop.goals import FilterGoals
 from envfleet.llm.environments.webshop.reward import Nouns
 from envfleet.llm.environments.webshop.sources import Files, Generated, Source, locate
-from envfleet.llm.environments.webshop.store import prepare
+from envfleet.llm.environments.webshop.store import CACHE_VARIABLE, default_cache, prepare
 from envfleet.observe.progress import Progress
 
 NUM_GENERATED = {"small": 1000, "full": 100_000}
@@ -66,6 +66,8 @@ class WebShopConfig(TextEnvConfig):
             )
         if self.num_products is not None and self.num_products < 1:
             raise ConfigError(f"num_products must be positive or None, got {self.num_products}")
+        if self.limit_goals < -1:
+            raise ConfigError(f"limit_goals must be -1 (all) or more, got {self.limit_goals}")
 
 
 def source_of(config: WebShopConfig) -> Source:
@@ -85,11 +87,17 @@ def prepare_catalogue(config: WebShopConfig, progress: Progress | None = None) -
     An environment does this when its first episode begins. Doing it before is kinder to whoever
     waits for that.
     """
-    cache = Path(config.cache_dir).expanduser() if config.cache_dir else None
-    return prepare(source_of(config), cache, progress)
+    cache = Path(config.cache_dir).expanduser() if config.cache_dir else default_cache()
+    try:
+        return prepare(source_of(config), cache, progress)
+    except OSError as exc:
+        raise ConfigError(
+            f"WebShop's catalogue cannot be built in {cache}: {exc.strerror or exc}; "
+            f"cache_dir or ${CACHE_VARIABLE} names another folder"
+        ) from exc
 
 
-def function_named(named: Callable[..., Any] | str | None) -> Callable[..., Any] | None:
+def function_named(named: Callable[..., Any] | str | None, field: str) -> Callable[..., Any] | None:
     """A function, or the one of this name."""
     if not isinstance(named, str):
         return named
@@ -97,5 +105,9 @@ def function_named(named: Callable[..., Any] | str | None) -> Callable[..., Any]
     try:
         found = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as exc:
-        raise ConfigError(f'{named!r} is not a "package.module:function" that exists') from exc
+        raise ConfigError(
+            f'{field}: {named!r} is not a "package.module:function" that exists'
+        ) from exc
+    if not callable(found):
+        raise ConfigError(f"{field}: {named!r} is no function but a {type(found).__name__}")
     return cast("Callable[..., Any]", found)

@@ -68,8 +68,10 @@ class WebShopEnv(TextEnv):
         """Find the catalogue of this configuration; it is built when the first episode begins."""
         super().__init__(config, render_mode)
         source_of(self.config)  # a file that is not there is better known now than later
-        self._filter = cast("FilterGoals | None", function_named(self.config.filter_goals))
-        self._nouns = cast("Nouns | None", function_named(self.config.nouns))
+        self._filter = cast(
+            "FilterGoals | None", function_named(self.config.filter_goals, "filter_goals")
+        )
+        self._nouns = cast("Nouns | None", function_named(self.config.nouns, "nouns"))
         self._folder: Path | None = None
         self._visit = Visit(0, 0)
         self._score: Score | None = None
