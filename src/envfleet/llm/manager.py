@@ -61,6 +61,8 @@ class EnvStateManager:
         """Whether options have changed that say where environments live."""
         self.envs: list[Entry] = [self._entry(env_id) for env_id in range(len(self._tags))]
         self.rollout_cache: list[Cache] = []
+        self._untold: dict[tuple[str, Failure], list[Entry]] = {}
+        """Who has failed in this call."""
         self._needs_reset = "there is no rollout yet"
         self._is_closed = False
 
@@ -86,6 +88,7 @@ class EnvStateManager:
             for env_id, failure in failures.items():
                 if not self.envs[env_id]["status"].terminated:
                     self._give_up(self.envs[env_id], self.rollout_cache[env_id], failure)
+            self._tell_of_failures()
 
     @property
     def max_workers(self) -> int:
@@ -149,6 +152,7 @@ class EnvStateManager:
         self._show_where()
         self.rollout_cache = [self._opened(entry, answers[entry["env_id"]]) for entry in self.envs]
         self._needs_reset = ""
+        self._tell_of_failures()
         return self.rollout_cache
 
     def step(self, all_env_inputs: Sequence[Mapping[str, Any]]) -> list[Cache]:
@@ -170,6 +174,7 @@ class EnvStateManager:
             if not self._took(self.envs[env_id], given, turn):
                 going_on.append(self.rollout_cache[env_id])
         self._needs_reset = ""
+        self._tell_of_failures()
         return going_on
 
     def get_rollout_states(self) -> list[Cache]:
@@ -319,12 +324,19 @@ class EnvStateManager:
             "error": failure.error,
             "turn": len(entry["status"].rewards),
         }
-        warnings.warn(
-            f"environment {entry['env_id']} ({entry['tag']}, seed {entry['status'].seed}) failed "
-            f"in {failure.doing}: {failure.error}; its rollout ends here",
-            RuntimeWarning,
-            stacklevel=level_of_caller(),
-        )
+        self._untold.setdefault((entry["tag"], failure), []).append(entry)
+
+    def _tell_of_failures(self) -> None:
+        """Warn of those that have failed in this call, once of all that failed alike."""
+        untold, self._untold = self._untold, {}
+        for (tag, failure), (first, *others) in untold.items():
+            too = f", and so do those of {len(others)} more of its kind" if others else ""
+            warnings.warn(
+                f"environment {first['env_id']} ({tag}, seed {first['status'].seed}) failed in "
+                f"{failure.doing}: {failure.error}; its rollout ends here{too}",
+                RuntimeWarning,
+                stacklevel=level_of_caller(),
+            )
 
     # ---- where environments live ----------------------------------------------------------------
 

@@ -398,6 +398,31 @@ class TestFailures:
             assert manager.envs[0]["status"].truncated
             assert "failure" not in manager.reset(seed=5)[0]
 
+    def test_those_that_fail_alike_are_told_of_once(self) -> None:
+        manager = made(("Trouble", 2), group_size=3)
+        with pytest.warns(RuntimeWarning) as at_reset:
+            caches = manager.reset(seed=666)
+        assert [str(one.message) for one in at_reset] == [
+            "environment 0 (Trouble, seed 666) failed in reset: RuntimeError: no such episode; its "
+            "rollout ends here, and so do those of 2 more of its kind"
+        ]
+        with pytest.warns(RuntimeWarning) as at_step:
+            manager.step(inputs(e3=["raise"], e4=["exit"], e5=["raise"]))
+        assert [str(one.message).partition(" failed in step: ")[2] for one in at_step] == [
+            "ValueError: it was told to raise; its rollout ends here, and so do those of 1 more of "
+            "its kind",
+            "SystemExit: 3; its rollout ends here",
+        ]
+        assert all("failure" in cache for cache in caches)
+
+    def test_a_warning_that_is_an_error_breaks_nothing(self) -> None:
+        manager = made(("Trouble", 1))
+        manager.reset(seed=1)
+        with pytest.raises(RuntimeWarning, match="environment 0 "):
+            manager.step(inputs(e0=["raise"], e1=["a"]))
+        assert len(manager.step(inputs(e1=["b"]))) == 1
+        assert manager.render() == ["train 1", "train 1 a b"]
+
     def test_a_warning_points_at_whoever_called(self) -> None:
         manager = made(("Trouble", 1))
         with pytest.warns(RuntimeWarning, match="failed in reset") as said:
