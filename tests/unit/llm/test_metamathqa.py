@@ -150,6 +150,7 @@ class TestWhereQuestionsAreFrom:
             ({"dataset_path": "no.jsonl"}, "there is no file no.jsonl"),
             ({"dataset_path": []}, "the list holds no rows"),
             ({"num_problems": 0}, "at least 1"),
+            ({"num_problems": 10**30}, "num_problems must be at least 1 and at most"),
         ],
     )
     def test_mistakes_are_named_when_it_is_made(self, settings, said):

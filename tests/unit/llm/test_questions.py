@@ -257,6 +257,20 @@ class TestElsewhere:
         with pytest.raises(ConfigError, match="has no split 'val'; it has train, test"):
             load_questions(str(tmp_path), split="val")
 
+    @pytest.mark.parametrize(
+        "error", [ConnectionError("no way there"), ValueError("no such split"), RuntimeError("no")]
+    )
+    def test_a_hub_that_does_not_give_it_is_named(self, error, monkeypatch):
+        def load_dataset(name, split, cache_dir):
+            raise error
+
+        monkeypatch.setitem(
+            sys.modules, "datasets", types.SimpleNamespace(load_dataset=load_dataset)
+        )
+        said = f"no file no/where, and the hub did not give its split 'train': {error}"
+        with pytest.raises(ConfigError, match=said):
+            load_questions("no/where")
+
 
 class TestWithTheRealPackages:
     def test_parquet(self, tmp_path):
