@@ -54,7 +54,7 @@ class Many(TextEnvConfig):
         {"table": {1: "a"}},
         {"judge": len},
         {"judge": "module:function"},
-        {"thing": object()},
+        {"thing": [...]},
         {"sloppy": None},
     ],
     ids=str,
