@@ -26,6 +26,7 @@
      ├─ DeadlineExceeded (TimeoutError)     an environment did not answer in time; its stack is in
      the text
      ├─ SlotQuarantined (RuntimeError)      a slot failed more often than its restart budget allows
+     ├─ NotFinite (ArithmeticError)         numbers that nothing can be learned from
      ├─ SnapshotError (RuntimeError)        the state of a slot cannot be taken or put back
      ├─ CheckpointError (RuntimeError)      a checkpoint cannot be written, read or used
      └─ VideoError (RuntimeError)           a video cannot be made
@@ -59,6 +60,7 @@ __all__ = [
     "MissingMainGuard",
     "NoSuchAttribute",
     "NotEnoughSharedMemory",
+    "NotFinite",
     "NothingSent",
     "OutOfOrder",
     "RemoteTraceback",
@@ -394,6 +396,17 @@ class SlotQuarantined(EnvfleetError, RuntimeError):
             "and actions; save one and run `envfleet doctor replay FILE` to see it in one process. "
             "If such failures are to be lived with, raise max_restarts."
         )
+
+
+class NotFinite(EnvfleetError, ArithmeticError):
+    """A number that nothing can be learned from: infinite, or not one at all."""
+
+    def __init__(self, what: str, where: str, remedy: str) -> None:
+        super().__init__(what, where, remedy)
+        self.what, self.where, self.remedy = what, where, remedy
+
+    def __str__(self) -> str:
+        return f"{self.what} {self.where}, and nothing can be learned from that; {self.remedy}"
 
 
 class SnapshotError(EnvfleetError, RuntimeError):

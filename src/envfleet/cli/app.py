@@ -24,7 +24,7 @@ from envfleet.cli.command import Command, Context, Usage
 from envfleet.cli.parser import Parser
 from envfleet.cli.report import Block, Report
 from envfleet.cli.screen import PlainScreen, has_rich, screen_on
-from envfleet.errors import ConfigError, MissingExtra
+from envfleet.errors import CheckpointError, ConfigError, MissingExtra
 from envfleet.observe.progress import Progress, Silent, progress_on
 
 __all__ = ["COMMANDS", "Entry", "build_parser", "run"]
@@ -150,7 +150,8 @@ def run(argv: Sequence[str] | None = None) -> int:
             if args.traceback:
                 traceback.print_exc()
             message = one_sentence(exc)
-            complain(message if is_usage or args.traceback else message + hint(exc))
+            says_all = is_usage or isinstance(exc, CheckpointError)
+            complain(message if says_all or args.traceback else message + hint(exc))
             if args.json:
                 print_json(stdout, failure(entry.name, type(exc).__name__, message))
             return 2 if is_usage else 1

@@ -45,6 +45,7 @@ class Asked:
 
 
 _KINDS: tuple[type[Any], ...] = (StartOptions, TrainOptions, PPOOptions)
+_LENGTHS = frozenset({"total_steps", "num_episodes"})
 
 
 def add_train_flags(parser: argparse.ArgumentParser) -> None:
@@ -74,11 +75,16 @@ def ask(args: argparse.Namespace) -> Asked:
     """Put together what was asked for.
 
     Raises:
-        Usage: Nobody said what to train on.
+        Usage: Nobody said what to train on, or how long is said twice.
         ConfigError: Something that was said cannot be.
     """
     said = {} if args.config is None else read_config(args.config, *_KINDS)
-    said |= given(args, *_KINDS)
+    flags = given(args, *_KINDS)
+    _check_one_length(said, f"{args.config} sets total_steps and num_episodes")
+    _check_one_length(flags, "--total-steps and --num-episodes were both given")
+    if flags.keys() & _LENGTHS:  # one way to say how long goes before the other, too
+        said = {name: value for name, value in said.items() if name not in _LENGTHS}
+    said |= flags
     if said.get("env") is None:
         raise Usage("say what to train on: --env CartPole-v1")
     said["env"] = find(said["env"]).name
@@ -90,6 +96,11 @@ def ask(args: argparse.Namespace) -> Asked:
         ppo = recipe.options
     chosen = _over(options, said), _over(ppo, said)
     return Asked(start, *chosen, has_recipe=recipe is not None, said=frozenset(said))
+
+
+def _check_one_length(said: dict[str, Any], both: str) -> None:
+    if said.keys() >= _LENGTHS and said["num_episodes"] is not None:
+        raise Usage(f"{both}, and each says how long to train; leave out one of them")
 
 
 def _over(options: Options, said: dict[str, Any]) -> Options:

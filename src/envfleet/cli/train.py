@@ -115,10 +115,16 @@ def _report(outcome: Outcome) -> Report:
     best = (
         "not evaluated" if outcome.best_return is None else f"best return {outcome.best_return:g}"
     )
-    told = (
-        f"{outcome.env_steps:,} steps, {best}, {outcome.env_steps_per_second:,.0f} steps/s. "
-        f"{outcome.verdict[0].upper()}{outcome.verdict[1:]}."
-    )
+    if outcome.new_steps:
+        told = (
+            f"{outcome.env_steps:,} steps, {best}, {outcome.env_steps_per_second:,.0f} steps/s. "
+            f"{outcome.verdict[0].upper()}{outcome.verdict[1:]}."
+        )
+    else:
+        told = (
+            f"There was nothing left to do: the run had made all its {outcome.env_steps:,} steps "
+            f"({best}). How long a run is, is part of it; for a longer one start another."
+        )
     blocks: list[Block] = [Text(told, "ok")]
     if outcome.is_stopped:
         blocks += [

@@ -50,6 +50,11 @@ def load(path: Path, device: str = "cpu") -> dict[str, Any]:
         state = torch.load(path, map_location=device, weights_only=False)
     except FileNotFoundError as exc:
         raise CheckpointError(str(path), "does not exist") from exc
+    except OSError as exc:
+        raise CheckpointError(str(path), f"cannot be read: {exc.strerror}") from exc
+    except (ImportError, AttributeError) as exc:  # an environment's class, or somebody else's file
+        problem = f"needs what cannot be imported here ({exc}); was it moved or renamed since?"
+        raise CheckpointError(str(path), problem) from exc
     except (zipfile.BadZipFile, EOFError, pickle.UnpicklingError, RuntimeError) as exc:
         raise CheckpointError(str(path), f"is damaged or no checkpoint ({exc})") from exc
     if not isinstance(state, dict) or state.get("format") != FORMAT:
@@ -136,7 +141,11 @@ class CheckpointFolder:
             if problem is not None:
                 warnings.warn(f"{problem}; going on from {path.name}", RuntimeWarning, stacklevel=2)
             return state
-        raise problem or CheckpointError(str(self.folder), "holds no checkpoint")
+        if self.is_empty or problem is None:
+            raise CheckpointError(
+                str(self.folder), f"holds no checkpoint: {LATEST} does not exist, nor any other"
+            )
+        raise problem
 
     def _still_needed(self, size: int) -> int:
         """Bytes for those that are kept, the best one and the one being written, less what is."""

@@ -26,6 +26,7 @@ from envfleet.engine.machine import usable_cores
 from envfleet.learn.acting import QuickActor
 from envfleet.learn.advantages import successor_values
 from envfleet.learn.agent import Agent
+from envfleet.learn.finite import check_rewards
 from envfleet.learn.inputs import Leaves
 from envfleet.learn.normalise import RewardScaler
 from envfleet.learn.options import PPOOptions
@@ -276,6 +277,7 @@ class Collector:
     def _finished(self, store: _Store, states: Tensor) -> Rollout:
         begun_s = time.perf_counter()
         policy, agent = self._agent.policy, self._agent
+        check_rewards(store.rewards, store.valid)
         ended = store.terminated | store.truncated
         obs = tuple(leaf[:-1] for leaf in store.obs)
         masks = None if store.masks is None else store.masks[:-1]

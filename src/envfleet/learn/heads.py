@@ -274,5 +274,6 @@ def make_head(space: spaces.Space[Any], log_std: float) -> Head:
     if isinstance(space, spaces.Box) and np.dtype(space.dtype).kind == "f":
         return Gaussian(space.shape, log_std)
     raise ConfigError(
-        f"PPO acts in Discrete, MultiDiscrete, MultiBinary and float Box spaces, not in {space}"
+        f"PPO acts in Discrete spaces, in MultiDiscrete and MultiBinary ones of one axis, and in "
+        f"Boxes of floats, not in {space}; wrap the environment to translate its actions"
     )

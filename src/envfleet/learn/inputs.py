@@ -60,7 +60,7 @@ class Inputs:
 
     def __init__(self, space: spaces.Space[Any]) -> None:
         self.leaves = tuple(_leaves(space, ()))
-        if not self.leaves:
+        if all(0 in leaf.shape for leaf in self.leaves):
             raise ConfigError(f"PPO has nothing to observe in {space}")
         self._is_single = self.leaves[0].path == ()
         self.has_masks = isinstance(space, spaces.Dict) and MASK in space.spaces

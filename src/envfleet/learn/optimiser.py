@@ -33,6 +33,11 @@ class FlatAdam:
         self._mean, self._square = torch.zeros((2, start), device=self._vector.device)
         self._steps = 0
 
+    @property
+    def is_finite(self) -> bool:
+        """Whether every parameter is a number still."""
+        return bool(torch.isfinite(self._vector).all())
+
     @torch.inference_mode()
     def step(self, gradients: Sequence[Tensor], *, rate: float, max_norm: float) -> None:
         """Go one step down; `gradients` has one for each parameter."""

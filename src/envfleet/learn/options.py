@@ -4,11 +4,27 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import get_args
+from typing import Any, get_args
+
+import numpy as np
 
 from envfleet.engine.options import check_count
 from envfleet.errors import ConfigError
 from envfleet.learn.networks import Activation, Memory
+
+MOST_SEEDS = 1 << 63
+"""PyTorch takes no larger ones."""
+_NUMBERS = (
+    "learning_rate",
+    "clip_range",
+    "gamma",
+    "gae_lambda",
+    "ent_coef",
+    "vf_coef",
+    "max_grad_norm",
+    "target_kl",
+    "log_std",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +82,10 @@ class PPOOptions:
     def __post_init__(self) -> None:
         for name in ("n_steps", "batch_size", "n_epochs", "memory_size"):
             check_count(name, getattr(self, name))
+        for name in _NUMBERS:
+            given = getattr(self, name)
+            if not _is_number(given) and (given is not None or name != "target_kl"):
+                raise ConfigError(f"{name} must be a number, got {given!r}")
         for name in ("gamma", "gae_lambda"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ConfigError(f"{name} must lie between 0 and 1, got {getattr(self, name)}")
@@ -76,9 +96,26 @@ class PPOOptions:
         for name in ("ent_coef", "vf_coef"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ConfigError(f"{name} must be 0 or more, got {getattr(self, name)}")
-        if any(units < 1 for units in self.hidden):
-            raise ConfigError(f"hidden must be layer sizes of at least 1, got {self.hidden}")
+        if not math.isfinite(self.log_std):
+            raise ConfigError(f"log_std must be finite, got {self.log_std}")
+        if not isinstance(self.hidden, list | tuple):
+            raise ConfigError(f"hidden must be layer sizes like (64, 64), got {self.hidden!r}")
+        for units in self.hidden:
+            check_count("every layer in hidden", units)
+        # a list would not be equal to itself when it comes back from a checkpoint
+        object.__setattr__(self, "hidden", tuple(self.hidden))
         for name, choices in (("activation", Activation), ("memory", Memory)):
             given = getattr(self, name)
             if given not in get_args(choices) and (given is not None or name == "activation"):
                 raise ConfigError(f"{name} must be one of {list(get_args(choices))}, got {given!r}")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def check_seed(seed: Any) -> None:
+    """Refuse what generators of numpy, PyTorch and environments do not all take."""
+    is_whole = isinstance(seed, int | np.integer) and not isinstance(seed, bool)
+    if not is_whole or not 0 <= seed < MOST_SEEDS:
+        raise ConfigError(f"seed must be a whole number from 0 to 2**63 - 1, got {seed!r}")

@@ -25,14 +25,15 @@ import torch
 
 from envfleet.adapters.gymnasium import FleetVectorEnv
 from envfleet.engine.machine import usable_cores
-from envfleet.errors import ConfigError
+from envfleet.errors import ConfigError, NotFinite
 from envfleet.learn.accounting import fleet_seconds
 from envfleet.learn.advantages import advantages, explained_variance
 from envfleet.learn.agent import Agent
 from envfleet.learn.collect import Collector, Rollout, flattened
+from envfleet.learn.finite import check_estimates
 from envfleet.learn.gradients import Found, Rows, Weights, by_autograd, closed_form
 from envfleet.learn.optimiser import FlatAdam
-from envfleet.learn.options import PPOOptions
+from envfleet.learn.options import PPOOptions, check_seed
 from envfleet.learn.sequences import stretches
 
 __all__ = ["Agent", "Episode", "Learned", "PPOOptions", "PPOTrainer", "Rollout"]
@@ -83,6 +84,14 @@ class PPOTrainer:
             seed: Of weights, actions, shuffling, and the first reset.
             device: Where the networks live.
         """
+        if not isinstance(envs, FleetVectorEnv):
+            raise ConfigError(
+                f"PPO trains on a fleet, not on a {type(envs).__name__}: make it with "
+                "envfleet.make_vec(ENV, NUM_ENVS, autoreset='same_step')"
+            )
+        if not isinstance(options, PPOOptions):
+            raise ConfigError(f"options must be PPOOptions(...), got a {type(options).__name__}")
+        check_seed(seed)
         if envs.fleet.autoreset != "same_step":
             raise ConfigError(
                 "PPO needs every row to be a transition: make the fleet with autoreset='same_step'"
@@ -192,6 +201,7 @@ class PPOTrainer:
             gamma=options.gamma,
             gae_lambda=options.gae_lambda,
         )
+        check_estimates(estimates, rollout.rewards, rollout.values, rollout.obs)
         returns = estimates + rollout.values
         rate = options.learning_rate * (left if options.anneal_learning_rate else 1.0)
         weights = Weights(
@@ -203,6 +213,12 @@ class PPOTrainer:
         rows = self._rows(rollout, estimates, returns)
         with self._threads():
             figures, epochs = self._epochs(rollout, rows, weights, rate)
+        if not self._optimiser.is_finite:
+            raise NotFinite(
+                "a parameter of the policy",
+                f"is no longer finite after {self.env_steps:,} environment steps",
+                "go on from an earlier state with a smaller learning_rate or max_grad_norm",
+            )
         self._learning_s += time.perf_counter() - begun_s
         policy_loss, value_loss, entropy, kl, clipped = figures
         return Learned(

@@ -210,7 +210,10 @@ def settings(about: Mapping[str, Any]) -> dict[str, list[Setting]]:
 def command(env: str, settings: Mapping[str, Sequence[Setting]]) -> str:
     """The line that makes the same run again, whatever recipes there will be."""
     words = ["envfleet", "train", "--env", env, "--no-recipe"]
-    for setting in (one for group in settings.values() for one in group if not one.is_plain):
+    unusual = [one for group in settings.values() for one in group if not one.is_plain]
+    if any(one.name == "num_episodes" for one in unusual):  # it goes before the other length
+        unusual = [one for one in unusual if one.name != "total_steps"]
+    for setting in unusual:
         flag = setting.name.replace("_", "-")
         match setting.value:
             case bool():

@@ -26,11 +26,12 @@ import torch
 from envfleet.adapters.gymnasium import FleetVectorEnv, make_vec
 from envfleet.adapters.names import find
 from envfleet.engine.auto import choose_start_method, plan_fleet
-from envfleet.engine.options import BackendName, StartMethod, one_of
-from envfleet.errors import CheckpointError, ConfigError, VideoError, WorkerDied
+from envfleet.engine.options import BackendName, StartMethod, check_count, one_of
+from envfleet.errors import CheckpointError, ConfigError, EnvfleetError, VideoError, WorkerDied
 from envfleet.learn.accounting import shares, verdict
 from envfleet.learn.checkpoint import CheckpointFolder, load
 from envfleet.learn.evaluate import EVALUATION_SEED, Evaluation, evaluate
+from envfleet.learn.options import check_seed
 from envfleet.learn.ppo import Agent, Learned, PPOOptions, PPOTrainer
 from envfleet.learn.run_folder import RUN_FILE, RunFolder
 from envfleet.observe import video, weights_and_biases
@@ -43,6 +44,8 @@ longer than a round trip from step to step."""
 RECENT = 100
 """Episodes in the mean that is shown."""
 
+REASON_CHARACTERS = 200
+"""How much of somebody else's error is told."""
 RETRY_S = 1.0
 """How long a last checkpoint that could not be written waits for its second try."""
 
@@ -94,19 +97,19 @@ class TrainOptions:
     """Record an episode of each evaluation."""
 
     def __post_init__(self) -> None:
+        if not isinstance(self.env, str):
+            raise ConfigError(f"env must be a name like 'CartPole-v1', got {self.env!r}")
         for name in ("n_envs", "total_steps", "save_every", "keep_checkpoints", "eval_episodes"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if self.seed < 0:
-            raise ConfigError(f"seed must be 0 or more, got {self.seed}")
-        if self.num_episodes is not None and self.num_episodes < 1:
-            raise ConfigError(f"num_episodes must be at least 1, got {self.num_episodes}")
-        if self.eval_every < 0:
-            raise ConfigError(f"eval_every must be 0 or more, got {self.eval_every}")
+            check_count(name, getattr(self, name))
+        check_seed(self.seed)
+        if self.num_episodes is not None:
+            check_count("num_episodes", self.num_episodes)
+        if self.eval_every != 0 or isinstance(self.eval_every, bool):
+            check_count("eval_every must be 0 for the end only, else it", self.eval_every)
         one_of("backend", self.backend, Literal["auto", BackendName])
         if self.parallel_start_method is not None:
             one_of("parallel_start_method", self.parallel_start_method, StartMethod)
-        if not DEVICES.fullmatch(self.device):
+        if not DEVICES.fullmatch(str(self.device)):
             raise ConfigError(
                 f"device must be one of auto, cpu, cuda, cuda:N or mps; got {self.device!r}"
             )
@@ -194,7 +197,7 @@ def train(
     is_resumed: bool = False,
 ) -> Outcome:
     """Train in `run_dir`, from the beginning or from its newest checkpoint."""
-    watcher = watcher or Watcher()
+    watcher, run_dir = watcher or Watcher(), Path(run_dir)
     _device(options.device)
     if options.wandb:
         weights_and_biases.need()
@@ -209,7 +212,9 @@ def train(
     with opened(options, ppo) as trainer:
         run = _Run(options, ppo, trainer, checkpoints, folder, watcher, started_s)
         if is_resumed and not checkpoints.is_empty:
-            run.go_on(checkpoints.newest(str(trainer.device)))
+            kept = checkpoints.newest(str(trainer.device))
+            with _of_this_run(run_dir):
+                run.go_on(kept)
         else:  # also a run that was ended before its first checkpoint
             run.begin()
         watcher.begun(trainer.envs, trainer.env_steps)
@@ -278,14 +283,22 @@ def env_fn(options: TrainOptions, **more: Any) -> Callable[[], gymnasium.Env[Any
 
 def resumed_options(run_dir: Path) -> tuple[TrainOptions, PPOOptions]:
     """What the run in this folder was asked for."""
+    if run_dir.is_file():
+        raise CheckpointError(str(run_dir), f"is a file; name the run's folder, {run_dir.parent}")
+    if not run_dir.exists():
+        raise CheckpointError(str(run_dir), "does not exist, so it holds no run")
     try:
         kept = json.loads((run_dir / RUN_FILE).read_text())
         ppo = PPOOptions(**{**kept["ppo"], "hidden": tuple(kept["ppo"]["hidden"])})
         return TrainOptions(**kept["options"]), ppo
     except FileNotFoundError as exc:
         raise CheckpointError(str(run_dir), f"holds no run: there is no {RUN_FILE}") from exc
+    except OSError as exc:
+        problem = f"has a {RUN_FILE} that cannot be read: {exc.strerror}"
+        raise CheckpointError(str(run_dir), problem) from exc
     except (ValueError, KeyError, TypeError) as exc:
-        raise CheckpointError(str(run_dir), f"has a {RUN_FILE} that is not one ({exc})") from exc
+        problem = f"has a {RUN_FILE} that this version of envfleet did not write ({exc})"
+        raise CheckpointError(str(run_dir), problem) from exc
 
 
 class _Run:
@@ -510,8 +523,26 @@ def load_agent(path: Path) -> tuple[TrainOptions, Agent]:
     env = env_fn(options)()
     agent = Agent(env.observation_space, env.action_space, ppo, torch.device("cpu"), options.seed)
     env.close()
-    agent.load(state["trainer"])
+    with _of_this_run(path):
+        agent.load(state["trainer"])
     return options, agent
+
+
+@contextmanager
+def _of_this_run(path: Path) -> Iterator[None]:
+    """Say of a state that does not fit that it belongs elsewhere."""
+    try:
+        yield
+    except (KeyError, TypeError, RuntimeError, ValueError) as exc:
+        if isinstance(exc, EnvfleetError) and not isinstance(exc, ConfigError):
+            raise
+        # PyTorch names every parameter that does not fit, a line each
+        reason = " ".join(str(exc).split())[:REASON_CHARACTERS]
+        raise CheckpointError(
+            str(path),
+            f"holds a checkpoint that does not fit its {RUN_FILE} or its environment, as one of "
+            f"another run would ({type(exc).__name__}: {reason})",
+        ) from exc
 
 
 def _device(name: str) -> str:
@@ -520,7 +551,11 @@ def _device(name: str) -> str:
     try:
         torch.zeros(1, device=name)
     except (RuntimeError, AssertionError) as exc:
-        raise ConfigError(f"device {name!r} cannot be used here; try --device cpu ({exc})") from exc
+        # PyTorch goes on for pages after its first sentence
+        reason = str(exc).partition(". ")[0]
+        raise ConfigError(
+            f"device {name!r} cannot be used here; try --device cpu ({reason})"
+        ) from exc
     return name
 
 

@@ -45,6 +45,31 @@ def test_a_file_comes_before_the_recipe_and_flags_before_both(tmp_path):
     assert found.said == {"env", "gamma", "n_epochs", "target_kl"}
 
 
+@pytest.mark.parametrize(
+    ("kept", "typed", "is_meant"),
+    [
+        ("num_episodes: 3", ("--total-steps", "2000"), (2000, None)),
+        ("total_steps: 2000", ("--num-episodes", "3"), (100_000, 3)),
+    ],
+)
+def test_a_flag_s_length_goes_before_a_file_s(kept, typed, is_meant, tmp_path):
+    (tmp_path / "run.yaml").write_text(f"env: CartPole-v1\n{kept}\n")
+
+    options = asked("--config", str(tmp_path / "run.yaml"), *typed).options
+
+    assert (options.total_steps, options.num_episodes) == is_meant
+
+
+def test_how_long_is_said_once(tmp_path):
+    both = "total_steps: 2000\nnum_episodes: 3\n"
+    (tmp_path / "run.yaml").write_text(f"env: CartPole-v1\n{both}")
+
+    with pytest.raises(Usage, match=r"--total-steps and --num-episodes.* leave out one"):
+        asked("--env", "CartPole-v1", "--total-steps", "9", "--num-episodes", "3")
+    with pytest.raises(Usage, match=r"run\.yaml sets total_steps and num_episodes"):
+        asked("--config", str(tmp_path / "run.yaml"))
+
+
 def test_a_file_may_leave_the_recipe_out(tmp_path):
     (tmp_path / "run.yaml").write_text("env: CartPole-v1\nrecipe: false\n")
 

@@ -53,6 +53,22 @@ def test_somebody_else_s_file_is_refused(tmp_path):
         checkpoint.load(tmp_path / "a.pt")
 
 
+class Renamed:
+    """What an environment's class was called when a checkpoint was written."""
+
+
+def test_a_class_that_is_gone_is_named(tmp_path, monkeypatch):
+    checkpoint.save(tmp_path / "a.pt", {"env": Renamed()})
+    monkeypatch.delattr(sys.modules[__name__], "Renamed")
+    with pytest.raises(errors.CheckpointError, match=r"cannot be imported here \(.*Renamed"):
+        checkpoint.load(tmp_path / "a.pt")
+
+
+def test_a_folder_in_a_checkpoint_s_place_is_named(tmp_path):
+    with pytest.raises(errors.CheckpointError, match="cannot be read: Is a directory"):
+        checkpoint.load(tmp_path)
+
+
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(errors.CheckpointError, match=r"a\.pt does not exist"):
         checkpoint.load(tmp_path / "a.pt")

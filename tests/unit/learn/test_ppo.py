@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import hashlib
 import time
+from contextlib import closing
 from typing import Any
 from unittest import mock
 
@@ -516,3 +517,105 @@ def test_progress_is_a_part_of_the_run():
         trainer = PPOTrainer(envs, SMALL)
         with pytest.raises(errors.ConfigError, match=r"from 0 to 1; got 1\.5"):
             trainer.train_episode(1.5)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"gamma": "high"}, "gamma must be a number, got 'high'"),
+        ({"learning_rate": True}, "learning_rate must be a number, got True"),
+        ({"log_std": float("nan")}, "log_std must be finite"),
+        ({"hidden": 64}, r"hidden must be layer sizes like \(64, 64\), got 64"),
+        ({"hidden": (64, 1.5)}, "every layer in hidden must be a whole number"),
+    ],
+)
+def test_options_of_the_wrong_type_are_named(wrong, words):
+    with pytest.raises(errors.ConfigError, match=words):
+        PPOOptions(**wrong)
+
+
+def test_layers_in_a_list_are_those_in_a_tuple():
+    layers: Any = [64, 32]
+    assert PPOOptions(hidden=layers) == PPOOptions(hidden=(64, 32))
+
+
+def test_what_a_trainer_cannot_train_on_is_named():
+    others: Any = gymnasium.make_vec("CartPole-v1", 2, vectorization_mode="sync")
+    said = r"not on a SyncVectorEnv: make it with envfleet"
+    with closing(others), pytest.raises(errors.ConfigError, match=said):
+        PPOTrainer(others)
+    no_options: Any = {"n_steps": 16}
+    with opened("CartPole-v1") as envs:
+        with pytest.raises(errors.ConfigError, match=r"options must be PPOOptions.*got a dict"):
+            PPOTrainer(envs, no_options)
+        with pytest.raises(errors.ConfigError, match="seed must be a whole number from 0 to"):
+            PPOTrainer(envs, SMALL, seed=1 << 63)
+
+
+class Poisoned(gymnasium.Env):
+    """Gives something that is not a number in its fifth step, if it is in the second slot."""
+
+    observation_space = spaces.Box(-np.inf, np.inf, (1,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, reward=1.0, obs=0.0):
+        self.poison, self.steps = (reward, obs), 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.is_bad, self.steps = seed == 1, 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        self.steps += 1
+        reward, obs = self.poison if self.is_bad and self.steps == 5 else (1.0, 0.0)
+        return np.full(1, obs, np.float32), reward, False, False, {}
+
+
+@pytest.mark.parametrize("is_normalised", [False, True])
+@pytest.mark.parametrize("reward", [float("nan"), float("inf"), -float("inf")])
+def test_a_reward_that_is_no_number_is_named_and_teaches_nothing(reward, is_normalised):
+    options = dataclasses.replace(SMALL, normalise_rewards=is_normalised)
+    with opened(functools.partial(Poisoned, reward=reward), 3) as envs:
+        trainer = PPOTrainer(envs, options)
+        before = digest(trainer)
+        with pytest.raises(errors.NotFinite, match=f"a reward of slot 1 is {reward} at step 5"):
+            trainer.train_episode_vectorized()
+        assert digest(trainer) == before
+
+
+@pytest.mark.parametrize(
+    ("poison", "words"),
+    [
+        ({"obs": float("nan")}, "an observation of slot 1 is nan at step 6"),
+        ({"reward": 1e39}, "a reward of slot 1 is inf at step 5"),
+    ],
+)
+def test_numbers_that_become_none_on_the_way_are_named(poison, words):
+    with opened(functools.partial(Poisoned, **poison), 3) as envs:
+        trainer = PPOTrainer(envs, SMALL)
+        before = digest(trainer)
+        with np.errstate(all="ignore"), pytest.raises(errors.NotFinite, match=words):
+            trainer.train_episode_vectorized()
+        assert digest(trainer) == before
+
+
+def test_statistics_that_were_spoiled_are_blamed_on_no_slot_alone():
+    options = dataclasses.replace(SMALL, normalise_obs=True)
+    with opened(functools.partial(Poisoned, obs=float("inf")), 3) as envs:
+        trainer, said = PPOTrainer(envs, options), r"one of the slots \[0, 1, 2\] is nan"
+        with np.errstate(all="ignore"), pytest.raises(errors.NotFinite, match=said):
+            trainer.train_episode_vectorized()
+
+
+def test_parameters_that_are_no_numbers_any_more_are_not_gone_on_with():
+    with opened("CartPole-v1") as envs:
+        trainer = PPOTrainer(envs, dataclasses.replace(SMALL, learning_rate=1e38))
+        with pytest.raises(errors.NotFinite, match="smaller learning_rate"):
+            trainer.train(10 * 64)
+
+
+@pytest.mark.parametrize("space", [spaces.Box(-1, 1, (0,)), spaces.Dict({})], ids=str)
+def test_observations_without_a_number_are_refused(space):
+    with pytest.raises(errors.ConfigError, match="nothing to observe"):
+        Inputs(space)

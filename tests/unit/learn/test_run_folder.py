@@ -86,6 +86,10 @@ class TestCommand:
             "--no-orthogonal --env-kwargs '{\"g\": 9.81}'"
         )
 
+    def test_it_says_once_how_long(self):
+        settings = {"Run": [Setting("total_steps", 5, 9), Setting("num_episodes", 3, None)]}
+        assert command("X", settings) == "envfleet train --env X --no-recipe --num-episodes 3"
+
     def test_plain_options_need_no_flags(self, tmp_path):
         folder = RunFolder(tmp_path)
         folder.begin(TrainOptions("X", tensorboard=True), PPOOptions(), iterations=1)

@@ -13,7 +13,7 @@ import torch
 
 from envfleet import errors
 from envfleet.learn.accounting import REMEDIES, shares, verdict
-from envfleet.learn.checkpoint import load
+from envfleet.learn.checkpoint import load, save
 from envfleet.learn.evaluate import EVALUATION_SEED, evaluate
 from envfleet.learn.ppo import PPOOptions
 from envfleet.learn.recipes import RECIPES
@@ -69,6 +69,23 @@ def untimed(folder):
 def weights(folder):
     policy = load(folder / "latest.pt")["trainer"]["policy"]
     return {name: value.numpy().tobytes() for name, value in policy.items()}
+
+
+class SpoiledLater(gymnasium.Env):
+    """Pays nothing that is a number from its fortieth step on."""
+
+    observation_space = gymnasium.spaces.Box(0, 1, (1,))
+    action_space = gymnasium.spaces.Discrete(2)
+    steps = 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self.np_random.uniform(size=1).astype("float32"), {}
+
+    def step(self, action):
+        self.steps += 1
+        reward = 1.0 if self.steps < 40 else float("nan")
+        return self.np_random.uniform(size=1).astype("float32"), reward, False, False, {}
 
 
 def test_a_run_leaves_what_it_promises(tmp_path):
@@ -164,6 +181,50 @@ def test_a_folder_without_a_run_says_so(content, tmp_path):
         resumed_options(tmp_path)
 
 
+def test_a_run_that_is_asked_for_by_its_checkpoint(tmp_path):
+    (tmp_path / "latest.pt").write_bytes(b"")
+    with pytest.raises(errors.CheckpointError, match=rf"is a file; name.* folder, {tmp_path}"):
+        resumed_options(tmp_path / "latest.pt")
+
+
+def test_a_checkpoint_of_another_run_is_said_to_be_one(tmp_path):
+    train(replace(RUN, num_episodes=1), PPO, tmp_path / "mine")
+    train(replace(RUN, num_episodes=1, env="Acrobot-v1"), PPO, tmp_path / "other")
+    for path in (tmp_path / "mine").glob("*.pt"):
+        path.unlink()
+    (tmp_path / "other" / "latest.pt").rename(tmp_path / "mine" / "latest.pt")
+    said = r"mine holds a checkpoint that does not fit its run\.json or its environment"
+    with pytest.raises(errors.CheckpointError, match=said) as caught:
+        train(*resumed_options(tmp_path / "mine"), tmp_path / "mine", is_resumed=True)
+    assert len(str(caught.value)) < 600
+    with pytest.raises(errors.CheckpointError, match=said):
+        load_agent(tmp_path / "mine")
+
+
+def test_a_checkpoint_without_a_run_in_it_is_said_to_be_one(tmp_path):
+    train(replace(RUN, num_episodes=1), PPO, tmp_path)
+    for path in tmp_path.glob("*.pt"):
+        save(path, {"something": "else"})
+    with pytest.raises(errors.CheckpointError, match="does not fit"):
+        train(*resumed_options(tmp_path), tmp_path, is_resumed=True)
+
+
+def test_a_run_that_meets_no_number_ends_and_its_checkpoint_is_whole(tmp_path):
+    gymnasium.register("Spoiled-v0", lambda **_: SpoiledLater(), max_episode_steps=20)
+    try:
+        options = TrainOptions(
+            "Spoiled-v0", n_envs=2, num_episodes=4, backend="serial", save_every=1, eval_every=0
+        )
+        with pytest.raises(errors.NotFinite, match="a reward of"):
+            train(options, PPO, tmp_path)
+    finally:
+        del gymnasium.registry["Spoiled-v0"]
+    kept = load(tmp_path / "latest.pt")
+    assert kept["iteration"] == 2
+    assert all(torch.isfinite(value).all() for value in kept["trainer"]["policy"].values())
+    assert metrics(tmp_path)[-1]["ended"].startswith("failed: a reward of")
+
+
 def test_an_agent_that_is_not_there(tmp_path):
     with pytest.raises(errors.CheckpointError, match=r"gone\.pt does not exist"):
         load_agent(tmp_path / "gone.pt")
@@ -217,6 +278,13 @@ def test_num_episodes_counts_iterations(tmp_path):
         {"total_steps": 0},
         {"num_episodes": 0},
         {"eval_every": -1},
+        {"eval_every": False},
+        {"n_envs": "4"},
+        {"n_envs": 2.5},
+        {"total_steps": 1e5},
+        {"seed": -1},
+        {"seed": 1 << 63},
+        {"device": None},
         {"device": "gpu"},
         {"backend": "mpi"},
         {"parallel_start_method": "teleport"},

@@ -1,0 +1,65 @@
+"""Numbers that would spoil a policy in silence, found before anything is learned from them.
+
+One reward that is not a number makes every parameter one that is not, and the run would go on and
+save that. Law: what is looked at is not changed; whoever is told has lost nothing yet.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from envfleet.errors import NotFinite
+
+__all__ = ["check_estimates", "check_rewards"]
+
+Array = npt.NDArray[Any]
+Flags = npt.NDArray[np.bool_]
+
+_MEND = "mend the environment, or wrap it so that its numbers are finite"
+_CALM = "try a smaller learning_rate, or normalise_obs and normalise_rewards"
+
+
+def check_rewards(rewards: Array, valid: Flags) -> None:
+    """Refuse rewards, [time, slot], as the environments gave them; those of lost rows may be any.
+
+    Raises:
+        NotFinite: Some are not finite; the first of them is named.
+    """
+    if not np.isfinite(rewards).all():
+        _raise_first("a reward", rewards, ~np.isfinite(rewards) & valid, _MEND)
+
+
+def check_estimates(
+    estimates: Array, rewards: Array, values: Array, obs: tuple[Array, ...]
+) -> None:
+    """Refuse advantages that are not finite, by what they were made from.
+
+    Raises:
+        NotFinite: The first observation, reward or value that is not finite is named.
+    """
+    if np.isfinite(estimates).all():
+        return
+    for leaf in obs:
+        wrong = np.logical_or.reduce(~np.isfinite(leaf).reshape(*estimates.shape, -1), -1)
+        _raise_first("an observation", leaf, wrong, _MEND)
+    # too large for 32 bits: those that were not finite from the beginning have been refused
+    _raise_first("a reward", rewards, ~np.isfinite(rewards), _MEND)
+    _raise_first("a value estimate", values, ~np.isfinite(values), _CALM)
+    _raise_first("an advantage", estimates, ~np.isfinite(estimates), _CALM)
+
+
+def _raise_first(what: str, numbers: Array, wrong: Flags, remedy: str) -> None:
+    """Name the first step at which some are wrong, if there is one."""
+    steps = np.flatnonzero(wrong.any(1))
+    if not len(steps):
+        return
+    step = int(steps[0])
+    slots = np.flatnonzero(wrong[step]).tolist()
+    # central statistics spread what one slot gave to all of them
+    whose = f"slot {slots[0]}" if len(slots) == 1 else f"one of the slots {slots}"
+    row = np.asarray(numbers[step, slots[0]])
+    number = row[~np.isfinite(row)].reshape(-1)[0]
+    raise NotFinite(f"{what} of {whose}", f"is {number} at step {step + 1} of the rollout", remedy)
