@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from pathlib import Path
 from typing import Any
 
@@ -67,10 +68,10 @@ def run(args: argparse.Namespace, context: Context) -> Report:
     )
     document: dict[str, Any] = {
         "env": options.env,
-        "mean_return": found.mean,
-        "std_return": found.std,
+        "mean_return": _in_json(found.mean),
+        "std_return": _in_json(found.std),
         "episodes": len(found.returns),
-        "returns": list(found.returns),
+        "returns": [_in_json(one) for one in found.returns],
     }
     blocks = []
     if args.video:
@@ -82,3 +83,8 @@ def run(args: argparse.Namespace, context: Context) -> Report:
     told = f"{found.mean:.2f} +- {found.std:.2f} over {len(found.returns)} episodes"
     text = f"{label(options.env)}: {told}"
     return Report(ok=True, document=document, blocks=(Text(text, "ok"), *blocks))
+
+
+def _in_json(number: float) -> float | None:
+    """JSON has no infinity and no NaN."""
+    return number if math.isfinite(number) else None

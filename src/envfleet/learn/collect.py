@@ -11,6 +11,7 @@ at once, rewards are scaled and episodes counted then too.
 from __future__ import annotations
 
 import time
+import warnings
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -23,6 +24,7 @@ from torch import Tensor
 from envfleet.adapters.gymnasium import FleetVectorEnv
 from envfleet.engine import Batch
 from envfleet.engine.machine import usable_cores
+from envfleet.errors import SnapshotError
 from envfleet.learn.acting import QuickActor
 from envfleet.learn.advantages import successor_values
 from envfleet.learn.agent import Agent
@@ -165,8 +167,21 @@ class Collector:
             "obs": tuple(leaf.copy() for leaf in self._obs),
             "masks": None if self._masks is None else self._masks.copy(),
             "states": self._states.clone(),
-            "slots": self._envs.snapshot(),
+            "slots": self._snapshot(),
         }
+
+    def _snapshot(self) -> Any:
+        """The environments' states, or None where they cannot be taken: the rest is worth more."""
+        try:
+            return self._envs.snapshot()
+        except SnapshotError as exc:
+            warnings.warn(
+                f"{exc}. Until then states are kept without the environments: whoever goes on from "
+                "one begins new episodes",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+            return None
 
     def load(self, state: dict[str, Any]) -> None:
         """Become the collector that gave this state; the fleet is brought to its states too."""
@@ -177,7 +192,27 @@ class Collector:
         self._obs = tuple(leaf.copy() for leaf in state["obs"])
         self._masks = None if state["masks"] is None else state["masks"].copy()
         self._states = state["states"].to(self._agent.device).clone()
-        self._envs.restore(state["slots"])
+        if state["slots"] is None:
+            self._begin_anew()
+        else:
+            self._envs.restore(state["slots"])
+
+    def _begin_anew(self) -> None:
+        """New episodes everywhere, by seeds that follow from the state."""
+        warnings.warn(
+            "the environments were not kept with this state: new episodes begin in all slots",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        device, agent = self._generator.device, self._agent
+        drawn = torch.randint(1 << 31, (), generator=self._generator, device=device)
+        obs, infos = self._envs.reset(seed=int(drawn))
+        self._obs = agent.look(obs, learns=True)
+        self._masks = agent.masks(obs, infos)
+        self._states = agent.fresh_states(self._envs.num_envs)
+        self._returns[:], self._lengths[:] = 0.0, 0
+        if self._scaler is not None:
+            self._scaler.begin_anew()
 
     # ---- the loop -------------------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ from gymnasium.vector.utils import batch_space, concatenate, create_empty_array,
 
 from envfleet.adapters.gymnasium import FleetVectorEnv, make_vec
 from envfleet.engine import ResetPlan
+from envfleet.engine.options import StartMethod
 from envfleet.errors import ConfigError
 from envfleet.learn.agent import Act
 
@@ -41,7 +42,8 @@ class Evaluation:
     @property
     def std(self) -> float:
         """Their standard deviation."""
-        return float(np.std(self.returns))
+        with np.errstate(invalid="ignore"):  # infinite returns have none, which nan says
+            return float(np.std(self.returns))
 
 
 @dataclass(slots=True)
@@ -105,6 +107,10 @@ def evaluate(
     seed: int = EVALUATION_SEED,
     max_steps: int = MAX_STEPS,
     n_envs: int = 1,
+    in_worker: bool = False,
+    start_method: StartMethod | None = None,
+    step_timeout_s: float | None = None,
+    reset_timeout_s: float | None = None,
 ) -> Evaluation:
     """Play episodes in an environment of their own, or in several side by side.
 
@@ -115,18 +121,30 @@ def evaluate(
         seed: Of the first one.
         max_steps: Longest an episode may take.
         n_envs: How many are played at once; the returns are the same.
+        in_worker: Play in worker processes even one at a time: an environment that takes its
+            process along then costs the evaluation only.
+        start_method: Of workers; None takes the fastest that is safe.
+        step_timeout_s: Longest one step may take in a worker; None waits.
+        reset_timeout_s: The same for a reset.
     """
     if episodes < 1 or n_envs < 1:
         raise ConfigError(f"evaluation needs an episode and an environment, got {episodes, n_envs}")
     table = _Table(play, episodes, max_steps)
-    if n_envs == 1:
+    if n_envs == 1 and not in_worker:
         env = env_fn()
         try:
             _one_by_one(table, env, seed)
         finally:
             env.close()
     else:
-        envs = make_vec([env_fn] * min(n_envs, episodes), autoreset="disabled")
+        envs = make_vec(
+            [env_fn] * min(n_envs, episodes),
+            backend="process" if in_worker else "auto",
+            start_method=start_method,
+            autoreset="disabled",
+            step_timeout_s=step_timeout_s,
+            reset_timeout_s=reset_timeout_s,
+        )
         with envs:
             _side_by_side(table, envs, seed)
     return table.result()
@@ -139,7 +157,9 @@ def _one_by_one(table: _Table, env: gymnasium.Env[Any, Any], seed: int) -> None:
         while not is_over:
             action = game.act(game.obs, game.info)
             game.obs, reward, terminated, truncated, game.info = env.step(action)
-            is_over = table.note(game, float(reward), is_over=terminated or truncated)
+            # some give an array of one number, which the fleet takes too
+            paid = float(np.asarray(reward).item())
+            is_over = table.note(game, paid, is_over=terminated or truncated)
 
 
 def _side_by_side(table: _Table, envs: FleetVectorEnv, seed: int) -> None:

@@ -99,6 +99,10 @@ class RewardScaler:
         scale = np.sqrt(self.moments.var + _EPSILON)
         return np.clip(rewards / scale, -self.clip, self.clip).astype(np.float32)
 
+    def begin_anew(self) -> None:
+        """Every slot has begun a new episode."""
+        self._returns[:] = 0.0
+
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps."""
         return {"returns": self._returns.copy(), "moments": self.moments.state()}

@@ -34,7 +34,7 @@ class PPOOptions:
     n_steps: int = 128
     """Steps of every slot per iteration."""
     batch_size: int = 256
-    """Rows per minibatch; with a memory, rows of whole slots."""
+    """Rows per minibatch; with a memory, rows of whole slots, so at least `n_steps`."""
     n_epochs: int = 4
     """How often an iteration goes over its rows."""
     learning_rate: float = 2.5e-4

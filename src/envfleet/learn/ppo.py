@@ -14,6 +14,7 @@ that was kept; otherwise they are rows in any order.
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import deepcopy
@@ -95,6 +96,14 @@ class PPOTrainer:
         if envs.fleet.autoreset != "same_step":
             raise ConfigError(
                 "PPO needs every row to be a transition: make the fleet with autoreset='same_step'"
+            )
+        if options.memory is not None and options.batch_size < options.n_steps:
+            warnings.warn(
+                f"batch_size={options.batch_size} has no effect: with a memory a minibatch is at "
+                f"least one whole slot, which has n_steps={options.n_steps} rows; for smaller ones "
+                "make n_steps smaller",
+                RuntimeWarning,
+                stacklevel=2,
             )
         self.envs, self.options, self.device = envs, options, torch.device(device)
         self.agent = Agent(

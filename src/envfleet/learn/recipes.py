@@ -24,6 +24,13 @@ _NORMALISED = PPOOptions(
     normalise_rewards=True,
 )
 
+_CLEANRL = Recipe(
+    1,
+    1_000_000,
+    replace(_NORMALISED, n_steps=2048, n_epochs=10, anneal_learning_rate=True, clip_values=True),
+)
+"""CleanRL's one recipe for everything of MuJoCo."""
+
 RECIPES: dict[str, Recipe] = {
     "CartPole-v1": Recipe(
         8,
@@ -72,13 +79,21 @@ RECIPES: dict[str, Recipe] = {
             max_grad_norm=0.8,
         ),
     ),
-    "Hopper-v5": Recipe(
-        1,
-        1_000_000,
-        # CleanRL's: by the zoo's, two seeds of two learned to stand still and no more
-        replace(
-            _NORMALISED, n_steps=2048, n_epochs=10, anneal_learning_rate=True, clip_values=True
+    # by the zoo's, two seeds of two learned to stand still and no more
+    "Hopper-v5": _CLEANRL,
+    **dict.fromkeys(
+        (
+            "Ant-v5",
+            "Humanoid-v5",
+            "HumanoidStandup-v5",
+            "InvertedDoublePendulum-v5",
+            "InvertedPendulum-v5",
+            "Pusher-v5",
+            "Reacher-v5",
+            "Swimmer-v5",
+            "Walker2d-v5",
         ),
+        _CLEANRL,
     ),
 }
 """By Gymnasium id."""

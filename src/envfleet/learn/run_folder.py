@@ -95,7 +95,9 @@ class RunFolder:
         (self.folder / METRICS_FILE).unlink(missing_ok=True)
         self._open(about, start_steps=0, noted_steps=-1)
 
-    def go_on(self, env_steps: int, packages: Iterable[str] = ()) -> None:
+    def go_on(
+        self, env_steps: int, packages: Iterable[str] = (), *, owes_evaluation: bool = False
+    ) -> None:
         """Continue from a checkpoint: what was noted after it will be noted again."""
         about = json.loads((self.folder / RUN_FILE).read_text())
         part = {"env_steps": env_steps, **facts.collect((*FACTS_OF, *packages))}
@@ -103,6 +105,12 @@ class RunFolder:
         rewrite(self.folder / RUN_FILE, json.dumps(about, indent=2) + "\n")
         lines = read_lines(self.folder / METRICS_FILE)
         kept = [line for line in lines if line["env_steps"] <= env_steps]
+        if owes_evaluation:
+            kept = [
+                line
+                for line in kept
+                if line["env_steps"] < env_steps or not line.keys() & _OF_EVALUATIONS
+            ]
         rewrite(self.folder / METRICS_FILE, "".join(f"{json.dumps(line)}\n" for line in kept))
         noted = max((line["env_steps"] for line in lines), default=-1)
         self._open(about, start_steps=env_steps, noted_steps=noted)
@@ -270,6 +278,8 @@ def write_report(folder: Path) -> Path:
     rewrite(path, render(read_record(folder)))
     return path
 
+
+_OF_EVALUATIONS = {"evaluation_mean", "evaluation_failed"}
 
 _STATES: dict[str, State] = {"stopped": "stopped", "failed": "failed"}
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import re
 import time
 import warnings
@@ -26,7 +27,7 @@ import torch
 from envfleet.adapters.gymnasium import FleetVectorEnv, make_vec
 from envfleet.adapters.names import find
 from envfleet.engine.auto import choose_start_method, plan_fleet
-from envfleet.engine.options import BackendName, StartMethod, check_count, one_of
+from envfleet.engine.options import BackendName, StartMethod, check_count, check_seconds, one_of
 from envfleet.errors import CheckpointError, ConfigError, EnvfleetError, VideoError, WorkerDied
 from envfleet.learn.accounting import shares, verdict
 from envfleet.learn.checkpoint import CheckpointFolder, load
@@ -79,6 +80,11 @@ class TrainOptions:
     max_restarts: int = 100
     """Failures of one environment within ten minutes that cost an episode only; the next one ends
     the run."""
+    step_timeout_s: float | None = None
+    """Seconds that one step of an environment may take before it counts as a failure; None waits,
+    and warns after a while. Needs workers."""
+    reset_timeout_s: float | None = None
+    """The same for a reset."""
     save_every: int = 25_000
     """Environment steps between checkpoints; the last iteration is kept in any case."""
     keep_checkpoints: int = 3
@@ -107,12 +113,19 @@ class TrainOptions:
         if self.eval_every != 0 or isinstance(self.eval_every, bool):
             check_count("eval_every must be 0 for the end only, else it", self.eval_every)
         one_of("backend", self.backend, Literal["auto", BackendName])
+        for name in ("step_timeout_s", "reset_timeout_s"):
+            check_seconds(name, getattr(self, name))
         if self.parallel_start_method is not None:
             one_of("parallel_start_method", self.parallel_start_method, StartMethod)
         if not DEVICES.fullmatch(str(self.device)):
             raise ConfigError(
                 f"device must be one of auto, cpu, cuda, cuda:N or mps; got {self.device!r}"
             )
+
+    @property
+    def has_deadlines(self) -> bool:
+        """Whether an environment may be given up, which cannot be done in this process."""
+        return self.step_timeout_s is not None or self.reset_timeout_s is not None
 
     def iterations(self, ppo: PPOOptions) -> int:
         """How many rollouts the run has."""
@@ -257,7 +270,9 @@ def _fleet(options: TrainOptions, ppo: PPOOptions) -> FleetVectorEnv:
         # in this process too, and for small ones that is much the faster place
         method = choose_start_method(options.parallel_start_method)
         env_fns = [env_fn(options)] * options.n_envs
-        plan = plan_fleet(env_fns, method, may_be_serial=True, min_gain=MIN_GAIN)
+        plan = plan_fleet(
+            env_fns, method, may_be_serial=not options.has_deadlines, min_gain=MIN_GAIN
+        )
         backend, num_workers, why = plan.backend, plan.num_workers, plan.describe(options.n_envs)
     envs = make_vec(
         find(options.env).source,
@@ -268,6 +283,8 @@ def _fleet(options: TrainOptions, ppo: PPOOptions) -> FleetVectorEnv:
         autoreset="same_step",
         on_failure="restart",
         max_restarts=options.max_restarts,
+        step_timeout_s=options.step_timeout_s,
+        reset_timeout_s=options.reset_timeout_s,
         copy=False,
         env_kwargs=options.env_kwargs,
         rollout_steps=0 if ppo.normalise_obs else ppo.n_steps,
@@ -278,7 +295,17 @@ def _fleet(options: TrainOptions, ppo: PPOOptions) -> FleetVectorEnv:
 
 def env_fn(options: TrainOptions, **more: Any) -> Callable[[], gymnasium.Env[Any, Any]]:
     """Builds a single environment like those of the run, with some arguments more."""
-    return functools.partial(find(options.env).build, **options.env_kwargs, **more)
+    found = find(options.env)
+    build = found.build
+    if isinstance(found.source, str):
+        # the spec travels instead of the id: it may be registered in this process only
+        build = functools.partial(gymnasium.make, _spec(found.source), disable_env_checker=True)
+    return functools.partial(build, **options.env_kwargs, **more)
+
+
+def _spec(source: str) -> gymnasium.envs.registration.EnvSpec:
+    """Of an id, or of "module:Id": once imported, Gymnasium knows the id alone."""
+    return gymnasium.spec(source.rpartition(":")[2])
 
 
 def resumed_options(run_dir: Path) -> tuple[TrainOptions, PPOOptions]:
@@ -320,8 +347,11 @@ class _Run:
         self._number = 0
         self._recent: deque[tuple[float, int]] = deque(maxlen=RECENT)
         self._saved = self._evaluated = 0
-        self._owes_save = self._owes_best = False
+        self._owes_save = self._owes_evaluation = False
+        self._owed_best: tuple[int, dict[str, Any]] | None = None
         self._films = options.video
+        # what may take its process along does so in evaluations too
+        self._has_workers = any(pid is not None for pid in trainer.envs.fleet.worker_pids())
         self._clock = _Clock(started_s, self.spent)
         self._start_up_s = self._evaluation_s = 0.0
         self.best: float | None = None
@@ -339,13 +369,21 @@ class _Run:
         self._number, self.best = state["iteration"], state["best"]
         self._recent.extend(state["recent"])
         self._evaluated, self._saved = state["evaluated"], self._trainer.env_steps
+        # it was killed between the checkpoint and the end of the evaluation that was due with it
+        self._owes_evaluation = state.get("owes_evaluation", False)
         self._rehearse()
-        self._folder.go_on(self._trainer.env_steps, _packages(self._options.env))
+        self._folder.go_on(
+            self._trainer.env_steps,
+            _packages(self._options.env),
+            owes_evaluation=self._owes_evaluation,
+        )
         self._start_up_s = self._clock.elapsed_s
 
     def iterate(self) -> bool:
         """All iterations that are left; True if the watcher ended them."""
         trainer = self._trainer
+        if self._owes_evaluation:
+            self._keep(saves=True, evaluates=True, may_wait=self._number < self._iterations)
         while self._number < self._iterations:
             begun_s, begun_steps = time.perf_counter(), trainer.env_steps
             rollout = trainer.collect()
@@ -368,9 +406,11 @@ class _Run:
             self._tell(iteration)
             is_last = self._number == self._iterations
             is_stopped = not is_last and self._watcher.should_stop()
-            is_best = self._is_evaluation_due(is_last) and self._evaluate()
-            if is_last or is_stopped or is_best or self._is_save_due():
-                self._save(is_best=is_best, may_wait=not is_last and not is_stopped)
+            self._keep(
+                saves=is_last or is_stopped or self._is_save_due(),
+                evaluates=self._is_evaluation_due(is_last),
+                may_wait=not is_last and not is_stopped,
+            )
             if is_stopped:
                 return True
         return False
@@ -412,7 +452,15 @@ class _Run:
         self._evaluated = self._trainer.env_steps
         try:
             play, env = self._trainer.agent.play, env_fn(options)
-            found = evaluate(play, env, episodes=options.eval_episodes)
+            found = evaluate(
+                play,
+                env,
+                episodes=options.eval_episodes,
+                in_worker=self._has_workers,
+                start_method=options.parallel_start_method,
+                step_timeout_s=options.step_timeout_s,
+                reset_timeout_s=options.reset_timeout_s,
+            )
         except Exception as exc:  # the environment's own: it costs this evaluation, not the run
             what = f"{type(exc).__name__}: {exc}"
             warnings.warn(
@@ -430,7 +478,7 @@ class _Run:
         self.last_evaluation = found
         self._note(evaluation_mean=found.mean, evaluation_std=found.std)
         self._watcher.evaluated(self._trainer.env_steps, found)
-        is_best = self.best is None or found.mean >= self.best
+        is_best = math.isfinite(found.mean) and (self.best is None or found.mean >= self.best)
         if is_best:
             self.best = found.mean
         return is_best
@@ -447,31 +495,56 @@ class _Run:
 
     def _rehearse(self) -> None:
         try:
-            self._checkpoints.rehearse(self._state())
+            self._checkpoints.rehearse(self._state(self._trainer.state()))
         except WorkerDied:  # its slots come back in the first rollout
             return
 
-    def _state(self) -> dict[str, Any]:
+    def _state(self, trainer: dict[str, Any], *, owes_evaluation: bool = False) -> dict[str, Any]:
         return {
-            "trainer": self._trainer.state(),
+            "trainer": trainer,
             "iteration": self._number,
             "best": self.best,
             "evaluated": self._evaluated,
+            "owes_evaluation": owes_evaluation,
             "recent": list(self._recent),
         }
 
-    def _save(self, *, is_best: bool, may_wait: bool) -> None:
-        """Keep a checkpoint now, or after the next iteration if it cannot be and may wait."""
-        self._owes_best = self._owes_best or is_best
+    def _keep(self, *, saves: bool, evaluates: bool, may_wait: bool) -> None:
+        """Save and evaluate as far as they are due, or after the next iteration if they may wait.
+
+        What was learned is saved before it is evaluated, so that an evaluation that hangs or takes
+        this process along costs itself only; and what is kept as the best is what was evaluated.
+        """
+        if not saves and not evaluates:
+            return
         try:
-            self._write()
-        except (WorkerDied, CheckpointError) as exc:
-            if not may_wait:
-                time.sleep(RETRY_S if isinstance(exc, CheckpointError) else 0)
-                self._write()
+            trainer = self._trainer.state()
+        except WorkerDied:
+            if may_wait:  # its slots come back in the next rollout
+                self._owes_save = self._owes_save or saves
                 return
-            # a lost worker's slots come back in the next rollout, and a disk may be cleared
-            if isinstance(exc, CheckpointError) and not self._owes_save:
+            trainer = self._trainer.state()
+        if saves:
+            state = self._state(trainer, owes_evaluation=evaluates)
+            self._save(state, is_best=False, may_wait=may_wait or evaluates)
+        if evaluates:
+            is_best = self._evaluate()
+            self._owes_evaluation = False
+            if saves or is_best:
+                self._save(self._state(trainer), is_best=is_best, may_wait=may_wait)
+
+    def _save(self, state: dict[str, Any], *, is_best: bool, may_wait: bool) -> None:
+        """Keep a checkpoint now, or after the next iteration if it cannot be and may wait."""
+        if is_best:
+            self._owed_best = self._trainer.env_steps, state
+        try:
+            self._write(state)
+        except CheckpointError as exc:
+            if not may_wait:
+                time.sleep(RETRY_S)
+                self._write(state)
+                return
+            if not self._owes_save:  # a disk may be cleared
                 warnings.warn(
                     f"{exc}; the run goes on, the checkpoint before it is kept, and it is tried "
                     "again after every iteration",
@@ -480,10 +553,13 @@ class _Run:
                 )
             self._owes_save = True
 
-    def _write(self) -> None:
+    def _write(self, state: dict[str, Any]) -> None:
         steps = self._trainer.env_steps
-        self._checkpoints.write(steps, self._state(), is_best=self._owes_best)
-        self._saved, self._owes_save, self._owes_best = steps, False, False
+        if self._owed_best is not None and self._owed_best[0] < steps:
+            self._checkpoints.write(*self._owed_best, is_best=True)
+            self._owed_best = None
+        self._checkpoints.write(steps, state, is_best=self._owed_best is not None)
+        self._saved, self._owes_save, self._owed_best = steps, False, None
 
     def _note(self, **figures: Any) -> None:
         line = {"iteration": self._number, **figures, **self._clock.lap()}
@@ -563,8 +639,8 @@ def _packages(env: str) -> list[str]:
     """Where an environment comes from, as far as its name tells."""
     source = find(env).source
     entry: Any = source
-    if isinstance(source, str):  # "module:Id": once imported, Gymnasium knows the id alone
-        entry = gymnasium.spec(source.rpartition(":")[2]).entry_point
+    if isinstance(source, str):
+        entry = _spec(source).entry_point
     where = entry if isinstance(entry, str) else getattr(entry, "__module__", "")
     return [where.partition(".")[0], *(["mujoco"] if "mujoco" in where else [])]
 

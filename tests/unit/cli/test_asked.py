@@ -1,5 +1,6 @@
 """What is trained when a recipe, a file and flags speak of it; and where it is kept."""
 
+import gymnasium
 import pytest
 
 from envfleet.cli import app
@@ -24,6 +25,13 @@ def test_a_recipe_comes_before_the_defaults():
     assert found.options.env == "CartPole-v1"
     assert found.options.n_envs == recipe.n_envs
     assert found.ppo == recipe.options
+
+
+def test_everything_of_mujoco_has_a_recipe():
+    known = gymnasium.registry.values()
+    of_mujoco = {spec.id for spec in known if "mujoco" in str(spec.entry_point)}
+
+    assert {name for name in of_mujoco if name.endswith("-v5")} <= RECIPES.keys()
 
 
 def test_no_recipe_leaves_the_defaults():

@@ -1,6 +1,9 @@
 """Evaluation: a hand-driven loop, and the same numbers side by side."""
 
 import functools
+import os
+import signal
+import time
 
 import gymnasium
 import numpy as np
@@ -92,3 +95,46 @@ def test_an_episode_without_an_end_is_cut_off(n_envs):
 def test_nothing_to_play(wrong):
     with pytest.raises(errors.ConfigError, match="needs an episode and an environment"):
         evaluate(leaning, cartpole, **wrong)
+
+
+class ByArray(gymnasium.Env):
+    """Pays by arrays of one number."""
+
+    observation_space, action_space = spaces.Box(0, 1, (1,)), spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.steps = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        self.steps += 1
+        return np.zeros(1, np.float32), np.array([0.5]), self.steps == 4, False, {}
+
+
+def test_a_reward_may_be_an_array_of_one_number():
+    assert evaluate(lambda: lambda obs, info: 0, ByArray, episodes=2).returns == (2.0, 2.0)
+
+
+def test_one_at_a_time_in_a_worker_gives_the_same_returns():
+    assert evaluate(leaning, cartpole, episodes=3, in_worker=True).returns == by_hand(3)
+
+
+class TakesItsProcessAlong(ByArray):
+    def step(self, action):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_an_environment_in_a_worker_cannot_take_this_process_along():
+    with pytest.raises(errors.WorkerDied):
+        evaluate(lambda: lambda obs, info: 0, TakesItsProcessAlong, episodes=1, in_worker=True)
+
+
+class Hangs(ByArray):
+    def step(self, action):
+        time.sleep(1000)
+
+
+def test_an_environment_in_a_worker_is_given_up_in_time():
+    with pytest.raises(errors.DeadlineExceeded):
+        evaluate(lambda: lambda obs, info: 0, Hangs, episodes=1, in_worker=True, step_timeout_s=0.2)

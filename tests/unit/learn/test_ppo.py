@@ -21,7 +21,7 @@ from envfleet.learn.evaluate import evaluate
 from envfleet.learn.heads import make_head
 from envfleet.learn.inputs import Inputs
 from envfleet.learn.ppo import PPOOptions, PPOTrainer
-from envfleet.testing import Counter, Crashing
+from envfleet.testing import Counter, Crashing, UnpicklableInfo
 
 SMALL = PPOOptions(n_steps=16, batch_size=32, n_epochs=2, hidden=(16,))
 WHERE = [
@@ -619,3 +619,32 @@ def test_parameters_that_are_no_numbers_any_more_are_not_gone_on_with():
 def test_observations_without_a_number_are_refused(space):
     with pytest.raises(errors.ConfigError, match="nothing to observe"):
         Inputs(space)
+
+
+def test_minibatches_that_a_memory_cannot_have_are_told_of():
+    options = dataclasses.replace(SMALL, memory="gru", batch_size=8)
+    said = r"batch_size=8 has no effect.* n_steps=16 rows"
+    with opened("CartPole-v1") as envs, pytest.warns(RuntimeWarning, match=said):
+        PPOTrainer(envs, options)
+
+
+def test_a_state_that_cannot_hold_the_environments_holds_the_rest(monkeypatch):
+    monkeypatch.setattr("envfleet.engine.journal.LIMIT_BYTES", 1000)
+    endless = functools.partial(UnpicklableInfo, length=None)
+    options = dataclasses.replace(SMALL, normalise_rewards=True)
+    with opened(endless) as envs:
+        trainer = PPOTrainer(envs, options)
+        trainer.train(64)
+        with pytest.warns(RuntimeWarning, match="kept without the environments"):
+            state = trainer.state()
+        learned = digest(trainer)
+    ends = []
+    for _ in range(2):
+        with opened(endless) as envs:
+            trainer = PPOTrainer(envs, options, seed=7)
+            with pytest.warns(RuntimeWarning, match="new episodes begin in all slots"):
+                trainer.load(state)
+            assert digest(trainer) == learned
+            trainer.train(128)
+            ends.append(digest(trainer))
+    assert ends[0] == ends[1] != learned

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import shutil
 import signal
 import time
 from dataclasses import replace
@@ -14,7 +15,7 @@ import torch
 from envfleet import errors
 from envfleet.learn.accounting import REMEDIES, shares, verdict
 from envfleet.learn.checkpoint import load, save
-from envfleet.learn.evaluate import EVALUATION_SEED, evaluate
+from envfleet.learn.evaluate import EVALUATION_SEED, Evaluation, evaluate
 from envfleet.learn.ppo import PPOOptions
 from envfleet.learn.recipes import RECIPES
 from envfleet.learn.train import (
@@ -22,9 +23,11 @@ from envfleet.learn.train import (
     Watcher,
     env_fn,
     load_agent,
+    opened,
     resumed_options,
     train,
 )
+from tests.unit.observe.small_disk import files_no_larger_than
 
 PPO = PPOOptions(n_steps=16, batch_size=32, n_epochs=2, hidden=(16,), normalise_obs=True)
 RUN = TrainOptions(
@@ -167,6 +170,127 @@ def test_a_worker_that_dies_before_a_checkpoint_delays_it(tmp_path):
     assert load(tmp_path / "latest.pt")["iteration"] == 12
 
 
+class KillsAWorkerAfterEvaluation(Watcher):
+    """The first one, whose checkpoint is the best so far."""
+
+    def begun(self, envs, start_steps):
+        self.fleet, self.evaluated_at = envs.fleet, []
+
+    def evaluated(self, env_steps, evaluation):
+        self.evaluated_at.append(env_steps)
+        if len(self.evaluated_at) == 1:
+            os.kill(self.fleet.worker_pids()[0], signal.SIGKILL)
+            time.sleep(0.1)
+
+
+def test_the_best_is_what_was_evaluated_even_if_a_worker_dies_then(tmp_path, monkeypatch):
+    returns = iter((9.0, 8.0, 7.0))
+    monkeypatch.setattr(
+        "envfleet.learn.train.evaluate", lambda *_, **__: Evaluation((next(returns),))
+    )
+    options = replace(RUN, backend="process", num_workers=2)
+    watcher = KillsAWorkerAfterEvaluation()
+    outcome = train(options, PPO, tmp_path, watcher)
+    assert outcome.incidents == 1
+    assert load(tmp_path / "best.pt")["trainer"]["env_steps"] == watcher.evaluated_at[0] == 320
+
+
+def test_the_best_is_what_was_evaluated_even_if_the_disk_was_full_then(tmp_path, monkeypatch):
+    returns = iter((9.0, 8.0, 7.0))
+    monkeypatch.setattr(
+        "envfleet.learn.train.evaluate", lambda *_, **__: Evaluation((next(returns),))
+    )
+
+    class FullForAWhile(Watcher):
+        def evaluated(self, env_steps, evaluation):
+            if env_steps == 320:
+                self.limit = files_no_larger_than(6_000)
+                self.limit.__enter__()
+
+        def iterated(self, iteration):
+            if iteration.number == 7:
+                self.limit.__exit__(None, None, None)
+
+    with pytest.warns(RuntimeWarning, match="is tried again after every iteration"):
+        train(replace(RUN, tensorboard=False), PPO, tmp_path, FullForAWhile())
+    assert load(tmp_path / "best.pt")["trainer"]["env_steps"] == 320
+    assert load(tmp_path / "latest.pt")["trainer"]["env_steps"] == 768
+
+
+def test_what_was_learned_is_saved_before_it_is_evaluated(tmp_path, monkeypatch):
+    train(RUN, PPO, tmp_path / "whole")
+
+    def killed(*_, **__):
+        raise KeyboardInterrupt
+
+    options = replace(RUN, save_every=64 * 5)
+    with monkeypatch.context() as patched:
+        patched.setattr("envfleet.learn.train.evaluate", killed)
+        with pytest.raises(KeyboardInterrupt):
+            train(options, PPO, tmp_path / "parts")
+    assert load(tmp_path / "parts" / "latest.pt")["iteration"] == 5
+    second = train(*resumed_options(tmp_path / "parts"), tmp_path / "parts", is_resumed=True)
+    assert second.new_steps == 768 - 320
+    assert weights(tmp_path / "parts") == weights(tmp_path / "whole")
+    assert untimed(tmp_path / "parts") == untimed(tmp_path / "whole")
+
+
+def test_an_evaluation_that_was_noted_and_not_saved_is_noted_once(tmp_path, monkeypatch):
+    train(RUN, PPO, tmp_path / "whole")
+    shutil.copytree(tmp_path / "whole", tmp_path / "parts")
+    state = load(tmp_path / "parts" / "latest.pt")
+    del state["format"]
+    save(tmp_path / "parts" / "latest.pt", {**state, "owes_evaluation": True})
+    again = train(*resumed_options(tmp_path / "parts"), tmp_path / "parts", is_resumed=True)
+    assert again.last_evaluation is not None
+    assert untimed(tmp_path / "parts") == untimed(tmp_path / "whole")
+    assert not load(tmp_path / "parts" / "latest.pt")["owes_evaluation"]
+
+
+def test_an_evaluation_without_a_number_is_not_the_best(tmp_path, monkeypatch):
+    returns = iter((float("nan"), 8.0, float("inf")))
+    monkeypatch.setattr(
+        "envfleet.learn.train.evaluate", lambda *_, **__: Evaluation((next(returns),))
+    )
+    assert train(RUN, PPO, tmp_path).best_return == 8.0
+    assert load(tmp_path / "best.pt")["trainer"]["env_steps"] == 640
+
+
+def test_an_evaluation_that_takes_its_process_along_costs_itself(tmp_path):
+    fault = {"mode": "kill", "only_seed": EVALUATION_SEED}
+    options = TrainOptions(
+        "envfleet.testing:Crashing", fault, n_envs=2, num_episodes=2, backend="process"
+    )
+    with pytest.warns(RuntimeWarning, match=r"evaluation at 64 steps failed \(WorkerDied"):
+        outcome = train(options, PPO, tmp_path)
+    assert (outcome.env_steps, outcome.incidents) == (64, 0)
+    assert load(tmp_path / "latest.pt")["iteration"] == 2
+
+
+def test_deadlines_call_for_workers(tmp_path):
+    options = TrainOptions("CartPole-v1", n_envs=2, num_episodes=1, step_timeout_s=60.0)
+    with opened(options, PPO) as trainer:
+        assert all(pid is not None for pid in trainer.envs.fleet.worker_pids())
+    with pytest.raises(errors.ConfigError, match="leave out the timeouts"):
+        train(replace(options, backend="serial"), PPO, tmp_path)
+
+
+def test_an_environment_that_hangs_costs_its_episode_where_there_is_a_deadline(tmp_path):
+    fault = {"once": str(tmp_path / "hung"), "nth": 10}
+    options = TrainOptions(
+        "envfleet.testing:Hanging",
+        fault,
+        n_envs=2,
+        num_episodes=2,
+        backend="process",
+        num_workers=1,
+        step_timeout_s=0.5,
+    )
+    outcome = train(options, PPO, tmp_path / "run")
+    assert (outcome.env_steps, outcome.incidents) == (64, 1)
+    assert outcome.best_return is not None
+
+
 def test_a_folder_with_a_run_is_not_overwritten(tmp_path):
     train(RUN, PPO, tmp_path, StopAt(1))
     with pytest.raises(errors.ConfigError, match="holds a run already; resume it"):
@@ -285,6 +409,7 @@ def test_num_episodes_counts_iterations(tmp_path):
         {"seed": -1},
         {"seed": 1 << 63},
         {"device": None},
+        {"step_timeout_s": 0},
         {"device": "gpu"},
         {"backend": "mpi"},
         {"parallel_start_method": "teleport"},
