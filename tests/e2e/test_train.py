@@ -186,6 +186,10 @@ def test_a_second_ctrl_c_ends_at_once(tmp_path):
         (["--evn", "CartPole-v1"], "there is no --evn; did you mean --env?"),
         (["--env", "CartPole-v1", "--resume", "x"], "not allowed with argument"),
         ([], "say what to train on: --env CartPole-v1"),
+        (
+            ["--env", "CartPole-v1", "--total-steps", "9", "--num-episodes", "2"],
+            "leave out one of them",
+        ),
     ],
 )
 def test_wrong_words_get_one_sentence(words, said, tmp_path, monkeypatch, capsys):
@@ -197,3 +201,34 @@ def test_wrong_words_get_one_sentence(words, said, tmp_path, monkeypatch, capsys
     assert said in " ".join(told.err.split())
     assert "Traceback" not in told.err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_environment_that_cannot_be_built_is_named_with_its_arguments(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+
+    assert main(["train", "--env", "CartPole-v1", "--env-kwargs", '{"sizze": 3}']) == 2
+
+    said = " ".join(capsys.readouterr().err.split())
+    assert "CartPole-v1 cannot be built with {'sizze': 3}: TypeError" in said
+    assert "traceback" not in said.lower()
+
+
+def test_a_finished_run_says_so_and_a_video_that_cannot_be_made_costs_no_evaluation(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    env = ["--env", "envfleet.testing:Counter", "--n-envs", "2", "--backend", "serial"]
+    short = ["--n-steps", "8", "--num-episodes", "1", "--checkpoint-dir", "run"]
+    assert main(["train", *env, *short]) == 0
+    capsys.readouterr()
+
+    assert main(["train", "--resume", "run"]) == 0
+    assert "nothing left to do: the run had made all its 16 steps" in capsys.readouterr().out
+
+    assert main(["eval", "run", "--episodes", "2", "--video", "--json"]) == 0
+    told = capsys.readouterr()
+    found = json.loads(told.out)
+    assert (found["episodes"], found["video"]) == (2, None)
+    assert "there is no video" in told.err

@@ -10,6 +10,7 @@ from typing import Any
 from envfleet.adapters.names import label
 from envfleet.cli.command import Context, at_least
 from envfleet.cli.report import Report, Text
+from envfleet.errors import VideoError
 from envfleet.learn.evaluate import EVALUATION_SEED, evaluate
 from envfleet.learn.train import env_fn, load_agent
 from envfleet.observe import video
@@ -77,9 +78,14 @@ def run(args: argparse.Namespace, context: Context) -> Report:
     if args.video:
         folder = args.run if args.run.is_dir() else args.run.parent
         path = folder / "videos" / f"eval_seed{args.seed}.mp4"
-        video.record(agent.play(), env_fn(options, render_mode="rgb_array"), path, seed=args.seed)
-        document["video"] = str(path)
-        blocks.append(Text(f"The first episode is in {path}."))
+        drawn = env_fn(options, render_mode="rgb_array")
+        try:
+            video.record(agent.play(), drawn, path, seed=args.seed)
+            document["video"] = str(path)
+            blocks.append(Text(f"The first episode is in {path}."))
+        except VideoError as exc:  # what was played counts all the same
+            document["video"] = None
+            context.say(Text(f"envfleet: {exc}", "warn"))
     told = f"{found.mean:.2f} +- {found.std:.2f} over {len(found.returns)} episodes"
     text = f"{label(options.env)}: {told}"
     return Report(ok=True, document=document, blocks=(Text(text, "ok"), *blocks))

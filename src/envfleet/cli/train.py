@@ -21,6 +21,7 @@ from envfleet.cli.lines import Lines
 from envfleet.cli.live import LiveView
 from envfleet.cli.report import Block, Code, Report, Text
 from envfleet.cli.screen import can_redraw
+from envfleet.errors import ConfigError, EnvConstructionFailed
 from envfleet.learn.ppo import PPOOptions
 from envfleet.learn.train import Outcome, TrainOptions, resumed_options, train
 
@@ -78,8 +79,15 @@ def run(args: argparse.Namespace, context: Context) -> Report:
         display = Lines(stream, asked.options)
     if asked.has_recipe:
         display.say(f"Recipe for {label(asked.options.env)}: {_told(asked.ppo)}")
-    with display:
-        outcome = train(asked.options, asked.ppo, run_dir, display, is_resumed=is_resumed)
+    try:
+        with display:
+            outcome = train(asked.options, asked.ppo, run_dir, display, is_resumed=is_resumed)
+    except EnvConstructionFailed as exc:  # where it was tried is nothing a person here has to know
+        kwargs = asked.options.env_kwargs
+        raise ConfigError(
+            f"{asked.options.env} cannot be built{f' with {kwargs}' if kwargs else ''}: "
+            f"{exc.reason}"
+        ) from exc
     return _report(outcome)
 
 

@@ -8,6 +8,7 @@
     incidents/           what `envfleet doctor replay` needs to show them again
     videos/              an episode of each evaluation, on request
     report.html          all of it on one page
+    .lock                keeps a second process out, which is alone.py's business
     *.pt                 checkpoints, which are checkpoint.py's business
 
 Law: run.json and metrics.jsonl are the truth; the page can be made again from them alone. Whatever

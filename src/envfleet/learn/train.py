@@ -30,6 +30,7 @@ from envfleet.engine.auto import choose_start_method, plan_fleet
 from envfleet.engine.options import BackendName, StartMethod, check_count, check_seconds, one_of
 from envfleet.errors import CheckpointError, ConfigError, EnvfleetError, VideoError, WorkerDied
 from envfleet.learn.accounting import shares, verdict
+from envfleet.learn.alone import alone_in
 from envfleet.learn.checkpoint import CheckpointFolder, load
 from envfleet.learn.evaluate import EVALUATION_SEED, Evaluation, evaluate
 from envfleet.learn.options import check_seed
@@ -216,6 +217,13 @@ def train(
         weights_and_biases.need()
     if options.video:
         video.need()
+    with alone_in(run_dir):
+        return _train_alone(options, ppo, run_dir, watcher, is_resumed)
+
+
+def _train_alone(
+    options: TrainOptions, ppo: PPOOptions, run_dir: Path, watcher: Watcher, is_resumed: bool
+) -> Outcome:
     checkpoints = CheckpointFolder(run_dir, keep=options.keep_checkpoints)
     folder = RunFolder(run_dir)
     checkpoints.prepare()

@@ -5,6 +5,8 @@ import json
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import time
 from dataclasses import replace
 
@@ -289,6 +291,32 @@ def test_an_environment_that_hangs_costs_its_episode_where_there_is_a_deadline(t
     outcome = train(options, PPO, tmp_path / "run")
     assert (outcome.env_steps, outcome.incidents) == (64, 1)
     assert outcome.best_return is not None
+
+
+IN_THE_WAY = """
+import pathlib, sys
+from envfleet.learn.alone import alone_in
+
+with alone_in(pathlib.Path(sys.argv[1])):
+    print("in", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_second_process_is_kept_out_of_a_run_until_the_first_is_gone(tmp_path):
+    train(RUN, PPO, tmp_path, StopAt(1))
+    words = [sys.executable, "-c", IN_THE_WAY, str(tmp_path)]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(words, stdin=pipe, stdout=pipe, text=True) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "in\n"
+        half_written = tmp_path / ".step_000000000099.pt.4711"
+        half_written.write_bytes(b"")
+        with pytest.raises(errors.CheckpointError, match="trained in by another process"):
+            train(RUN, PPO, tmp_path, is_resumed=True)
+        assert half_written.exists()
+        other.kill()
+    assert train(RUN, PPO, tmp_path, is_resumed=True).env_steps == 768
 
 
 def test_a_folder_with_a_run_is_not_overwritten(tmp_path):
