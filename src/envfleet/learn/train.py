@@ -48,6 +48,8 @@ RECENT = 100
 
 REASON_CHARACTERS = 200
 """How much of somebody else's error is told."""
+PATIENCE_S = 300.0
+"""How long a step may take in an evaluation that has ended a process before."""
 RETRY_S = 1.0
 """How long a last checkpoint that could not be written waits for its second try."""
 
@@ -356,10 +358,11 @@ class _Run:
         self._recent: deque[tuple[float, int]] = deque(maxlen=RECENT)
         self._saved = self._evaluated = 0
         self._owes_save = self._owes_evaluation = False
+        self._is_wary = False
+        """Whether an evaluation may hang or take its process along: one has been interrupted, and
+        none has come to its end since."""
         self._owed_best: tuple[int, dict[str, Any]] | None = None
         self._films = options.video
-        # what may take its process along does so in evaluations too
-        self._has_workers = any(pid is not None for pid in trainer.envs.fleet.worker_pids())
         self._clock = _Clock(started_s, self.spent)
         self._start_up_s = self._evaluation_s = 0.0
         self.best: float | None = None
@@ -379,6 +382,7 @@ class _Run:
         self._evaluated, self._saved = state["evaluated"], self._trainer.env_steps
         # it was killed between the checkpoint and the end of the evaluation that was due with it
         self._owes_evaluation = state.get("owes_evaluation", False)
+        self._is_wary = self._owes_evaluation
         self._rehearse()
         self._folder.go_on(
             self._trainer.env_steps,
@@ -457,6 +461,7 @@ class _Run:
     def _evaluate(self) -> bool:
         """True if the policy has never been better."""
         options, begun_s = self._options, time.perf_counter()
+        patience_s = PATIENCE_S if self._is_wary else None
         self._evaluated = self._trainer.env_steps
         try:
             play, env = self._trainer.agent.play, env_fn(options)
@@ -464,10 +469,11 @@ class _Run:
                 play,
                 env,
                 episodes=options.eval_episodes,
-                in_worker=self._has_workers,
+                # a worker answers much later than this process does: only where there is a reason
+                in_worker=options.has_deadlines or self._is_wary,
                 start_method=options.parallel_start_method,
-                step_timeout_s=options.step_timeout_s,
-                reset_timeout_s=options.reset_timeout_s,
+                step_timeout_s=options.step_timeout_s or patience_s,
+                reset_timeout_s=options.reset_timeout_s or patience_s,
             )
         except Exception as exc:  # the environment's own: it costs this evaluation, not the run
             what = f"{type(exc).__name__}: {exc}"
@@ -483,7 +489,7 @@ class _Run:
                 self._film()
         finally:
             self._evaluation_s += time.perf_counter() - begun_s
-        self.last_evaluation = found
+        self.last_evaluation, self._is_wary = found, False
         self._note(evaluation_mean=found.mean, evaluation_std=found.std)
         self._watcher.evaluated(self._trainer.env_steps, found)
         is_best = math.isfinite(found.mean) and (self.best is None or found.mean >= self.best)

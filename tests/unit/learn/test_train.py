@@ -258,15 +258,48 @@ def test_an_evaluation_without_a_number_is_not_the_best(tmp_path, monkeypatch):
     assert load(tmp_path / "best.pt")["trainer"]["env_steps"] == 640
 
 
-def test_an_evaluation_that_takes_its_process_along_costs_itself(tmp_path):
-    fault = {"mode": "kill", "only_seed": EVALUATION_SEED}
-    options = TrainOptions(
-        "envfleet.testing:Crashing", fault, n_envs=2, num_episodes=2, backend="process"
-    )
-    with pytest.warns(RuntimeWarning, match=r"evaluation at 64 steps failed \(WorkerDied"):
-        outcome = train(options, PPO, tmp_path)
-    assert (outcome.env_steps, outcome.incidents) == (64, 0)
-    assert load(tmp_path / "latest.pt")["iteration"] == 2
+FATAL = TrainOptions(
+    "envfleet.testing:Crashing",
+    {"mode": "kill", "only_seed": EVALUATION_SEED},
+    n_envs=2,
+    num_episodes=3,
+    backend="process",
+    num_workers=1,
+    eval_every=64,
+)
+
+
+def test_an_evaluation_that_takes_its_process_along_costs_itself_with_a_deadline(tmp_path):
+    with pytest.warns(RuntimeWarning, match=r"evaluation at \d+ steps failed \(WorkerDied"):
+        outcome = train(replace(FATAL, step_timeout_s=60.0), PPO, tmp_path)
+    assert (outcome.env_steps, outcome.incidents) == (96, 0)
+    assert load(tmp_path / "latest.pt")["iteration"] == 3
+
+
+ENDED_BY_ITS_EVALUATION = """
+import pathlib, sys
+from tests.unit.learn.test_train import FATAL, PPO, replace, train
+
+if __name__ == "__main__":
+    train(replace(FATAL, save_every=64), PPO, pathlib.Path(sys.argv[1]))
+"""
+
+
+def test_an_evaluation_that_took_the_run_along_is_made_up_for_and_costs_itself(tmp_path):
+    (tmp_path / "fatal.py").write_text(ENDED_BY_ITS_EVALUATION)
+    words = [sys.executable, str(tmp_path / "fatal.py"), str(tmp_path / "run")]
+    where = os.pathsep.join([os.getcwd(), *sys.path])
+    ended = subprocess.run(words, env={**os.environ, "PYTHONPATH": where}, check=False)
+    assert ended.returncode == -signal.SIGKILL
+    state = load(tmp_path / "run" / "latest.pt")
+    assert (state["iteration"], state["owes_evaluation"]) == (2, True)
+    with pytest.warns(RuntimeWarning, match=r"evaluation at \d+ steps failed \(WorkerDied"):
+        train(*resumed_options(tmp_path / "run"), tmp_path / "run", is_resumed=True)
+    failed = [
+        line["env_steps"] for line in metrics(tmp_path / "run") if "evaluation_failed" in line
+    ]
+    assert failed == [64, 96]
+    assert not load(tmp_path / "run" / "latest.pt")["owes_evaluation"]
 
 
 def test_deadlines_call_for_workers(tmp_path):
