@@ -130,7 +130,14 @@ def runs_of(asked: Asked) -> tuple[TrainOptions, TrainOptions]:
     options = asked.options
     if not asked.said & {"num_episodes", "total_steps"}:
         options = replace(options, num_episodes=ITERATIONS)
-    reference = replace(options, backend="serial", num_workers=None, parallel_start_method=None)
+    reference = replace(
+        options,
+        backend="serial",
+        num_workers=None,
+        parallel_start_method=None,
+        step_timeout_s=None,  # nothing can be given up in this process
+        reset_timeout_s=None,
+    )
     if options.backend == "serial":
         return reference, reference
     other = replace(

@@ -253,6 +253,8 @@ TRAINING = YES_OR_NO | {
     "--num-workers",
     "--parallel-start-method",
     "--max-restarts",
+    "--step-timeout-s",
+    "--reset-timeout-s",
     "--save-every",
     "--keep-checkpoints",
     "--eval-every",

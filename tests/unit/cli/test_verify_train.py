@@ -145,6 +145,14 @@ class TestRuns:
 
         assert runs_of(replace(self.ASKED, options=options))[1].num_workers == 1
 
+    def test_have_deadlines_only_where_there_can_be_some(self):
+        options = TrainOptions("CartPole-v1", step_timeout_s=5.0, reset_timeout_s=60.0)
+
+        one, other = runs_of(replace(self.ASKED, options=options))
+
+        assert not one.has_deadlines
+        assert (other.step_timeout_s, other.reset_timeout_s) == (5.0, 60.0)
+
     def test_may_be_the_same_twice(self):
         options = TrainOptions("CartPole-v1", backend="serial")
 
