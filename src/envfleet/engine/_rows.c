@@ -758,7 +758,7 @@ take_bell(Port *port)
 /* Wait for enough; 1 if it is there, 0 if there is other news or no time left, -1 for a signal. */
 static int
 wait_for(Port *ports, struct pollfd *watched, Py_ssize_t count, Py_ssize_t wanted, int urgent,
-         double give_up_s)
+         double spin_until_s, double give_up_s)
 {
     for (;;) {
         Py_ssize_t done = 0, coming = 0, last = -1;
@@ -785,9 +785,12 @@ wait_for(Port *ports, struct pollfd *watched, Py_ssize_t count, Py_ssize_t wante
             struct pollfd end = {urgent, POLLIN, 0};
             return poll(&end, 1, 0) == 0;
         }
-        double left_s = give_up_s - seconds_now();
+        double now_s = seconds_now(), left_s = give_up_s - now_s;
         if (left_s <= 0) {
             return 0;
+        }
+        if (now_s < spin_until_s) {
+            continue;
         }
         /* who needs all of them sleeps until the last is done, instead of being woken by each */
         int needs_all = done + coming - ports[last].num_slots < wanted;
@@ -837,9 +840,9 @@ collect_steps(PyObject *Py_UNUSED(module), PyObject *args)
     PyObject *all, *states, *workers, *found = NULL;
     Py_ssize_t wanted;
     int urgent, status = 0;
-    double limit_s;
-    if (!PyArg_ParseTuple(args, "O!O!O!nid", &PyList_Type, &all, &PyByteArray_Type, &states,
-                          &PyTuple_Type, &workers, &wanted, &urgent, &limit_s) ||
+    double limit_s, spin_s;
+    if (!PyArg_ParseTuple(args, "O!O!O!nidd", &PyList_Type, &all, &PyByteArray_Type, &states,
+                          &PyTuple_Type, &workers, &wanted, &urgent, &limit_s, &spin_s) ||
         !are_as_many(all, states)) {
         return NULL;
     }
@@ -853,10 +856,10 @@ collect_steps(PyObject *Py_UNUSED(module), PyObject *args)
     if (read_ports(all, states, workers, ports) < 0) {
         goto end;
     }
-    double give_up_s = seconds_now() + limit_s;
+    double now_s = seconds_now(), give_up_s = now_s + limit_s, spin_until_s = now_s + spin_s;
     do {
         Py_BEGIN_ALLOW_THREADS
-        status = wait_for(ports, watched, count, wanted, urgent, give_up_s);
+        status = wait_for(ports, watched, count, wanted, urgent, spin_until_s, give_up_s);
         Py_END_ALLOW_THREADS
     } while (status < 0 && PyErr_CheckSignals() == 0);
     if (status > 0) {

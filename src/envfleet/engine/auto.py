@@ -40,7 +40,7 @@ JOINT_TRIP_S = 25e-6
 """The same where this process has a share of its own to step meanwhile: it need not be woken."""
 JOINT_GAIN = 1.05
 """Less than `MIN_GAIN`: what is copied is copied in either case."""
-OWN_SHARE, WORKER_SHARE = 5, 3
+OWN_SHARE, WORKER_SHARE = 4, 3
 """How this process shares slots with workers, each of which begins later, and copies as well."""
 NativeSteps = tuple[float, float, float]
 """Seconds of a step of one instance: for all slots, one worker's share, this process's share."""

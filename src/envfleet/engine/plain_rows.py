@@ -93,6 +93,7 @@ class CollectSteps(Protocol):
         wanted: int,
         urgent_fd: int,
         limit_s: float,
+        spin_s: float,
     ) -> tuple[int, ...] | None:
         """Wait for the steps of at least `wanted` slots, or of all that are under way.
 
@@ -103,6 +104,7 @@ class CollectSteps(Protocol):
             wanted: A number of slots.
             urgent_fd: Becomes readable when a worker sends something or ends.
             limit_s: Wait no longer.
+            spin_s: Sleep no sooner.
 
         Returns:
             The workers that are done, or None, and nothing is collected, if time is up, something

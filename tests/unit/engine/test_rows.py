@@ -351,9 +351,9 @@ def test_ends_are_noted_alike(told_flags, ended, first, now):
         lambda: post(workers=(-1,)),
         lambda: post(workers=("0",)),
         lambda: post(port=(words(3), words(8), np.array([1, 0, 0], np.uint64), 0, 0, 1)),
-        lambda: untyped.collect_steps([()], bytearray([1]), (0,), 1, 0, 0.0),
-        lambda: untyped.collect_steps([()], bytearray([1]), (1,), 1, 0, 0.0),
-        lambda: untyped.collect_steps([], bytearray(1), (), 1, 0, 0.0),
+        lambda: untyped.collect_steps([()], bytearray([1]), (0,), 1, 0, 0.0, 0.0),
+        lambda: untyped.collect_steps([()], bytearray([1]), (1,), 1, 0, 0.0, 0.0),
+        lambda: untyped.collect_steps([], bytearray(1), (), 1, 0, 0.0, 0.0),
     ],
 )
 @pytest.mark.skipif(not rows.IS_COMPILED, reason="Python has no memory to overrun")

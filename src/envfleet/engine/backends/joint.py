@@ -11,6 +11,10 @@ from collections.abc import Set
 from envfleet.engine.backends.lane import ProcessLane
 from envfleet.engine.backends.serial import SerialLane
 
+SPIN_S = 50e-6
+"""Being woken takes as long. Elsewhere this process must not spin, because its core is a worker's;
+here it is one of the workers."""
+
 
 class JointLane:
     """One lane over two; each knows its own workers."""
@@ -37,7 +41,7 @@ class JointLane:
             return None
         num_missing = max(min_slots - sum(handle.count for handle in done_here), 0)
         left_s = max(give_up_s - time.perf_counter(), 0.0)
-        done_away = self._away.collect(away, num_missing, left_s)
+        done_away = self._away.collect(away, num_missing, left_s, SPIN_S)
         if done_away is None:
             return None  # those here keep what they have done until it is asked for again
         self._here.take(done_here)

@@ -33,11 +33,11 @@ class ProcessLane:
         self._post(self.ports, self.under_way, workers, request, Op.STEP, page << PAGE_SHIFT)
 
     def collect(
-        self, workers: tuple[int, ...], min_slots: int, limit_s: float
+        self, workers: tuple[int, ...], min_slots: int, limit_s: float, spin_s: float = 0.0
     ) -> tuple[int, ...] | None:
-        """Wait for their bells."""
+        """Wait for their bells, by looking again and again for a while, and then asleep."""
         return self._collect(
-            self.ports, self.under_way, workers, min_slots, self._urgent_fd, limit_s
+            self.ports, self.under_way, workers, min_slots, self._urgent_fd, limit_s, spin_s
         )
 
     def request_of(self, worker: int) -> int:
