@@ -61,7 +61,12 @@ class FleetTraining:
     def open(self) -> None:
         """Start the fleet and build the networks."""
         work = self.training.work
-        self._envs = envfleet.make_vec(work.env, work.num_envs, autoreset="same_step")
+        self._envs = envfleet.make_vec(
+            work.env,
+            work.num_envs,
+            autoreset="same_step",
+            rollout_steps=self.training.options.n_steps,
+        )
         self.trainer = PPOTrainer(self._envs, self.training.options, seed=work.seed)
 
     @property

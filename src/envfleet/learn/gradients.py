@@ -41,17 +41,34 @@ class Rows:
         """How many there are."""
         return len(self.actions)
 
-    def at(self, where: Tensor | slice) -> Rows:
-        """Some of them."""
+    def at(self, where: Tensor) -> Rows:
+        """Some of them, by their numbers or by a flag for each."""
+        if where.dtype is torch.bool:
+            where = where.nonzero()[:, 0]
         return Rows(
-            tuple(leaf[where] for leaf in self.leaves),
-            self.actions[where],
-            None if self.allowed is None else self.allowed[where],
-            self.log_probs[where],
-            self.values[where],
-            self.advantages[where],
-            self.returns[where],
+            tuple(leaf.index_select(0, where) for leaf in self.leaves),
+            self.actions.index_select(0, where),
+            None if self.allowed is None else self.allowed.index_select(0, where),
+            self.log_probs.index_select(0, where),
+            self.values.index_select(0, where),
+            self.advantages.index_select(0, where),
+            self.returns.index_select(0, where),
         )
+
+    def split(self, size: int) -> list[Rows]:
+        """All of them, `size` at a time."""
+        if len(self) <= size:
+            return [self] if len(self) else []
+        leaves = zip(*(torch.split(leaf, size) for leaf in self.leaves), strict=True)
+        numbers = (self.log_probs, self.values, self.advantages, self.returns)
+        columns = [torch.split(one, size) for one in (self.actions, *numbers)]
+        allowed: Sequence[Tensor | None] = [None] * len(columns[0])
+        if self.allowed is not None:
+            allowed = torch.split(self.allowed, size)
+        return [
+            Rows(mine, actions, may, *rest)
+            for mine, may, actions, *rest in zip(leaves, allowed, *columns, strict=True)
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,15 +87,15 @@ class Found:
         """Policy loss, value loss, entropy, KL, share of clipped rows."""
         ratio = self.log_ratio.exp()
         objective = torch.min(self.gain * ratio, self.gain * ratio.clamp(1 - clip, 1 + clip))
-        return torch.stack(
-            (
-                -objective.mean(),
-                self.value_error.square().mean(),
-                policy.head.entropy(self.said).mean(),
-                self.kl(),
-                ((ratio - 1).abs() > clip).float().mean(),
-            )
+        more = ratio - 1
+        each = (
+            -objective,
+            self.value_error.square(),
+            policy.head.entropy(self.said),
+            more - self.log_ratio,
+            more.abs() > clip,
         )
+        return torch.stack(each).mean(1)
 
     @torch.no_grad()
     def kl(self) -> Tensor:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import asdict, dataclass
@@ -38,6 +38,9 @@ from envfleet.learn.options import PPOOptions, check_seed
 from envfleet.learn.sequences import stretches
 
 __all__ = ["Agent", "Episode", "Learned", "PPOOptions", "PPOTrainer", "Rollout"]
+
+Steps = Callable[[], Iterator[Found]]
+"""The gradients of one epoch's minibatches, one after another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,11 +259,13 @@ class PPOTrainer:
     ) -> tuple[list[float], int]:
         """Go over the rows until it is enough; the figures of the last epoch, and how many."""
         options, far = self.options, self.options.target_kl
+        ways = self._by_row if self.policy.memories is None else self._by_slot
+        steps = ways(rollout, rows, weights)
         figures: list[torch.Tensor] = []
         for epoch in range(1, options.n_epochs + 1):
             figures = []
             is_last = epoch == options.n_epochs
-            for found in self._steps(rollout, rows, weights):
+            for found in steps():
                 if is_last or far is not None:
                     figures.append(found.figures(self.policy, weights.clip))
                 if far is not None and float(found.kl()) > 1.5 * far:
@@ -272,41 +277,43 @@ class PPOTrainer:
         mean = torch.stack(figures).mean(0).tolist() if figures else [float("nan")] * 5
         return mean, epoch
 
-    def _steps(self, rollout: Rollout, rows: Rows, weights: Weights) -> Iterator[Found]:
-        """The gradients of one epoch's minibatches, one after another."""
-        if self.policy.memories is None:
-            yield from self._steps_by_row(rollout, rows, weights)
-        else:
-            yield from self._steps_by_slot(rollout, rows, weights)
-
-    def _steps_by_row(self, rollout: Rollout, rows: Rows, weights: Weights) -> Iterator[Found]:
+    def _by_row(self, rollout: Rollout, rows: Rows, weights: Weights) -> Steps:
+        policy, size, is_plain = self.policy, self.options.batch_size, self.policy.is_plain
         chosen = np.flatnonzero(rollout.valid.reshape(-1))
-        size = self.options.batch_size
-        if len(chosen) > size or len(chosen) < len(rows):  # else all of them, in any order
-            rows = rows.at(self.agent.tensor(self._shuffler.permutation(chosen)))
-        for start in range(0, len(rows), size):
-            some = rows.at(slice(start, start + size)) if len(rows) > size else rows
-            if self.policy.is_plain:
-                yield closed_form(self.policy, some, weights)
-            else:
-                features, _ = self.policy.features(some.leaves, self.agent.fresh_states(0))
-                yield by_autograd(self.policy, self._optimiser.parameters, features, some, weights)
+        is_shuffled = len(chosen) > size or len(chosen) < len(rows)  # else the order is no matter
 
-    def _steps_by_slot(self, rollout: Rollout, rows: Rows, weights: Weights) -> Iterator[Found]:
-        times, slots = rollout.rewards.shape
+        def steps() -> Iterator[Found]:
+            order = self._shuffler.permutation(chosen) if is_shuffled else None
+            mine = rows if order is None else rows.at(self.agent.tensor(order))
+            for some in mine.split(size):
+                if is_plain:
+                    yield closed_form(policy, some, weights)
+                else:
+                    features, _ = policy.features(some.leaves, self.agent.fresh_states(0))
+                    yield by_autograd(policy, self._optimiser.parameters, features, some, weights)
+
+        return steps
+
+    def _by_slot(self, rollout: Rollout, rows: Rows, weights: Weights) -> Steps:
+        policy, (times, slots) = self.policy, rollout.rewards.shape
         states, valid = self.agent.tensor(rollout.states), rollout.valid.reshape(-1)
-        order = self._shuffler.permutation(slots)
-        for some_slots in np.array_split(order, max(1, times * slots // self.options.batch_size)):
-            if not len(some_slots):
-                continue
-            cut = stretches(rollout.ended, some_slots)
-            some = rows.at(self.agent.tensor(cut.order))
-            features = self.policy.unroll(some.leaves, cut, states)
-            if not valid.all():
-                whole = self.agent.tensor(valid[cut.order])
-                some, features = some.at(whole), features.at(whole)
-            if len(some):
-                yield by_autograd(self.policy, self._optimiser.parameters, features, some, weights)
+        num_minibatches = max(1, times * slots // self.options.batch_size)
+
+        def steps() -> Iterator[Found]:
+            order = self._shuffler.permutation(slots)
+            for some_slots in np.array_split(order, num_minibatches):
+                if not len(some_slots):
+                    continue
+                cut = stretches(rollout.ended, some_slots)
+                some = rows.at(self.agent.tensor(cut.order))
+                features = policy.unroll(some.leaves, cut, states)
+                if not valid.all():
+                    whole = self.agent.tensor(valid[cut.order])
+                    some, features = some.at(whole), features.at(whole)
+                if len(some):
+                    yield by_autograd(policy, self._optimiser.parameters, features, some, weights)
+
+        return steps
 
     @contextmanager
     def _threads(self) -> Iterator[None]:
