@@ -83,7 +83,7 @@ def test_a_decision_depends_on_nothing_but_its_numbers(monkeypatch):
         return decide_native(130, 4, steps_s, "fork", may_be_serial=True)
 
     before = decided()
-    for name in ("usable_cores", "_ask", "_step_s", "time"):
+    for name in ("usable_cores", "_ask", "_steps_s", "time"):
         monkeypatch.setattr(auto, name, refuse)
     assert before == decided() == Plan("process", "fork", 4, before.why, 40)
     assert before.describe(130) == (
