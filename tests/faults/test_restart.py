@@ -1226,6 +1226,19 @@ def test_junk_for_views_is_not_what_a_lost_slot_shows(monkeypatch, env_fn):
             envs.step(actions)
 
 
+def test_junk_for_views_leaves_what_is_answered(monkeypatch):
+    """A slot that has answered before its worker was lost shows what it answered."""
+    monkeypatch.setenv("ENVFLEET_DEBUG", "1")
+    env_fns = [Resident, functools.partial(Crashing, mode="exit", nth=2, length=None)]
+    with opened(env_fns, num_workers=1, on_failure="restart") as envs:
+        envs.reset(seed=0)
+        envs.step(zeros(2))
+        envs.send(zeros(1), [0])
+        envs.send(zeros(1), [1])
+        assert envs.recv(slots=[1]).truncated.all()
+        assert envs.recv(slots=[0]).obs[0, 0] == 2
+
+
 # ---- slots that live here -----------------------------------------------------------------------
 
 

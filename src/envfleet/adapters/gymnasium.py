@@ -375,7 +375,7 @@ def _plan(
     start_method = choose_start_method(method)
     if num_here and backend in ("auto", "process"):
         why = f"num_here={num_here} was asked for"
-        workers = num_workers or max(2, min(len(env_fns), usable_cores()))
+        workers = num_workers or max(2, min(len(env_fns) - num_here + 1, usable_cores()))
         return Plan("process", start_method, workers, why, num_here)
     if backend == "auto" and num_workers is None:
         return plan_fleet(env_fns, start_method, may_be_serial=not needs_supervision)

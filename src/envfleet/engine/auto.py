@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
@@ -42,8 +43,8 @@ JOINT_GAIN = 1.05
 """Less than `MIN_GAIN`: what is copied is copied in either case."""
 OWN_SHARE, WORKER_SHARE = 4, 3
 """How this process shares slots with workers, each of which begins later, and copies as well."""
-NativeSteps = tuple[float, float, float]
-"""Seconds of a step of one instance: for all slots, one worker's share, this process's share."""
+NativeSteps = tuple[float, float]
+"""Seconds of a step of one instance: for all slots, and for the share of whoever has most."""
 _NOT_FORK_SAFE = ("torch", "jax", "tensorflow")
 
 
@@ -155,12 +156,12 @@ def decide_native(
 
     Where nothing must be supervised this process is one of the workers: it would only wait.
     """
-    whole_s, share_s, own_s = step_s
+    whole_s, share_s = step_s
     took = f"a step of all takes {_micros(whole_s)}"
     if may_be_serial:
         num_here = own_share(num_envs, workers)
-        took = f"{took}, of {num_here} of them {_micros(own_s)}"
-        if (own_s + JOINT_TRIP_S) * JOINT_GAIN < whole_s:
+        took = f"{took}, of {num_here} of them {_micros(share_s)}"
+        if (share_s + JOINT_TRIP_S) * JOINT_GAIN < whole_s:
             return Plan("process", start_method, workers, f"{took}, so sharing pays", num_here)
         why = f"{took}, and sharing {_micros(JOINT_TRIP_S)}, so it would not pay"
         return Plan("serial", start_method, 1, why)
@@ -193,7 +194,8 @@ def plan_fleet(
         workers = min(cores, num_envs)
         if workers == 1 and may_be_serial:
             return Plan("serial", start_method, 1, "a natively vectorised environment on one core")
-        sizes = num_envs, -(-num_envs // workers), own_share(num_envs, workers)
+        share = own_share(num_envs, workers) if may_be_serial else -(-num_envs // workers)
+        sizes = num_envs, share
         step_s = cast(NativeSteps, _ask(partial(_NativeProbe, first, sizes), start_method))
         return decide_native(num_envs, workers, step_s, start_method, may_be_serial=may_be_serial)
     if num_envs == 1 and may_be_serial:
@@ -285,7 +287,26 @@ class _NativeProbe(gymnasium.Env[Any, Any]):
     action_space = spaces.Discrete(1)
 
     def __init__(self, env_fn: NativeFn, sizes: Sequence[int]) -> None:
-        self.result = _steps_s([env_fn.build(size) for size in sizes])
+        self._env_fn = env_fn
+        with ExitStack() as undo:
+            envs: list[VectorEnv] = []
+            try:
+                for size in sizes:
+                    envs.append(env_fn.build(size))
+                    undo.callback(envs[-1].close)
+            except Exception:  # perhaps there may only be one at a time
+                if not envs:
+                    raise
+                undo.close()
+                envs = []
+            self.result = _steps_s(envs) if envs else tuple(map(self._alone, sizes))
+
+    def _alone(self, size: int) -> float:
+        env = self._env_fn.build(size)
+        try:
+            return _steps_s([env])[0]
+        finally:
+            env.close()
 
 
 def _steps_s(envs: Sequence[VectorEnv]) -> tuple[float, ...]:
@@ -305,8 +326,6 @@ def _steps_s(envs: Sequence[VectorEnv]) -> tuple[float, ...]:
             env.step(action)
             shortest_s[index] = min(shortest_s[index], time.perf_counter() - begun_s)
         rounds += 1
-    for env in envs:
-        env.close()
     return tuple(shortest_s)
 
 

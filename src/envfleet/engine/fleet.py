@@ -395,6 +395,9 @@ class Fleet:
         op = pending.command.op
         if pending.part is None:
             return
+        if self._poison and op in MOVES:
+            failed = {one.slot for one in reply.failures} if reply is not None else set()
+            self._gatherer.answered([slot for slot in pending.slots if slot not in failed])
         if op is Op.STEP and reply is None and not self._gatherer.spills:  # by far the most common
             traffic.land(pending.part)
             self._offer(pending)
@@ -682,7 +685,7 @@ def _check_here(
     check_count("num_here", num_here)
     if num_here > num_slots - num_workers + 1:
         raise ConfigError(
-            f"num_here leaves {num_slots - num_here} of {num_slots} slots for "
+            f"num_here={num_here} leaves {max(num_slots - num_here, 0)} of {num_slots} slots for "
             f"{num_workers - 1} worker processes; each needs one or more"
         )
     if deadlines.step_s or deadlines.reset_s:

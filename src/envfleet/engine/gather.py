@@ -131,6 +131,11 @@ class Gatherer:
             if spill is not None:
                 self.spills[slot] = spill
 
+    def answered(self, slots: Sequence[int]) -> None:
+        """The rows of these slots are new: there is no junk in them."""
+        for slot in slots:
+            self._before_poison.pop(slot, None)
+
     def poison(self, slots: Slots, rows: slice | Slots) -> None:
         """Fill the rows of slots that are sent with junk, unless there are several kinds."""
         if not self.is_mixed:
@@ -170,8 +175,7 @@ class Gatherer:
         """The rows of these slots; `rows` are the same, as a slice where they are neighbours."""
         control = self._control
         if self._before_poison:
-            for slot in slots.tolist():
-                self._before_poison.pop(slot, None)
+            self.answered(slots.tolist())
         pages = self._data.pages if page else None
         if isinstance(rows, slice):
             plain_obs = self._plain_obs if pages is None else None

@@ -215,8 +215,8 @@ act(PyObject *Py_UNUSED(module), PyObject *args)
         return NULL;
     }
     npy_intp num_layers = PyTuple_GET_SIZE(given) / 2, widest = PyArray_DIM(obs, 1);
-    if (num_layers == 0) {
-        PyErr_SetString(PyExc_ValueError, "there are no layers");
+    if (num_layers == 0 || PyTuple_GET_SIZE(given) % 2) {
+        PyErr_SetString(PyExc_ValueError, "layers are weights and biases in turn, at least one");
         return NULL;
     }
     Layer *layers = PyMem_Malloc(sizeof(Layer) * (size_t)num_layers);

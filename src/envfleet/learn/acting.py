@@ -2,7 +2,8 @@
 
 Between the steps of environments, whose code takes the caches, finding the way through PyTorch for
 a dozen small operations takes ten times as long as the operations. What is drawn is what PyTorch
-would draw, but for the last digits of what the layers say; a test holds the two together.
+would draw, but for the last digits of what the layers say, which differ between kinds of processors
+as PyTorch's do; a test holds the two together.
 """
 
 from __future__ import annotations
@@ -26,10 +27,7 @@ Array = npt.NDArray[Any]
 
 
 class QuickActor:
-    """A policy as it is now, and the [time, slot] arrays of one rollout.
-
-    It does not follow what is learned afterwards.
-    """
+    """A policy, and the [time, slot] arrays of one rollout; not to be used once it has learned."""
 
     def __init__(self, policy: ActorCritic, obs: Array, noise: Tensor, actions: Tensor) -> None:
         """Take a policy for which `can_be`, and arrays as the collector fills them."""

@@ -47,4 +47,8 @@ def alone_in(folder: Path) -> Iterator[None]:
                     str(folder),
                     "is being trained in by another process; wait for its end or stop it first",
                 ) from exc
-        yield
+        try:
+            yield
+        finally:
+            if [one.name for one in folder.iterdir()] == [LOCK_FILE]:
+                (folder / LOCK_FILE).unlink()  # nothing came of it

@@ -13,6 +13,7 @@ import envfleet
 from envfleet.engine import auto
 from envfleet.engine.auto import JOINT_GAIN, JOINT_TRIP_S, Plan, decide_native, own_share
 from envfleet.engine.schedule import deal
+from envfleet.testing import VectorCounter
 
 US, MS = 1e-6, 1e-3
 
@@ -20,14 +21,14 @@ US, MS = 1e-6, 1e-3
 @pytest.mark.parametrize(
     ("workers", "step_s", "is_shared"),
     [
-        (2, (10 * MS, 5 * MS, 6 * MS), True),
-        (2, (180 * US, 110 * US, 130 * US), True),  # as a native CartPole-v1 of 4096: measured
-        (8, (600 * US, 200 * US, 250 * US), True),
-        (2, (10 * MS, 9.9 * MS, 9.9 * MS), False),  # vectorised work that does not shrink
-        (2, (100 * US, 50 * US, 75 * US), False),  # going there takes more than what is saved
-        (2, (1 * MS, 0.9 * MS, 0.93 * MS), False),  # a gain that is within the noise
-        (2, (20 * US, 30 * US, 30 * US), False),
-        (2, (0.0, 0.0, 0.0), False),
+        (2, (10 * MS, 6 * MS), True),
+        (2, (180 * US, 130 * US), True),  # as a native CartPole-v1 of 4096: measured
+        (8, (600 * US, 250 * US), True),
+        (2, (10 * MS, 9.9 * MS), False),  # vectorised work that does not shrink
+        (2, (100 * US, 75 * US), False),  # going there takes more than what is saved
+        (2, (1 * MS, 0.93 * MS), False),  # a gain that is within the noise
+        (2, (20 * US, 30 * US), False),
+        (2, (0.0, 0.0), False),
     ],
 )
 def test_native_environments_are_shared_where_that_pays(workers, step_s, is_shared):
@@ -43,9 +44,9 @@ def test_native_environments_are_shared_where_that_pays(workers, step_s, is_shar
 @pytest.mark.parametrize(
     ("step_s", "pays"),
     [
-        ((10 * MS, 5 * MS, 6 * MS), True),
-        ((600 * US, 300 * US, 350 * US), True),
-        ((300 * US, 150 * US, 180 * US), False),  # the round trip is more than what is saved
+        ((10 * MS, 5 * MS), True),
+        ((600 * US, 300 * US), True),
+        ((300 * US, 150 * US), False),  # the round trip is more than what is saved
     ],
 )
 def test_what_is_supervised_is_in_processes(step_s, pays):
@@ -58,7 +59,7 @@ def test_the_gain_must_be_more_than_noise():
     own_s = 1 * MS
     just_enough_s = (own_s + JOINT_TRIP_S) * JOINT_GAIN
     for whole_s, expected in ((just_enough_s * 1.001, "process"), (just_enough_s, "serial")):
-        plan = decide_native(64, 2, (whole_s, own_s, own_s), "fork", may_be_serial=True)
+        plan = decide_native(64, 2, (whole_s, own_s), "fork", may_be_serial=True)
         assert plan.backend == expected
 
 
@@ -79,7 +80,7 @@ def test_a_decision_depends_on_nothing_but_its_numbers(monkeypatch):
         raise AssertionError("a decision neither measures nor looks at the machine")
 
     def decided():
-        steps_s = (10 * MS, 3 * MS, 4 * MS)
+        steps_s = (10 * MS, 4 * MS)
         return decide_native(130, 4, steps_s, "fork", may_be_serial=True)
 
     before = decided()
@@ -104,19 +105,43 @@ def test_a_plan_says_what_was_measured(monkeypatch):
 
 
 def test_sizes_are_measured_of_what_will_run(monkeypatch):
-    """For 5 slots in 2 workers the larger share counts; shared with this process it has 2."""
+    """For 5 slots in 2 workers the larger share counts; shared with this process, its own."""
     monkeypatch.setattr(auto, "usable_cores", lambda: 2)
     probes = []
 
     def measured(probe, start_method):
         probes.append((probe.args[1], start_method))
-        return 10 * MS, 4 * MS, 4 * MS
+        return 10 * MS, 4 * MS
 
     monkeypatch.setattr(auto, "_ask", measured)
     plan = auto.plan_fleet([envfleet.native("CartPole-v1")] * 5, "spawn", may_be_serial=True)
-    assert probes == [((5, 3, 2), "spawn")]
-    assert plan == decide_native(5, 2, (10 * MS, 4 * MS, 4 * MS), "spawn", may_be_serial=True)
+    assert probes == [((5, 2), "spawn")]
+    assert plan == decide_native(5, 2, (10 * MS, 4 * MS), "spawn", may_be_serial=True)
     assert plan.num_here == 2
+    auto.plan_fleet([envfleet.native("CartPole-v1")] * 5, "spawn", may_be_serial=False)
+    assert probes[1] == ((5, 3), "spawn")
+
+
+class OnlyOne(VectorCounter):
+    """There may be one at a time in a process, as with a port or a licence."""
+
+    is_there = False
+
+    def __init__(self, num_envs):
+        if OnlyOne.is_there:
+            raise RuntimeError("there is one already")
+        OnlyOne.is_there = True
+        super().__init__((3,) * num_envs)
+
+    def close_extras(self, **kwargs):
+        OnlyOne.is_there = False
+
+
+def test_instances_that_cannot_be_side_by_side_are_measured_one_after_another(monkeypatch):
+    monkeypatch.setattr(auto, "usable_cores", lambda: 2)
+    with closing(envfleet.make_vec(envfleet.native(OnlyOne), 4)) as envs:
+        assert "a step of all takes" in envs.plan
+        envs.reset(seed=0)
 
 
 class Refuses(gymnasium.Env):

@@ -9,9 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import envfleet
+from envfleet.adapters import gymnasium as door
 from envfleet.engine import rows
 from envfleet.engine.backends import lane
-from envfleet.errors import ConfigError, StillInFlight
+from envfleet.errors import ConfigError, EnvFailed, StillInFlight
 
 pytestmark = pytest.mark.skipif(not rows.IS_COMPILED, reason="there is no lane without C")
 
@@ -173,13 +174,49 @@ def test_this_process_steps_its_own_while_others_step_theirs():
         assert time.perf_counter() - started_s < 4 * 0.1
 
 
+def test_who_has_enough_does_not_wait_for_this_process():
+    class Slow(Talker):
+        def step(self, action):
+            time.sleep(0.2)
+            return super().step(action)
+
+    env_fns = [Talker, Talker, Talker, Slow]
+    with envfleet.make_vec(env_fns, num_workers=3, num_here=1) as envs:
+        envs.reset(seed=0)
+        envs.send(np.zeros(4, np.int64))
+        time.sleep(0.1)
+        started_s = time.perf_counter()
+        assert envs.recv(min_slots=2).slots.tolist() == [0, 1, 2]
+        assert time.perf_counter() - started_s < 0.15
+        assert envs.recv().slots.tolist() == [3]
+
+
+def test_workers_by_default_leave_somebody_something(monkeypatch):
+    monkeypatch.setattr(door, "usable_cores", lambda: 4)
+    with envfleet.make_vec(Talker, 6, num_here=5) as envs:
+        assert envs.fleet.bounds == [(0, 1), (1, 6)]
+
+
+@pytest.mark.parametrize("place", [{"backend": "serial"}, {"num_here": 2}])
+def test_a_step_that_a_signal_took_away_is_not_told_as_done(place):
+    """What is interrupted at the wrong moment leaves nothing to do here, and no answer."""
+    with opened(**place) as envs:
+        envs.reset(seed=0)
+        envs.send(np.zeros(NUM_ENVS, np.int64))
+        envs.fleet._crew.handles[-1]._commands.clear()
+        with pytest.raises(EnvFailed, match="a signal's handler raised"):
+            envs.recv()
+        envs.reset(seed=0)
+        assert len(envs.fleet.step(np.zeros(NUM_ENVS, np.int64))) == NUM_ENVS
+
+
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
         ({"backend": "serial"}, "num_here shares slots .* got backend='serial'"),
         ({"backend": "thread", "num_workers": 2}, "num_here shares slots"),
         ({"num_workers": 1}, "two workers or more"),
-        ({"num_here": 3}, "num_here leaves 0 of 3 slots for 1 worker processes"),
+        ({"num_here": 3}, "num_here=3 leaves 0 of 3 slots for 1 worker processes"),
         ({"num_here": -1}, "num_here"),
         ({"num_here": 1.5}, "num_here"),
         ({"step_timeout_s": 1.0}, "cannot be interrupted"),

@@ -137,6 +137,7 @@ def test_what_it_leaves_to_pytorch(space, actions, memory):
         {"layers": (np.zeros((2, 4), np.float32), np.zeros(3, np.float32))},
         {"layers": (np.zeros((2, 4)), np.zeros(2, np.float32))},
         {"layers": (1, 2)},
+        {"layers": (np.zeros((2, 4), np.float32), np.zeros(2, np.float32), np.zeros(1))},
         {"layers": [np.zeros((2, 4), np.float32), np.zeros(2, np.float32)]},
     ],
 )

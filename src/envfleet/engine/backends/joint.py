@@ -33,8 +33,12 @@ class JointLane:
     def collect(
         self, workers: tuple[int, ...], min_slots: int, limit_s: float
     ) -> tuple[int, ...] | None:
-        """Do what is to be done here, then wait for the others."""
+        """Do what is to be done here, then wait for the others; unless these are enough already."""
         here, away = self._split(workers)
+        if min_slots <= sum([self._away.ports[worker][-1] for worker in away]):
+            done_away = self._away.collect(away, min_slots, 0.0)
+            if done_away is not None:
+                return done_away
         give_up_s = time.perf_counter() + limit_s
         done_here = self._here.serve(here, min_slots, limit_s)
         if done_here is None:

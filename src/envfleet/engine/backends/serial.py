@@ -121,8 +121,9 @@ class SerialLane:
     def post(self, workers: tuple[int, ...], request: int, page: int) -> None:
         """Keep it until somebody collects."""
         for worker in workers:
-            self._handles[worker].post(Command(request, Op.STEP, page=page))
+            # in this order a signal's handler may raise in between: it is then said to be lost
             self.under_way[worker] = 1
+            self._handles[worker].post(Command(request, Op.STEP, page=page))
 
     def collect(
         self, workers: tuple[int, ...], min_slots: int, limit_s: float
@@ -150,6 +151,8 @@ class SerialLane:
                     return None
                 if handle.has_work:
                     handle.serve()
+                elif not handle.has_answers:
+                    handle.note_lost()
                 if handle.has_replies:
                     return None
                 done.append(handle)
