@@ -191,6 +191,15 @@ def test_who_has_enough_does_not_wait_for_this_process():
         assert envs.recv().slots.tolist() == [3]
 
 
+def test_as_many_as_were_asked_for_come_from_both():
+    with opened(num_here=2) as envs:
+        envs.reset(seed=0)
+        for chosen in ([0, 1, 4, 5], [2, 3, 4, 5], [4, 5], [0, 1]):
+            envs.send(np.zeros(len(chosen), np.int64), chosen)
+            time.sleep(0.02)
+            assert envs.recv(min_slots=len(chosen)).slots.tolist() == chosen
+
+
 def test_workers_by_default_leave_somebody_something(monkeypatch):
     monkeypatch.setattr(door, "usable_cores", lambda: 4)
     with envfleet.make_vec(Talker, 6, num_here=5) as envs:

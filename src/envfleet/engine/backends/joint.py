@@ -35,7 +35,8 @@ class JointLane:
     ) -> tuple[int, ...] | None:
         """Do what is to be done here, then wait for the others; unless these are enough already."""
         here, away = self._split(workers)
-        if min_slots <= sum([self._away.ports[worker][-1] for worker in away]):
+        ports, under_way = self._away.ports, self.under_way
+        if min_slots <= sum([ports[worker][-1] for worker in away if under_way[worker]]):
             done_away = self._away.collect(away, min_slots, 0.0)
             if done_away is not None:
                 return done_away

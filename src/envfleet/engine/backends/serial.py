@@ -32,6 +32,8 @@ class SerialHandle:
         self._done: list[Reply | None] = []
         self.last = Command(0, Op.IDLE)
         """What was posted last."""
+        self.served = 0
+        """The identity of what was served last."""
         post = ground.control.posts[launch.worker]
         try:
             self._servant = Servant(
@@ -69,8 +71,10 @@ class SerialHandle:
         except BaseException as exc:  # Ctrl-C: the command is over all the same
             slot = self.first if command.slots is None else command.slots[0]
             self._done.append(Reply(failures=[Failure.of(slot, command.op.phrase, exc)]))
+            self.served = command.request
             raise
         self._done.append(reply)
+        self.served = command.request
 
     def take(self) -> list[Reply | None]:
         """What has been served."""
@@ -112,6 +116,8 @@ class SerialLane:
 
     def __init__(self, num_workers: int) -> None:
         self._handles: dict[int, SerialHandle] = {}
+        self._requests = [0] * num_workers
+        """What each was asked last."""
         self.under_way = bytearray(num_workers)
 
     def add(self, handle: SerialHandle) -> None:
@@ -122,6 +128,7 @@ class SerialLane:
         """Keep it until somebody collects."""
         for worker in workers:
             # in this order a signal's handler may raise in between: it is then said to be lost
+            self._requests[worker] = request
             self.under_way[worker] = 1
             self._handles[worker].post(Command(request, Op.STEP, page=page))
 
@@ -151,8 +158,8 @@ class SerialLane:
                     return None
                 if handle.has_work:
                     handle.serve()
-                elif not handle.has_answers:
-                    handle.note_lost()
+                elif not handle.has_answers and handle.served != self._requests[worker]:
+                    handle.note_lost()  # else it was done, and its answer taken
                 if handle.has_replies:
                     return None
                 done.append(handle)
@@ -182,6 +189,7 @@ class SerialLane:
         if not self.can_resume(workers):
             return False
         for worker in workers:
+            self._requests[worker] = self._handles[worker].last.request
             self.under_way[worker] = 1
         return True
 
