@@ -223,10 +223,11 @@ class TakenApart(FleetTraining):
         rows = agent.tensors(flattened(rollout.obs))
         (actions,) = agent.tensors(flattened((rollout.actions,)))
         states, noise = agent.fresh_states(slots), torch.Generator().manual_seed(0)
+        chosen = torch.from_numpy(rollout.actions.copy())
         start_s = time.perf_counter()
         drawn = policy.head.noise((times, slots), noise)
         if QuickActor.can_be(policy):
-            quick = QuickActor(policy, rollout.obs[0], drawn, torch.from_numpy(rollout.actions))
+            quick = QuickActor(policy, rollout.obs[0], drawn, chosen)
             for at in range(times):
                 quick.act(at, slice(None))
         else:
