@@ -244,9 +244,7 @@ OPENS = """
     ("method", "after_s"),
     [
         *(("fork", milliseconds / 1000) for milliseconds in range(2, 27, 5)),
-        *(("spawn", after_s) for after_s in (0.05, 0.2, 0.4)),
-        # earlier than that the standard library's fork server is just starting, and complains too
-        ("forkserver", 0.4),
+        *((method, after_s) for method in ("spawn", "forkserver") for after_s in (0.05, 0.2, 0.4)),
     ],
 )
 def test_ctrl_c_while_workers_come_up_gives_one_traceback(method, after_s, tmp_path):

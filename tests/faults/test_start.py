@@ -474,3 +474,73 @@ class HasChild(Resident):
     def close(self):
         self.child.kill()
         self.child.join()
+
+
+# ---- what workers of one parent do not share ----------------------------------------------------
+
+DRAWS = """
+    import sys
+
+    import numpy as np
+
+    import envfleet
+    from envfleet.testing import Counter
+
+
+    class Drawing(Counter):
+        "Draws from the generator that numpy keeps for the whole process."
+
+        @property
+        def drawn(self):
+            return float(np.random.random())
+
+
+    if __name__ == "__main__":
+        np.random.seed(0)
+        for _ in range(2):
+            envs = envfleet.make_vec(
+                Drawing, 3, num_workers=3, backend="process", start_method=sys.argv[1]
+            )
+            print(*envs.get_attr("drawn"))
+            envs.close()
+"""
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_no_two_workers_draw_the_same(method, tmp_path):
+    runs = [run_program(tmp_path, DRAWS, method) for _ in range(2)]
+    assert [code for code, _, _ in runs] == [0, 0], runs
+    first, second = (out.split("\n") for _, out, _ in runs)
+    assert len(set(first[0].split())) == 3
+    if method == "fork":  # it goes on from the parent's, which was seeded
+        assert first == second
+    else:
+        assert len({*first[0].split(), *first[1].split(), *second[0].split()}) == 9
+
+
+SHARED_SERVER = """
+    import multiprocessing, signal
+
+    import envfleet
+    from envfleet.testing import Counter
+
+
+    def listen(pipe):
+        pipe.send(signal.getsignal(signal.SIGINT) is signal.default_int_handler)
+        pipe.send(signal.pthread_sigmask(signal.SIG_BLOCK, ()) == set())
+
+
+    if __name__ == "__main__":
+        envs = envfleet.make_vec(Counter, 1, backend="process", start_method="forkserver")
+        ours, theirs = multiprocessing.Pipe()
+        child = multiprocessing.get_context("forkserver").Process(target=listen, args=(theirs,))
+        child.start()
+        print(ours.recv(), ours.recv(), multiprocessing.forkserver._forkserver._preload_modules)
+        child.join()
+        envs.close()
+"""
+
+
+def test_other_children_of_the_fork_server_hear_ctrl_c(tmp_path):
+    code, out, err = run_program(tmp_path, SHARED_SERVER)
+    assert (code, out, err) == (0, "True True ['__main__']\n", "")

@@ -342,6 +342,10 @@ def _settle(spec: WorkerSpec, stack_fd: int) -> None:
         torch.set_num_threads(1)
     if spec.is_from_server:
         _let_server_end()
+    # a fork begins with its parent's stream: repeatable still, but not what its neighbours draw
+    state = np.random.get_state(legacy=False)["state"]
+    seed = np.random.SeedSequence([*state["key"], state["pos"], spec.worker])
+    np.random.seed(seed.generate_state(8))
     # The kernel ends us with the thread that started us, which lives as long as its process. Where
     # there is no such service a thread watches, but not a hang in native code or a stopped process.
     if sys.platform == "linux":

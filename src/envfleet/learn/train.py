@@ -248,13 +248,12 @@ def _train_alone(
             run.end(f"failed: {' '.join(str(exc).split()) or type(exc).__name__}")
             raise
         report = run.end("stopped" if is_stopped else "finished")
-        seconds = time.perf_counter() - started_s
-        parts = shares(run.spent(), seconds)
+        parts = shares(run.spent(), run.seconds)
         return Outcome(
             run_dir=run_dir,
             env_steps=trainer.env_steps,
             new_steps=trainer.env_steps - first_steps,
-            seconds=seconds,
+            seconds=run.seconds,
             best_return=run.best,
             last_evaluation=run.last_evaluation,
             incidents=len(trainer.envs.incidents),
@@ -433,6 +432,11 @@ class _Run:
         self._note(ended=how)
         return self._folder.close()
 
+    @property
+    def seconds(self) -> float:
+        """From this process's start to the last note: what its notes add up to."""
+        return self._clock.noted_s
+
     def spent(self) -> dict[str, float]:
         """Seconds of this process so far, by what they were spent on."""
         others = {"evaluation": self._evaluation_s, "start-up": self._start_up_s}
@@ -590,6 +594,10 @@ class _Clock:
     @property
     def elapsed_s(self) -> float:
         return time.perf_counter() - self._started_s
+
+    @property
+    def noted_s(self) -> float:
+        return self._last_s - self._started_s
 
     def lap(self) -> dict[str, float]:
         """As figures: the seconds since the last lap, and by what they were spent on."""

@@ -21,7 +21,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from multiprocessing import resource_tracker
+from multiprocessing import forkserver, resource_tracker
 from typing import Any
 
 import cloudpickle
@@ -56,6 +56,7 @@ FILES_PER_WORKER = 8
 """What the parent holds open for one worker while it is being started."""
 GUARD_EXIT = 117
 """Exit code by which a child says that it found itself importing a script without a guard."""
+_PRELOADED = "envfleet.engine.preload"
 _STACK_WAIT_S = 0.3
 
 
@@ -490,16 +491,26 @@ _launchers: list[_Launcher] = []
 @contextlib.contextmanager
 def _interrupts_wait(start_method: str) -> Iterator[None]:
     """Hold Ctrl-C back while a process starts: a worker shall not see it before it ignores it."""
-    if start_method == "forkserver":  # the mask would stay with a server that is not ours alone
-        yield
-        return
-    if start_method == "spawn":  # started within, the tracker would open the mask again
+    if start_method != "fork":  # started within, the tracker would open the mask again
         resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
+        if start_method == "forkserver":
+            _ensure_server()
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _ensure_server() -> None:
+    """Start the fork server, if there is none yet, with the engine loaded in it."""
+    server: Any = forkserver._forkserver
+    asked = server._preload_modules
+    server._preload_modules = [*asked, _PRELOADED]
+    try:
+        forkserver.ensure_running()
+    finally:
+        server._preload_modules = asked
 
 
 def _state_of(pid: int) -> str:
