@@ -8,6 +8,7 @@ by side: each looks at its own descendants, and at shared memory that no strange
 import gc
 import multiprocessing
 import os
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -29,6 +30,10 @@ GRACE_S = 2.0
 
 SHM = Path("/dev/shm")
 FDS = Path("/proc/self/fd")
+
+
+# A shell starts what runs in its background deaf to Ctrl-C, and so would be every child.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
