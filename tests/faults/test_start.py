@@ -5,10 +5,12 @@ import importlib
 import multiprocessing
 import os
 import re
+import shutil
 import signal
 import sys
 import threading
 import time
+from pathlib import Path
 
 import gymnasium
 import numpy as np
@@ -519,7 +521,7 @@ def test_no_two_workers_draw_the_same(method, tmp_path):
 
 
 SHARED_SERVER = """
-    import multiprocessing, signal
+    import multiprocessing, os, signal
 
     import envfleet
     from envfleet.testing import Counter
@@ -528,6 +530,7 @@ SHARED_SERVER = """
     def listen(pipe):
         pipe.send(signal.getsignal(signal.SIGINT) is signal.default_int_handler)
         pipe.send(signal.pthread_sigmask(signal.SIG_BLOCK, ()) == set())
+        pipe.send(dict(os.environ))
 
 
     if __name__ == "__main__":
@@ -536,11 +539,43 @@ SHARED_SERVER = """
         child = multiprocessing.get_context("forkserver").Process(target=listen, args=(theirs,))
         child.start()
         print(ours.recv(), ours.recv(), multiprocessing.forkserver._forkserver._preload_modules)
+        started = {"OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"}
+        print(sorted(dict(ours.recv().items() ^ os.environ.items()).keys() - started))
         child.join()
         envs.close()
 """
 
 
-def test_other_children_of_the_fork_server_hear_ctrl_c(tmp_path):
+def test_other_children_of_the_fork_server_hear_ctrl_c_and_have_our_variables(tmp_path):
     code, out, err = run_program(tmp_path, SHARED_SERVER)
-    assert (code, out, err) == (0, "True True ['__main__']\n", "")
+    assert (code, out, err) == (0, "True True ['__main__']\n[]\n", "")
+
+
+OTHER_ENGINE = """
+    import sys
+
+    sys.path.insert(0, sys.argv[2])
+
+    import envfleet
+    from envfleet.testing import Counter
+
+
+    class Where(Counter):
+        @property
+        def engine(self):
+            return envfleet.__file__
+
+
+    if __name__ == "__main__":
+        envs = envfleet.make_vec(Where, 1, backend="process", start_method=sys.argv[1])
+        files = {envfleet.__file__, *envs.get_attr("engine")}
+        print(files == {sys.argv[2] + "/envfleet/__init__.py"})
+        envs.close()
+"""
+
+
+@pytest.mark.parametrize("method", NEW)
+def test_workers_load_the_engine_that_their_parent_has(method, tmp_path):
+    shutil.copytree(Path(envfleet.__file__).parent, tmp_path / "mine" / "envfleet")
+    code, out, err = run_program(tmp_path, OTHER_ENGINE, method, tmp_path / "mine")
+    assert (code, out, err) == (0, "True\n", "")

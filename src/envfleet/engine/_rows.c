@@ -67,21 +67,76 @@ is_empty(PyObject *info)
     return PyDict_CheckExact(info) && PyDict_GET_SIZE(info) == 0;
 }
 
-/* Write an info into its cell if it has these keys and types, all of them doubles; 0 if not. */
+/* The bytes of a number by its code in a struct's format; 0 of a code that is not a number's. */
+static size_t
+nbytes_of(char code)
+{
+    switch (code) {
+    case 'd': case 'q': case 'Q': return 8;
+    case 'f': case 'i': case 'I': return 4;
+    case 'h': case 'H': case 'e': return 2;
+    case 'b': case 'B': case '?': return 1;
+    default: return 0;
+    }
+}
+
+/* Write a number as its code says; 0 if it is none, or none that fits. */
 static int
-put_doubles(PyObject *info, PyObject *keys, PyObject *types, double *cell)
+put_number(PyObject *value, char code, char *target)
+{
+    if (code == 'd' && PyFloat_Check(value)) { /* numpy's too */
+        double number = PyFloat_AS_DOUBLE(value);
+        memcpy(target, &number, sizeof number);
+        return 1;
+    }
+    if (code == 'f' && PyArray_IsScalar(value, Float)) {
+        npy_float number = PyArrayScalar_VAL(value, Float);
+        memcpy(target, &number, sizeof number);
+        return 1;
+    }
+    if (code == '?' && PyBool_Check(value)) {
+        *target = value == Py_True;
+        return 1;
+    }
+    if (code == 'q' && PyLong_CheckExact(value)) {
+        int is_beyond;
+        npy_int64 number = PyLong_AsLongLongAndOverflow(value, &is_beyond);
+        memcpy(target, &number, sizeof number);
+        return !is_beyond;
+    }
+    if (!PyArray_IsScalar(value, Number) && !PyArray_IsScalar(value, Bool)) {
+        return 0;
+    }
+    PyArray_Descr *type = PyArray_DescrFromScalar(value);
+    int fits = type != NULL && (size_t)PyDataType_ELSIZE(type) == nbytes_of(code);
+    Py_XDECREF(type);
+    if (fits) {
+        PyArray_ScalarAsCtype(value, target);
+    }
+    return fits;
+}
+
+/* Write an info into its cell if it has these keys and types, all of them numbers; 0 if not. */
+static int
+put_numbers(PyObject *info, PyObject *keys, PyObject *types, PyObject *codes, char *cell,
+            size_t size)
 {
     if (!PyDict_CheckExact(info) || PyDict_GET_SIZE(info) != PyTuple_GET_SIZE(keys)) {
         return 0;
     }
     Py_ssize_t at = 0, count = 0;
+    size_t used = 0;
     PyObject *key, *value;
     while (PyDict_Next(info, &at, &key, &value)) {
-        if (key != PyTuple_GET_ITEM(keys, count) || !PyFloat_Check(value) ||
-            (PyObject *)Py_TYPE(value) != PyTuple_GET_ITEM(types, count)) {
+        char code = PyBytes_AS_STRING(codes)[count];
+        size_t more = nbytes_of(code);
+        if (key != PyTuple_GET_ITEM(keys, count) ||
+            (PyObject *)Py_TYPE(value) != PyTuple_GET_ITEM(types, count) || more == 0 ||
+            used + more > size || !put_number(value, code, cell + used)) {
             return 0;
         }
-        cell[count++] = PyFloat_AS_DOUBLE(value);
+        used += more;
+        count++;
     }
     return 1;
 }
@@ -140,7 +195,7 @@ read_desk(PyObject *tuple, Desk *desk)
     }
     Py_ssize_t rows = PyByteArray_GET_SIZE(desk->states);
     if (!is_array(desk->post, NPY_UINT64, 1, 2) || !is_array(desk->rewards, NPY_DOUBLE, 1, rows) ||
-        !is_array(desk->starts, NPY_UINT8, 2, 0) || !is_array(desk->cells, NPY_DOUBLE, 2, 0) ||
+        !is_array(desk->starts, NPY_UINT8, 2, 0) || !is_array(desk->cells, NPY_UINT8, 2, 0) ||
         !is_array(desk->schemas, NPY_UINT16, 1, rows)) {
         return -1;
     }
@@ -252,7 +307,7 @@ counted(PyObject *limit, PyObject *result)
     return cut;
 }
 
-/* Put an info away, if it is like the last one that was all doubles, or if there is none and was none. */
+/* Put an info away, if it is like the last one that was all numbers, or if there is none and was none. */
 static int
 put_info(const Desk *desk, Py_ssize_t row, PyObject *info)
 {
@@ -261,16 +316,18 @@ put_info(const Desk *desk, Py_ssize_t row, PyObject *info)
         return !*has_info;
     }
     PyObject *form = PyList_GET_SIZE(desk->form) == 1 ? PyList_GET_ITEM(desk->form, 0) : Py_None;
-    if (!PyTuple_CheckExact(form) || PyTuple_GET_SIZE(form) != 3) {
+    if (!PyTuple_CheckExact(form) || PyTuple_GET_SIZE(form) != 4) {
         return 0;
     }
     PyObject *keys = PyTuple_GET_ITEM(form, 0), *types = PyTuple_GET_ITEM(form, 1);
-    long number = PyLong_AsLong(PyTuple_GET_ITEM(form, 2));
+    PyObject *codes = PyTuple_GET_ITEM(form, 2);
+    long number = PyLong_AsLong(PyTuple_GET_ITEM(form, 3));
     npy_intp size = PyArray_DIM(desk->cells, 1);
-    double *cell = (double *)PyArray_DATA(desk->cells) + row * size;
-    if (!PyTuple_CheckExact(keys) || !PyTuple_CheckExact(types) || number < 1 ||
-        PyTuple_GET_SIZE(keys) > size || PyTuple_GET_SIZE(types) != PyTuple_GET_SIZE(keys) ||
-        !put_doubles(info, keys, types, cell)) {
+    char *cell = PyArray_BYTES(desk->cells) + row * size;
+    if (!PyTuple_CheckExact(keys) || !PyTuple_CheckExact(types) || !PyBytes_CheckExact(codes) ||
+        number < 1 || PyTuple_GET_SIZE(types) != PyTuple_GET_SIZE(keys) ||
+        PyBytes_GET_SIZE(codes) != PyTuple_GET_SIZE(keys) ||
+        !put_numbers(info, keys, types, codes, cell, (size_t)size)) {
         PyErr_Clear(); /* of a number that is none */
         return 0;
     }

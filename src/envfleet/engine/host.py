@@ -137,7 +137,7 @@ class EnvHost:
             self._invalid,
             self._ends if self._autoreset == "next_step" else None,
             self._infos.form,
-            control.infos[mine].view(np.float64),
+            control.infos[mine],
             control.schemas[mine],
         )
         self._marks = [marks[mine].view(np.uint8).data for marks in control.flags]

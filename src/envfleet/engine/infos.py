@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from envfleet.engine.plain_rows import Form
 from envfleet.engine.slab import INFO_BYTES
 
 NO_INFO = 0
@@ -118,8 +119,8 @@ class InfoWriter:
         self._known: dict[tuple[Any, ...], tuple[int, Any, tuple[Any, ...]]] = {}
         self.fresh: list[Schema] = []
         """Schemas registered since the last reply; their ids count up from 1."""
-        self.form: list[tuple[tuple[str, ...], tuple[type, ...], int] | None] = [None]
-        """Keys, types and number of the last info that was all doubles: the next is like it."""
+        self.form: list[Form | None] = [None]
+        """Of the last new schema that was all numbers: most infos are like it."""
 
     def clear(self, row: int) -> None:
         """This slot has no info now."""
@@ -167,8 +168,9 @@ class InfoWriter:
                 if shape is not None
             )
             number = 1 + sum(1 for entry in self._known.values() if entry[1] is not None)
-            if schema.is_row_of_doubles:
-                self.form[0] = (schema.keys, schema.types, number)
+            if not arrays:
+                codes = schema.format.removeprefix("=").encode()
+                self.form[0] = (schema.keys, schema.types, codes, number)
             known = (number, struct.Struct(schema.format).pack_into, arrays)
             self.fresh.append(schema)
         self._known[key] = known

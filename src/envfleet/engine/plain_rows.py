@@ -34,6 +34,10 @@ class Line(NamedTuple):
     """Where it is kept what an episode starts from."""
 
 
+Form: TypeAlias = tuple[tuple[str, ...], tuple[type, ...], bytes, int]
+"""Keys, types, codes of a struct's format and number of infos that are all numbers."""
+
+
 class Desk(NamedTuple):
     """What the rows of one host have in common; what is by row has an item for each."""
 
@@ -51,9 +55,9 @@ class Desk(NamedTuple):
     """Gets the rows that were no transitions."""
     ends: list[tuple[int, bool, bool]] | None
     """Gets the rows whose episodes ended plainly, terminated or truncated, and are ENDED then."""
-    form: list[tuple[tuple[str, ...], tuple[type, ...], int] | None]
-    """Holds the keys, types and number of the last info that was all doubles."""
-    cells: npt.NDArray[np.float64]
+    form: list[Form | None]
+    """Holds what most infos are like."""
+    cells: npt.NDArray[np.uint8]
     """Where such infos go, by row."""
     schemas: npt.NDArray[np.uint16]
     """Where the numbers of their forms go."""

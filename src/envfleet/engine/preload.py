@@ -12,6 +12,7 @@ import signal
 import numpy as np
 
 import envfleet.engine.worker  # noqa: F401  what workers would import one by one
+from envfleet.engine.variables import as_before
 
 __all__: list[str] = []
 
@@ -22,3 +23,4 @@ def _begin_child() -> None:
 
 
 os.register_at_fork(after_in_child=_begin_child)
+as_before()

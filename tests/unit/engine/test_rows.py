@@ -2,9 +2,11 @@
 
 import gc
 import shutil
+import struct
 import sys
 import sysconfig
 import weakref
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -193,21 +195,32 @@ def test_rows_are_copied_alike(given_flags, first, count):
 @pytest.mark.parametrize(
     ("info", "is_put"),
     [
-        ({"a": 1.5, "b": np.float64(2.5)}, True),
-        ({"a": 1.5, "b": 2.5}, False),
-        ({"b": np.float64(2.5), "a": 1.5}, False),
-        ({"a": 1.5}, False),
-        ({"a": 1.5, "b": np.float64(2.5), "c": 1.0}, False),
-        ({"a": 1, "b": np.float64(2.5)}, False),
+        ({"a": 1.5, "b": np.float64(2.5), "c": np.float32(3.5)}, True),
+        ({"a": 1.5, "b": 2.5, "c": np.float32(3.5)}, False),
+        ({"b": np.float64(2.5), "a": 1.5, "c": np.float32(3.5)}, False),
+        ({"a": 1.5, "b": np.float64(2.5)}, False),
+        ({"a": 1.5, "b": np.float64(2.5), "c": np.float32(3.5), "d": 1.0}, False),
+        ({"a": 1, "b": np.float64(2.5), "c": np.float32(3.5)}, False),
         ({}, False),
         ([1.5, 2.5], False),
         (None, False),
     ],
 )
-@pytest.mark.parametrize("form", [(("a", "b"), (float, np.float64), 7), None, (1, 2, 3), ()])
-def test_an_info_like_the_last_one_goes_straight_into_its_cell(info, is_put, form):
+@pytest.mark.parametrize(
+    "form",
+    [
+        (("a", "b", "c"), (float, np.float64, np.float32), b"ddf", 7),
+        (("a", "b", "c"), (float, np.float64, np.float32), b"dd", 7),
+        (("a", "b", "c"), (float, np.float64, np.float32), b"dds", 7),
+        (("a", "b", "c"), (float, np.float64, np.float32), b"ddf", 0),
+        None,
+        (1, 2, 3, 4),
+        (),
+    ],
+)
+def test_an_info_like_most_goes_straight_into_its_cell(info, is_put, form):
     taken: list[int] = []
-    is_put = is_put and form is not None and len(form) == 3 and form[2] == 7
+    is_put = is_put and form is not None and form[2:] == (b"ddf", 7)
     obs = np.zeros(2)
     desk = step(
         [line(1, lambda action: (obs.copy(), 0.5, False, False, info), obs=obs)],
@@ -217,9 +230,60 @@ def test_an_info_like_the_last_one_goes_straight_into_its_cell(info, is_put, for
     )
     assert taken == ([] if is_put else [1])
     if is_put:
-        assert desk.cells.tolist() == [[0] * 4, [1.5, 2.5, 0, 0]]
+        assert desk.cells[0].tobytes() == bytes(32)
+        assert desk.cells[1].tobytes() == struct.pack("=ddf", 1.5, 2.5, 3.5).ljust(32, b"\0")
         assert desk.schemas.tolist() == [0, 7]
         assert desk.has_info == bytearray([0, 1])
+
+
+NUMBERS: dict[str, Sequence[Any]] = {
+    "d": [1.5, np.float64(-2.5), float("nan")],
+    "f": [np.float32(0.1)],
+    "e": [np.float16(0.1)],
+    "?": [True, False, np.True_, np.False_],
+    "q": [7, -(2**63), 2**63 - 1, np.int64(-3), np.longlong(4)],
+    "Q": [np.uint64(2**64 - 1), np.ulonglong(5)],
+    **{code: [np.dtype(code).type(100)] for code in "iIhHbB"},
+}
+
+
+@pytest.mark.parametrize(
+    ("code", "number"), [(code, number) for code in NUMBERS for number in NUMBERS[code]]
+)
+def test_numbers_are_written_as_struct_writes_them(code, number):
+    obs, info = np.zeros(2), {"first": True, "number": number}
+    desk = step(
+        [line(0, lambda action: (obs.copy(), 0.5, False, False, info), obs=obs)],
+        form=[(("first", "number"), (bool, type(number)), f"?{code}".encode(), 1)],
+    )
+    assert desk.schemas.tolist() == [1]
+    assert desk.cells.tobytes() == struct.pack(f"=?{code}", True, number).ljust(32, b"\0")
+
+
+@pytest.mark.parametrize(
+    ("number", "codes"),
+    [
+        (2**63, b"q"),
+        (-(2**63) - 1, b"q"),
+        (np.int32(1), b"q"),
+        (np.float64(1), b"f"),
+        (1 + 2j, b"d"),
+        (np.complex64(1), b"f"),
+        ("1", b"b"),
+        (np.ones(1), b"d"),
+        (1.0, b"d" * 5),
+    ],
+)
+def test_what_does_not_fit_its_code_or_its_cell_is_left_to_python(number, codes):
+    taken: list[int] = []
+    keys = tuple("abcde"[: len(codes)])
+    obs, info = np.zeros(2), dict.fromkeys(keys, number)
+    desk = step(
+        [line(0, lambda action: (obs.copy(), 0.5, False, False, info), obs=obs)],
+        form=[(keys, (type(number),) * len(keys), codes, 1)],
+        take=lambda row, result: taken.append(row),
+    )
+    assert (taken, desk.schemas.tolist()) == ([0], [0])
 
 
 @pytest.mark.parametrize(
@@ -389,7 +453,7 @@ def step(lines=None, actions=None, **changed):
         "invalid": [],
         "ends": None,
         "form": [None],
-        "cells": np.zeros((rows_, 4)),
+        "cells": np.zeros((rows_, 32), np.uint8),
         "schemas": np.zeros(rows_, np.uint16),
     }
     functions = {

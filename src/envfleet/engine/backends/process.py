@@ -36,6 +36,7 @@ from envfleet.engine.options import StartMethod
 from envfleet.engine.rows import Port
 from envfleet.engine.signals import Bell
 from envfleet.engine.slab import unnamed_file
+from envfleet.engine.variables import changed, changed_at_start
 from envfleet.engine.worker import (
     HAS_MESSAGE,
     HAS_REPLY,
@@ -439,16 +440,9 @@ def _pickled(launch: Launch) -> bytes:
         raise EnvNotPicklable(launch.first, "its env_fn", str(whole)) from whole
 
 
-@contextlib.contextmanager
-def _one_thread_each() -> Iterator[None]:
+def _one_thread_each() -> contextlib.AbstractContextManager[None]:
     """Start-up environment of a worker: numpy's BLAS reads these once, when it is loaded."""
-    names = [name for name in THREAD_VARIABLES if name not in os.environ]
-    os.environ.update(dict.fromkeys(names, "1"))
-    try:
-        yield
-    finally:
-        for name in names:
-            os.environ.pop(name, None)
+    return changed({name: "1" for name in THREAD_VARIABLES if name not in os.environ})
 
 
 def _from_a_lasting_thread(start: Callable[[], None]) -> None:
@@ -507,8 +501,11 @@ def _ensure_server() -> None:
     server: Any = forkserver._forkserver
     asked = server._preload_modules
     server._preload_modules = [*asked, _PRELOADED]
+    # it shall find this very engine, wherever this process has it from
+    paths = {"PYTHONPATH": os.pathsep.join(sys.path), "PYTHONSAFEPATH": "1"}
     try:
-        forkserver.ensure_running()
+        with changed_at_start(paths):
+            forkserver.ensure_running()
     finally:
         server._preload_modules = asked
 
