@@ -30,6 +30,8 @@ typedef struct {
     int is_tanh;
     const float *obs, *noise, *deviations;
     void *actions;
+    const float *low, *high;
+    float *fitted; /* the actions within these bounds, if there are any */
     npy_intp num_rows;
 } Task;
 
@@ -97,6 +99,15 @@ through(const Layer *layer, const Lanes *taken_in, Lanes *given)
     }
 }
 
+INLINE void
+fit(const Task *task, const float *action, float *fitted, npy_intp size)
+{
+    for (npy_intp o = 0; o < size; o++) {
+        float risen = action[o] < task->low[o] ? task->low[o] : action[o];
+        fitted[o] = risen > task->high[o] ? task->high[o] : risen;
+    }
+}
+
 FOR_THIS_PROCESSOR static void
 carry_out(const Task *task, Lanes *here, Lanes *there)
 {
@@ -128,6 +139,9 @@ carry_out(const Task *task, Lanes *here, Lanes *there)
                 float *action = (float *)task->actions + (first + row) * size;
                 for (npy_intp o = 0; o < size; o++) {
                     action[o] = here[o][row] + task->deviations[o] * noise[o];
+                }
+                if (task->fitted != NULL) {
+                    fit(task, action, task->fitted + (first + row) * size, size);
                 }
                 continue;
             }
@@ -203,14 +217,46 @@ fits(PyArrayObject *noise, PyObject *deviations, PyArrayObject *actions, npy_int
     return is_right;
 }
 
+/* Low, high and where the actions within go; None where there are no bounds. */
+static int
+read_bounds(PyObject *bounds, PyArrayObject *actions, Task *task)
+{
+    PyArrayObject *low, *high, *fitted;
+    if (bounds == Py_None) {
+        return 0;
+    }
+    if (task->deviations == NULL || !PyTuple_Check(bounds)) {
+        PyErr_SetString(PyExc_ValueError, "bounds are a tuple, and only for numbers");
+        return -1;
+    }
+    if (!PyArg_ParseTuple(bounds, "O!O!O!", &PyArray_Type, &low, &PyArray_Type, &high,
+                          &PyArray_Type, &fitted) ||
+        !is_plain(low, NPY_FLOAT32, 1) || !is_plain(high, NPY_FLOAT32, 1) ||
+        !is_plain(fitted, NPY_FLOAT32, 2)) {
+        return -1;
+    }
+    npy_intp size = PyArray_DIM(actions, 1);
+    if (PyArray_DIM(low, 0) != size || PyArray_DIM(high, 0) != size ||
+        PyArray_DIM(fitted, 0) != PyArray_DIM(actions, 0) || PyArray_DIM(fitted, 1) != size ||
+        !PyArray_ISWRITEABLE(fitted)) {
+        PyErr_SetString(PyExc_ValueError, "the bounds do not fit the actions");
+        return -1;
+    }
+    task->low = PyArray_DATA(low);
+    task->high = PyArray_DATA(high);
+    task->fitted = PyArray_DATA(fitted);
+    return 0;
+}
+
 static PyObject *
 act(PyObject *Py_UNUSED(module), PyObject *args)
 {
     PyArrayObject *obs, *noise, *actions;
-    PyObject *given, *deviations;
+    PyObject *given, *deviations, *bounds;
     int is_tanh;
-    if (!PyArg_ParseTuple(args, "O!pO!O!OO!", &PyTuple_Type, &given, &is_tanh, &PyArray_Type, &obs,
-                          &PyArray_Type, &noise, &deviations, &PyArray_Type, &actions) ||
+    if (!PyArg_ParseTuple(args, "O!pO!O!OO!O", &PyTuple_Type, &given, &is_tanh, &PyArray_Type,
+                          &obs, &PyArray_Type, &noise, &deviations, &PyArray_Type, &actions,
+                          &bounds) ||
         !is_plain(obs, NPY_FLOAT32, 2)) {
         return NULL;
     }
@@ -239,15 +285,18 @@ act(PyObject *Py_UNUSED(module), PyObject *args)
     }
     Lanes *aligned = (Lanes *)(((npy_uintp)memory + sizeof(Lanes) - 1) & ~(sizeof(Lanes) - 1));
     Task task = {
-        layers,
-        num_layers,
-        is_tanh,
-        PyArray_DATA(obs),
-        PyArray_DATA(noise),
-        deviations == Py_None ? NULL : PyArray_DATA((PyArrayObject *)deviations),
-        PyArray_DATA(actions),
-        PyArray_DIM(obs, 0),
+        .layers = layers,
+        .num_layers = num_layers,
+        .is_tanh = is_tanh,
+        .obs = PyArray_DATA(obs),
+        .noise = PyArray_DATA(noise),
+        .deviations = deviations == Py_None ? NULL : PyArray_DATA((PyArrayObject *)deviations),
+        .actions = PyArray_DATA(actions),
+        .num_rows = PyArray_DIM(obs, 0),
     };
+    if (read_bounds(bounds, actions, &task) < 0) {
+        goto done;
+    }
     carry_out(&task, aligned, aligned + widest);
     result = Py_NewRef(Py_None);
 done:

@@ -11,5 +11,6 @@ def act(
     noise: _Array,
     deviations: _Array | None,
     actions: _Array,
+    bounds: tuple[_Array, _Array, _Array] | None,
     /,
 ) -> None: ...

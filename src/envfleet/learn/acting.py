@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
@@ -29,8 +30,18 @@ Array = npt.NDArray[Any]
 class QuickActor:
     """A policy, and the [time, slot] arrays of one rollout; not to be used once it has learned."""
 
-    def __init__(self, policy: ActorCritic, obs: Array, noise: Tensor, actions: Tensor) -> None:
-        """Take a policy for which `can_be`, and arrays as the collector fills them."""
+    def __init__(
+        self,
+        policy: ActorCritic,
+        obs: Array,
+        noise: Tensor,
+        actions: Tensor,
+        bounds: tuple[Array, Array] | None = None,
+    ) -> None:
+        """Take a policy for which `can_be`, and arrays as the collector fills them.
+
+        With the `bounds` of an action, `act` also gives what environments get.
+        """
         head, self._is_tanh = policy.head, policy.actor.activation == "tanh"
         self._layers = tuple(one.detach().numpy() for one in policy.actor.parameters())
         self._deviations: Array | None = None
@@ -39,6 +50,11 @@ class QuickActor:
             self._deviations = head.log_std.detach().exp().numpy()
             self._actions = _by_row(self._actions)
         self._obs, self._noise = _by_row(obs), noise.numpy()
+        self._bounds: tuple[Array, Array] | None = None
+        if bounds is not None and all(one.dtype == np.float32 for one in bounds):
+            self._bounds = bounds[0].reshape(-1), bounds[1].reshape(-1)
+            self._fitted = np.empty_like(actions[0].numpy())
+            self._rows = self._fitted.reshape(self._actions.shape[1:])
 
     @staticmethod
     def can_be(policy: ActorCritic) -> bool:
@@ -51,9 +67,10 @@ class QuickActor:
             and all(one.device.type == "cpu" for one in policy.actor.parameters())
         )
 
-    def act(self, step: int, slots: slice) -> None:
-        """Draw the actions of these slots."""
+    def act(self, step: int, slots: slice) -> Array | None:
+        """Draw the actions of these slots; gives them within the bounds, until the next time."""
         assert _act is not None
+        bounds = self._bounds
         _act(
             self._layers,
             self._is_tanh,
@@ -61,7 +78,9 @@ class QuickActor:
             self._noise[step, slots],
             self._deviations,
             self._actions[step, slots],
+            None if bounds is None else (*bounds, self._rows[slots]),
         )
+        return None if bounds is None else self._fitted[slots]
 
 
 def _by_row(array: Array) -> Array:

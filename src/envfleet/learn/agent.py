@@ -54,9 +54,9 @@ class Agent:
             else None
             for leaf in self.inputs.leaves
         ]
-        self._bounds: tuple[Array, Array] | None = None
+        self.bounds: tuple[Array, Array] | None = None
         if isinstance(action_space, spaces.Box):
-            self._bounds = action_space.low, action_space.high
+            self.bounds = action_space.low, action_space.high
         start = getattr(action_space, "start", 0)
         self._start = start if np.any(start) else None
 
@@ -91,8 +91,8 @@ class Agent:
 
     def fit(self, actions: Array) -> Array:
         """Actions as environments get them."""
-        if self._bounds is not None:
-            low, high = self._bounds
+        if self.bounds is not None:
+            low, high = self.bounds
             bounded: Array = np.minimum(np.maximum(actions, low), high)  # np.clip takes longer
             return bounded
         return actions if self._start is None else actions + self._start

@@ -110,7 +110,8 @@ class _Store:
         self.actions, self.drawn = actions, actions.numpy()
         """What was drawn, as a tensor and as an array of the same memory."""
         self.rewards = np.zeros((times, slots))
-        self.terminated, self.truncated, self.valid = np.zeros((3, times, slots), np.bool_)
+        self.terminated, self.truncated = np.zeros((2, times, slots), np.bool_)
+        self.valid = np.ones((times, slots), np.bool_)
         self.finals = _Finals()
 
     def mask(self, step: int, half: slice, masks: Flags) -> None:
@@ -137,6 +138,7 @@ class Collector:
             pages = None
         self._pages = pages
         self._is_quick = QuickActor.can_be(agent.policy)
+        self._takes_masks = agent.policy.head.takes_masks
         self._quick: QuickActor | None = None
         self._generator = torch.Generator(agent.device).manual_seed(seed)
         count = envs.num_envs
@@ -225,7 +227,8 @@ class Collector:
         store = _Store(times, self._obs, actions, self._masks, self._pages)
         self._quick = None
         if self._is_quick and store.masks is None:
-            self._quick = QuickActor(self._agent.policy, store.obs[0], noise, actions)
+            policy, bounds = self._agent.policy, self._agent.bounds
+            self._quick = QuickActor(policy, store.obs[0], noise, actions, bounds)
         states = self._states.clone()
         if len(self._halves) == 1:
             self._fill(store, noise)
@@ -265,9 +268,9 @@ class Collector:
     def _choose(self, store: _Store, step: int, index: int, noise: Tensor) -> Any:
         """Actions for one half, as its environments take them."""
         begun_s = time.perf_counter()
-        agent, half = self._agent, self._halves[index]
+        agent, half, wanted = self._agent, self._halves[index], None
         if self._quick is not None and store.masks is None:
-            self._quick.act(step, half)
+            wanted = self._quick.act(step, half)
         else:
             leaves = tuple(agent.tensor(leaf[step, half]) for leaf in store.obs)
             allowed = None if store.masks is None else agent.tensor(store.masks[step, half])
@@ -275,15 +278,16 @@ class Collector:
             if agent.policy.state_size:
                 self._states[half] = states
             store.actions[step, half] = agent.policy.head.sample(said, noise[step, half])
-        wanted = agent.fit(store.drawn[step, half])
+        if wanted is None:
+            wanted = agent.fit(store.drawn[step, half])
         self.inference_s += time.perf_counter() - begun_s
         return wanted
 
     def _note(self, store: _Store, step: int, half: slice, batch: Batch) -> None:
         """Keep what a step of one half brought."""
         store.rewards[step, half] = batch.rewards
-        store.valid[step, half] = batch.valid
         if batch.has_events:
+            store.valid[step, half] = batch.valid
             store.terminated[step, half] = batch.terminated
             store.truncated[step, half] = batch.truncated
             self._note_ends(store.finals, step, half, batch)
@@ -291,7 +295,7 @@ class Collector:
             seen = self._agent.look(batch.obs, learns=True)
             for mine, leaf in zip(store.obs, seen, strict=True):
                 mine[step + 1, half] = leaf
-        if self._agent.policy.head.takes_masks:  # infos take time to put together
+        if self._takes_masks:  # infos take time to put together
             masks = self._agent.masks(batch.obs, batch.infos)
             if masks is not None:
                 store.mask(step + 1, half, masks)
@@ -373,12 +377,15 @@ class Collector:
 
     def _episodes(self, rewards: Array, ended: Flags, valid: Flags) -> list[tuple[float, int]]:
         """Returns and lengths of those that ended, in the order in which they did."""
-        finished = []
-        for step in range(len(rewards)):
-            self._returns += rewards[step]
-            self._lengths += valid[step]
+        finished, first = list[tuple[float, int]](), 0
+        for step in np.flatnonzero(ended.any(1)).tolist():
+            self._returns += rewards[first : step + 1].sum(0)
+            self._lengths += valid[first : step + 1].sum(0)
+            first = step + 1
             for slot in np.flatnonzero(ended[step]).tolist():
                 if valid[step, slot]:  # an episode whose environment was lost has no honest return
                     finished.append((float(self._returns[slot]), int(self._lengths[slot])))
                 self._returns[slot], self._lengths[slot] = 0.0, 0
+        self._returns += rewards[first:].sum(0)
+        self._lengths += valid[first:].sum(0)
         return finished

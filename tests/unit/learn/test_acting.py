@@ -149,12 +149,66 @@ def test_what_does_not_fit_is_refused(change):
         "noise": np.array([[0, 1], [1, 0], [0, 1]], np.float32),
         "deviations": None,
         "actions": np.zeros(3, np.int64),
+        "bounds": None,
     }
     assert acting._act is not None
     acting._act(*given.values())
     assert given["actions"].tolist() == [1, 0, 1]
     with pytest.raises((TypeError, ValueError)):
         acting._act(*{**given, **change}.values())
+
+
+@compiled
+@pytest.mark.parametrize(
+    "bounds",
+    [
+        (np.zeros(1, np.float32), np.ones(2, np.float32), np.zeros((3, 2), np.float32)),
+        (np.zeros(2, np.float32), np.ones(3, np.float32), np.zeros((3, 2), np.float32)),
+        (np.zeros(2), np.ones(2, np.float32), np.zeros((3, 2), np.float32)),
+        (np.zeros(2, np.float32), np.ones(2, np.float32), np.zeros((2, 2), np.float32)),
+        (np.zeros(2, np.float32), np.ones(2, np.float32), np.zeros((3, 2))),
+        (np.zeros(2, np.float32), np.ones(2, np.float32)),
+        (0.0, 1.0, np.zeros((3, 2), np.float32)),
+        1.0,
+    ],
+)
+def test_bounds_that_do_not_fit_are_refused(bounds):
+    layers = (np.ones((2, 4), np.float32), np.zeros(2, np.float32))
+    obs, noise = np.zeros((3, 4), np.float32), np.zeros((3, 2), np.float32)
+    deviations, actions = np.ones(2, np.float32), np.zeros((3, 2), np.float32)
+    act: Any = acting._act
+    act(layers, True, obs, noise, deviations, actions, None)
+    with pytest.raises((TypeError, ValueError)):
+        act(layers, True, obs, noise, deviations, actions, bounds)
+    with pytest.raises(ValueError, match="only for numbers"):  # and not for choices
+        act(layers, True, obs, noise, None, np.zeros(3, np.int64), bounds)
+
+
+@compiled
+@pytest.mark.parametrize("slots", [1, 8, 11])
+@torch.inference_mode()
+def test_what_environments_get_lies_within_the_bounds(slots):
+    space = spaces.Box(np.float32([[-0.5, -np.inf], [0, 0]]), np.float32([[0.5, 0.1], [np.inf, 0]]))
+    policy = policy_for((3,), space, [5], "tanh")
+    noise = policy.head.noise((2, slots), torch.Generator().manual_seed(0)) * 3
+    noise[1, 0] = float("nan")
+    obs = np.random.default_rng(0).normal(size=(3, slots, 3)).astype(np.float32)
+    actions = torch.zeros((2, slots, *policy.head.shape))
+    quick = QuickActor(policy, obs, noise, actions, (space.low, space.high))
+    middle = slots // 2
+    for step in range(2):
+        for part in (slice(0, middle), slice(middle, slots)):
+            fitted = quick.act(step, part)
+            expected = np.minimum(np.maximum(actions[step, part].numpy(), space.low), space.high)
+            np.testing.assert_array_equal(fitted, expected, strict=True)
+
+
+@compiled
+def test_bounds_of_other_numbers_are_left_to_the_caller():
+    space = spaces.Box(-1, 1, (2,), np.float64)
+    policy = policy_for((3,), space, [5], "tanh")
+    arrays = np.zeros((2, 4, 3), np.float32), torch.zeros((1, 4, 2)), torch.zeros((1, 4, 2))
+    assert QuickActor(policy, *arrays, (space.low, space.high)).act(0, slice(None)) is None
 
 
 @compiled
@@ -168,7 +222,7 @@ def test_actions_that_cannot_be_written_are_refused():
     actions.flags.writeable = False
     assert acting._act is not None
     with pytest.raises(ValueError, match="fit"):
-        acting._act(layers, True, obs, noise, None, actions)
+        acting._act(layers, True, obs, noise, None, actions, None)
 
 
 @pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1"])
