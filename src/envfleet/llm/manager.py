@@ -140,17 +140,24 @@ class EnvStateManager:
         self._needs_reset = "the last reset was interrupted"
         self._move()
         self._places.refresh()
-        for entry in self.envs:
-            entry["status"] = EnvStatus(seed=first + entry["group_id"])
-        for actions in self._done:
-            actions.clear()
         orders = {
             entry["env_id"]: Order(first + entry["group_id"], self.mode, is_new=True)
             for entry in self.envs
         }
-        answers = self._places.begin(orders, self._go_on_here)
+        caches: dict[int, Cache] = {}
+
+        def forget() -> None:
+            for entry in self.envs:
+                entry["status"] = EnvStatus(seed=first + entry["group_id"])
+            for actions in self._done:
+                actions.clear()
+
+        def open_one(env_id: int, opening: Answer) -> None:
+            caches[env_id] = self._opened(self.envs[env_id], opening)
+
+        self._places.begin(orders, self._go_on_here, forget, open_one)
         self._show_where()
-        self.rollout_cache = [self._opened(entry, answers[entry["env_id"]]) for entry in self.envs]
+        self.rollout_cache = [caches[entry["env_id"]] for entry in self.envs]
         self._needs_reset = ""
         self._tell_of_failures()
         return self.rollout_cache
@@ -329,7 +336,9 @@ class EnvStateManager:
     def _tell_of_failures(self) -> None:
         """Warn of those that have failed in this call, once of all that failed alike."""
         untold, self._untold = self._untold, {}
-        for (tag, failure), (first, *others) in untold.items():
+        # by number: who was first depends on the workers
+        alike = ((sorted(them, key=_env_id), *kind) for kind, them in untold.items())
+        for (first, *others), tag, failure in sorted(alike, key=lambda group: _env_id(group[0][0])):
             too = f", and so do those of {len(others)} more of its kind" if others else ""
             warnings.warn(
                 f"environment {first['env_id']} ({tag}, seed {first['status'].seed}) failed in "
@@ -401,3 +410,7 @@ def _names(actions: Sequence[Any]) -> tuple[str | None, ...]:
     A player may say things that cannot be pickled, or that run code where they are unpickled.
     """
     return tuple(str.__str__(one) if isinstance(one, str) else None for one in actions)
+
+
+def _env_id(entry: Entry) -> int:
+    return entry["env_id"]

@@ -91,36 +91,50 @@ class Places:
         for seats in self._seats:
             seats.refresh()
 
-    def begin(self, orders: Mapping[int, Order], go_on_here: GoOnHere) -> dict[int, Answer]:
-        """Begin everybody's episode."""
+    def begin(
+        self,
+        orders: Mapping[int, Order],
+        go_on_here: GoOnHere,
+        meanwhile: Callable[[], None],
+        tell: Callable[[int, Answer], None],
+    ) -> None:
+        """Begin everybody's episode.
+
+        Args:
+            orders: By environment.
+            go_on_here: For those who cannot stay where they are.
+            meanwhile: Called once, as soon as workers have begun and before anybody's answer.
+            tell: Is told of each answer, as soon as it is there.
+        """
         elsewhere = {
-            env_id: order
+            env_id: (tag, order.seed, order.mode)
             for env_id, order in orders.items()
-            if self._tags[env_id].name in self._made_elsewhere
+            if (tag := self._tags[env_id].name) in self._made_elsewhere
         }
         if not elsewhere or self._makers is None:
-            return self.play(orders, _nowhere, go_on_here)
-        wanted = {
-            env_id: (self._tags[env_id].name, order.seed, order.mode)
-            for env_id, order in elsewhere.items()
-        }
-        self._makers.send(wanted)
+            meanwhile()
+            for answered in self.play(orders, _nowhere, go_on_here).items():
+                tell(*answered)
+            return
+        self._makers.send(elsewhere)
         rest = {env_id: order for env_id, order in orders.items() if env_id not in elsewhere}
         self._send(rest)
-        answers: dict[int, Answer] = {}
+        meanwhile()
 
         def take(env_id: int, made: Made) -> None:
-            moved, answers[env_id] = made
+            moved, answer = made
             player = self.here.players[env_id]
             env = arrived(moved, player.env)
             if env is not player.env:
                 self.here.take_in(env_id, env)
+            tell(env_id, answer)
 
         def begin_here(env_id: int) -> None:
-            answers[env_id] = carry_out(self.here.players[env_id], orders[env_id])
+            tell(env_id, carry_out(self.here.players[env_id], orders[env_id]))
 
         self._makers.recv(take, begin_here, [one for one in rest if one in self.here.players])
-        return answers | self._recv(rest, _nowhere, go_on_here)
+        for answered in self._recv(rest, _nowhere, go_on_here).items():
+            tell(*answered)
 
     def play(
         self,

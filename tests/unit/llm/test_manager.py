@@ -398,8 +398,9 @@ class TestFailures:
             assert manager.envs[0]["status"].truncated
             assert "failure" not in manager.reset(seed=5)[0]
 
-    def test_those_that_fail_alike_are_told_of_once(self) -> None:
-        manager = made(("Trouble", 2), group_size=3)
+    @pytest.mark.parametrize("way", WAYS)
+    def test_those_that_fail_alike_are_told_of_once(self, way: Any) -> None:
+        manager = made(("Trouble", 2), group_size=3, use_multiprocessing=way, max_workers=2)
         with pytest.warns(RuntimeWarning) as at_reset:
             caches = manager.reset(seed=666)
         assert [str(one.message) for one in at_reset] == [

@@ -47,6 +47,7 @@ _MEANINGS = {
     PLAYER_ON_TARGET: "player on target",
 }
 _BOXES = (BOX, BOX_ON_TARGET)
+_PLAYERS = (PLAYER, PLAYER_ON_TARGET)
 _BOX_OVER = {FLOOR: BOX, TARGET: BOX_ON_TARGET}
 _WITHOUT_PLAYER = {PLAYER: FLOOR, PLAYER_ON_TARGET: TARGET}
 _WITH_PLAYER = {
@@ -55,6 +56,13 @@ _WITH_PLAYER = {
     TARGET: PLAYER_ON_TARGET,
     BOX_ON_TARGET: PLAYER_ON_TARGET,
 }
+_OF_EVERY_EPISODE = ("_wish", "_names", "_step_of", "_num_columns")
+"""What follows from the configuration."""
+_OF_A_NEW_EPISODE = (
+    *_OF_EVERY_EPISODE,
+    *("_cells", "_shown", "_player", "_num_on_target", "_num_steps"),
+)
+"""What follows from the configuration and the level."""
 _GLYPHS = dict(zip(_MEANINGS, "#_O√XPS", strict=True))
 
 
@@ -138,18 +146,33 @@ class SokobanEnv(TextEnv):
             raise OutOfOrder("SokobanEnv has no level yet; call reset first")
         return list(self._level.solution)
 
+    def episode(self) -> dict[str, Any]:
+        """As of all text environments; before the first step the level alone says where all is."""
+        kept = super().episode()
+        for name in _OF_EVERY_EPISODE if self._num_steps else _OF_A_NEW_EPISODE:
+            del kept[name]
+        return kept
+
+    def take_up(self, episode: dict[str, Any]) -> None:
+        """Go on with the episode of another environment."""
+        super().take_up(episode)
+        if "_cells" not in episode and self._level is not None:
+            self._lay_out(self._level)
+
     def _begin(self, seed: int, mode: Mode) -> None:
         self._level = generate(self._wish, seed)
+        self._lay_out(self._level)
+
+    def _lay_out(self, level: Level) -> None:
+        cells, width = level.cells, self._num_columns
         # Lists of plain numbers and strings: a step takes about a microsecond.
-        self._cells = list(self._level.cells)
-        self._shown = [self.config.grid_lookup[cell] for cell in self._cells]
+        self._cells = list(cells)
+        self._shown = list(map(self.config.grid_lookup.__getitem__, cells))
         # Line ends ride on the wall to the right, which never changes.
-        for last in range(self._num_columns - 1, len(self._shown) - 1, self._num_columns):
-            self._shown[last] += "\n"
-        self._player = next(
-            place for place, cell in enumerate(self._cells) if cell in _WITHOUT_PLAYER
-        )
-        self._num_on_target = self._cells.count(BOX_ON_TARGET)
+        inner_ends = slice(width - 1, len(cells) - 1, width)
+        self._shown[inner_ends] = [sign + "\n" for sign in self._shown[inner_ends]]
+        self._player = max(map(cells.find, _PLAYERS))
+        self._num_on_target = cells.count(BOX_ON_TARGET)
         self._num_steps = 0
 
     def _act(self, action: Any) -> Step:
