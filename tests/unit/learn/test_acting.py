@@ -188,7 +188,8 @@ def test_bounds_that_do_not_fit_are_refused(bounds):
 @pytest.mark.parametrize("slots", [1, 8, 11])
 @torch.inference_mode()
 def test_what_environments_get_lies_within_the_bounds(slots):
-    space = spaces.Box(np.float32([[-0.5, -np.inf], [0, 0]]), np.float32([[0.5, 0.1], [np.inf, 0]]))
+    low = np.array([[-0.5, -np.inf], [0, 0]], np.float32)
+    space = spaces.Box(low, np.array([[0.5, 0.1], [np.inf, 0]], np.float32))
     policy = policy_for((3,), space, [5], "tanh")
     noise = policy.head.noise((2, slots), torch.Generator().manual_seed(0)) * 3
     noise[1, 0] = float("nan")
