@@ -229,7 +229,7 @@ class TakenApart(FleetTraining):
         if QuickActor.can_be(policy):
             quick = QuickActor(policy, rollout.obs[0], drawn, chosen)
             for at in range(times):
-                quick.act(at, slice(None))
+                quick.act(at)
         else:
             for leaves, one in zip(steps, drawn, strict=True):
                 said, _ = policy.respond(leaves, states, None)

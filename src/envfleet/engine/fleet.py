@@ -207,6 +207,15 @@ class Fleet:
         return self._gatherer.observations(everything.slots, everything.rows)
 
     @property
+    def shared_obs(self) -> npt.NDArray[Any] | None:
+        """What every slot observed last, in shared memory, if these are single arrays.
+
+        It changes with every step.
+        """
+        self._check_open()
+        return None if self._gatherer.is_mixed else self._data.obs[0].sole_array
+
+    @property
     def pages(self) -> npt.NDArray[Any] | None:
         """Observations of many steps in shared memory, [page, slot], if these are single arrays.
 
@@ -255,6 +264,32 @@ class Fleet:
                 self.drop()  # the rows of the other slots have nobody left to go to
             raise
 
+    def step_plainly(
+        self, actions: Any, rewards: npt.NDArray[np.float64], *, page: int = 0
+    ) -> Batch | None:
+        """`step` for whoever needs no infos: a batch is made only if there is news.
+
+        Where no episode has ended and nothing has failed, the rewards of all slots are put into
+        `rewards`, the observations are on the page, if there was one, and in `shared_obs`, and None
+        is returned.
+        """
+        before = self._traffic.last_request
+        try:
+            self.send(actions, page=page)
+            called_s, self._express.has_replies = time.perf_counter(), False
+            collected = self._express.collect(None, None, None)
+            self._wait_s += time.perf_counter() - called_s
+            if collected is None:
+                return self._recv_by_books(None, None, None, called_s)
+            found, used = collected
+            if used == page and not self._logbook.has_ended and self._gatherer.take_plain(rewards):
+                return None
+            return self._hand_out(found.slots, found.rows, used)
+        except BaseException:
+            if self._traffic.last_request != before:
+                self.drop()
+            raise
+
     def _check_page(self, page: Any) -> None:
         pages = self.pages
         is_number = isinstance(page, int | np.integer) and not isinstance(page, bool)
@@ -295,7 +330,17 @@ class Fleet:
             batch = self._hand_out(found.slots, found.rows, page)
             self._copy_s += time.perf_counter() - now_s
             return batch
-        if express.leave():
+        return self._recv_by_books(route, min_slots, timeout_s, called_s)
+
+    def _recv_by_books(
+        self,
+        route: Route | None,
+        min_slots: int | None,
+        timeout_s: float | None,
+        called_s: float,
+    ) -> Batch:
+        """`recv` of what is not, or no longer, on the lane."""
+        if self._express.leave():
             self._advance(0.0, want_all=False)  # a silence is counted from its first look
         traffic = self._traffic
         if route is not None:

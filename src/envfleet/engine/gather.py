@@ -21,7 +21,7 @@ from envfleet.engine.infos import NO_INFO, Info, PackedInfos, Schema
 from envfleet.engine.messages import Reply
 from envfleet.engine.options import Autoreset
 from envfleet.engine.routes import Part, Slots
-from envfleet.engine.rows import common_number, copy_rows
+from envfleet.engine.rows import common_number, copy_rows, take_rewards
 from envfleet.engine.slab import Control, Data
 from envfleet.errors import LayoutMismatch
 from envfleet.layout import Columns
@@ -213,6 +213,12 @@ class Gatherer:
             packed=self._packed(slots, rows) if self._has_schemas else _NOTHING_PACKED,
             plain=plain,
         )
+
+    def take_plain(self, rewards: npt.NDArray[np.float64]) -> bool:
+        """Copy the rewards of all slots, if that is all a batch would have to tell of them."""
+        if self._before_poison or self._infos or self._incidents or self._later:
+            return False
+        return take_rewards(self._control.rewards, self._control.flags, rewards)
 
     def observations(self, slots: Slots, rows: slice | Slots) -> Any:
         """The last observations of these slots."""

@@ -18,6 +18,7 @@ __all__ = [
     "post_steps",
     "put_rows",
     "step_rows",
+    "take_rewards",
 ]
 
 post_steps: PostSteps | None
@@ -26,11 +27,25 @@ collect_steps: CollectSteps | None
 
 try:
     from envfleet.engine import _rows
-    from envfleet.engine._rows import common_number, copy_rows, note_ends, put_rows, step_rows
+    from envfleet.engine._rows import (
+        common_number,
+        copy_rows,
+        note_ends,
+        put_rows,
+        step_rows,
+        take_rewards,
+    )
 
     post_steps, collect_steps = _rows.post_steps, _rows.collect_steps
 except ImportError:
-    from envfleet.engine.plain_rows import common_number, copy_rows, note_ends, put_rows, step_rows
+    from envfleet.engine.plain_rows import (
+        common_number,
+        copy_rows,
+        note_ends,
+        put_rows,
+        step_rows,
+        take_rewards,
+    )
 
     post_steps = collect_steps = None
 

@@ -8,7 +8,7 @@ as PyTorch's do; a test holds the two together.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -36,25 +36,37 @@ class QuickActor:
         obs: Array,
         noise: Tensor,
         actions: Tensor,
+        parts: Sequence[slice] = (slice(None),),
         bounds: tuple[Array, Array] | None = None,
     ) -> None:
         """Take a policy for which `can_be`, and arrays as the collector fills them.
 
-        With the `bounds` of an action, `act` also gives what environments get.
+        Args:
+            policy: Who acts.
+            obs: What is seen, one time more than there are actions.
+            noise: What chance says.
+            actions: Where they go.
+            parts: Slots that act together.
+            bounds: Of an action; then `act` also gives what environments get.
         """
         head, self._is_tanh = policy.head, policy.actor.activation == "tanh"
         self._layers = tuple(one.detach().numpy() for one in policy.actor.parameters())
         self._deviations: Array | None = None
-        self._actions = actions.numpy()
+        chosen = actions.numpy()
         if isinstance(head, Gaussian):
             self._deviations = head.log_std.detach().exp().numpy()
-            self._actions = _by_row(self._actions)
-        self._obs, self._noise = _by_row(obs), noise.numpy()
-        self._bounds: tuple[Array, Array] | None = None
+            chosen = _by_row(chosen)
+        arrays = _by_row(obs)[: len(chosen)], noise.numpy(), chosen
+        # cut up at once: between the steps of environments each cut takes ten times as long
+        self._given = [list(zip(*(one[:, part] for one in arrays), strict=True)) for part in parts]
+        self._fitted: list[Array | None] = [None] * len(parts)
+        self._bounds: list[tuple[Array, ...] | None] = [None] * len(parts)
         if bounds is not None and all(one.dtype == np.float32 for one in bounds):
-            self._bounds = bounds[0].reshape(-1), bounds[1].reshape(-1)
-            self._fitted = np.empty_like(actions[0].numpy())
-            self._rows = self._fitted.reshape(self._actions.shape[1:])
+            for index, part in enumerate(parts):
+                fitted = np.empty_like(actions.numpy()[0, part])
+                rows = fitted.reshape(self._given[index][0][-1].shape)
+                self._fitted[index] = fitted
+                self._bounds[index] = bounds[0].reshape(-1), bounds[1].reshape(-1), rows
 
     @staticmethod
     def can_be(policy: ActorCritic) -> bool:
@@ -67,20 +79,13 @@ class QuickActor:
             and all(one.device.type == "cpu" for one in policy.actor.parameters())
         )
 
-    def act(self, step: int, slots: slice) -> Array | None:
-        """Draw the actions of these slots; gives them within the bounds, until the next time."""
+    def act(self, step: int, part: int = 0) -> Array | None:
+        """Draw the actions of a part; gives them within the bounds, until the next time."""
         assert _act is not None
-        bounds = self._bounds
-        _act(
-            self._layers,
-            self._is_tanh,
-            self._obs[step, slots],
-            self._noise[step, slots],
-            self._deviations,
-            self._actions[step, slots],
-            None if bounds is None else (*bounds, self._rows[slots]),
-        )
-        return None if bounds is None else self._fitted[slots]
+        obs, noise, actions = self._given[part][step]
+        bounds = self._bounds[part]
+        _act(self._layers, self._is_tanh, obs, noise, self._deviations, actions, bounds)
+        return self._fitted[part]
 
 
 def _by_row(array: Array) -> Array:

@@ -114,6 +114,11 @@ class _Store:
         self.valid = np.ones((times, slots), np.bool_)
         self.finals = _Finals()
 
+    def see(self, step: int, half: slice, seen: Leaves) -> None:
+        """Keep observations as the networks get them."""
+        for mine, leaf in zip(self.obs, seen, strict=True):
+            mine[step, half] = leaf
+
     def mask(self, step: int, half: slice, masks: Flags) -> None:
         """Keep what is allowed; before the first mask everything was."""
         if self.masks is None:
@@ -228,7 +233,7 @@ class Collector:
         self._quick = None
         if self._is_quick and store.masks is None:
             policy, bounds = self._agent.policy, self._agent.bounds
-            self._quick = QuickActor(policy, store.obs[0], noise, actions, bounds)
+            self._quick = QuickActor(policy, store.obs[0], noise, actions, self._halves, bounds)
         states = self._states.clone()
         if len(self._halves) == 1:
             self._fill(store, noise)
@@ -239,12 +244,22 @@ class Collector:
         return self._finished(store, states)
 
     def _fill(self, store: _Store, noise: Tensor) -> None:
+        fleet, rewards = self._envs.fleet, list(store.rewards)
+        shared = fleet.shared_obs
+        is_plain = shared is not None and not self._takes_masks
         for step in range(self._times):
             wanted = self._choose(store, step, 0, noise)
-            begun_s = time.perf_counter()
-            batch = self._envs.fleet.step(wanted, page=store.page_after(step))
+            page, begun_s = store.page_after(step), time.perf_counter()
+            batch = (
+                fleet.step_plainly(wanted, rewards[step], page=page)
+                if is_plain
+                else fleet.step(wanted, page=page)
+            )
             self.fleet_s += time.perf_counter() - begun_s
-            self._note(store, step, self._halves[0], batch)
+            if batch is not None:
+                self._note(store, step, self._halves[0], batch)
+            elif not page:
+                store.see(step + 1, self._halves[0], self._agent.look(shared, learns=True))
 
     def _fill_by_halves(self, store: _Store, noise: Tensor) -> None:
         """Act for one half of the slots while the other is under way."""
@@ -270,7 +285,7 @@ class Collector:
         begun_s = time.perf_counter()
         agent, half, wanted = self._agent, self._halves[index], None
         if self._quick is not None and store.masks is None:
-            wanted = self._quick.act(step, half)
+            wanted = self._quick.act(step, index)
         else:
             leaves = tuple(agent.tensor(leaf[step, half]) for leaf in store.obs)
             allowed = None if store.masks is None else agent.tensor(store.masks[step, half])
@@ -292,9 +307,7 @@ class Collector:
             store.truncated[step, half] = batch.truncated
             self._note_ends(store.finals, step, half, batch)
         if batch.page != store.page_after(step) or not batch.page:
-            seen = self._agent.look(batch.obs, learns=True)
-            for mine, leaf in zip(store.obs, seen, strict=True):
-                mine[step + 1, half] = leaf
+            store.see(step + 1, half, self._agent.look(batch.obs, learns=True))
         if self._takes_masks:  # infos take time to put together
             masks = self._agent.masks(batch.obs, batch.infos)
             if masks is not None:

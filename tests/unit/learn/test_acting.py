@@ -60,10 +60,10 @@ def test_it_draws_what_pytorch_draws(obs_shape, action_space, hidden, activation
     obs = np.random.default_rng(0).normal(scale=scale, size=(times + 1, slots, *obs_shape))
     obs = obs.astype(np.float32)
     actions = torch.zeros((times, slots, *head.shape), dtype=head.dtype)
-    quick = QuickActor(policy, obs, noise, actions)
     middle = slots // 2
+    quick = QuickActor(policy, obs, noise, actions, [slice(0, middle), slice(middle, slots)])
     for step in range(times):
-        for part in (slice(0, middle), slice(middle, slots)):
+        for part in range(2):
             quick.act(step, part)
     for step in range(times):
         said, _ = policy.respond(
@@ -84,7 +84,7 @@ def test_what_is_no_number_stays_none():
     policy = policy_for((1,), spaces.Box(-1, 1, (1,)), (4,), "tanh")
     obs = np.array([[[np.nan], [np.inf], [-np.inf], [0.0]]], np.float32)
     actions = torch.zeros((1, 4, 1))
-    QuickActor(policy, obs, torch.zeros((1, 4, 1)), actions).act(0, slice(None))
+    QuickActor(policy, obs, torch.zeros((1, 4, 1)), actions).act(0)
     assert torch.isfinite(actions[0, :, 0]).tolist() == [False, True, True, True]
     expected = policy.respond((torch.from_numpy(obs[0]),), torch.zeros((4, 0)), allowed=None)[0]
     assert torch.allclose(actions[0], expected, equal_nan=True, atol=1e-5)
@@ -195,11 +195,11 @@ def test_what_environments_get_lies_within_the_bounds(slots):
     noise[1, 0] = float("nan")
     obs = np.random.default_rng(0).normal(size=(3, slots, 3)).astype(np.float32)
     actions = torch.zeros((2, slots, *policy.head.shape))
-    quick = QuickActor(policy, obs, noise, actions, (space.low, space.high))
-    middle = slots // 2
+    parts = slice(0, slots // 2), slice(slots // 2, slots)
+    quick = QuickActor(policy, obs, noise, actions, parts, (space.low, space.high))
     for step in range(2):
-        for part in (slice(0, middle), slice(middle, slots)):
-            fitted = quick.act(step, part)
+        for number, part in enumerate(parts):
+            fitted = quick.act(step, number)
             expected = np.minimum(np.maximum(actions[step, part].numpy(), space.low), space.high)
             np.testing.assert_array_equal(fitted, expected, strict=True)
 
@@ -209,7 +209,7 @@ def test_bounds_of_other_numbers_are_left_to_the_caller():
     space = spaces.Box(-1, 1, (2,), np.float64)
     policy = policy_for((3,), space, [5], "tanh")
     arrays = np.zeros((2, 4, 3), np.float32), torch.zeros((1, 4, 2)), torch.zeros((1, 4, 2))
-    assert QuickActor(policy, *arrays, (space.low, space.high)).act(0, slice(None)) is None
+    assert QuickActor(policy, *arrays, bounds=(space.low, space.high)).act(0) is None
 
 
 @compiled
