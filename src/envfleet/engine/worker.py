@@ -55,8 +55,10 @@ SPIN_LIMIT_NS = 1_000_000
 """Longer pauses are slept through: a spin costs a core, but a sleeper some 50 us to be woken, and
 at times it wakes on the core of another."""
 LATE_NS, ROUNDS_TO_SLEEP = 1_000_000, 64
-"""Whoever gives way and comes back this late to nothing new shares its core with other work: it
-had better sleep then, because a sleeper is woken at once and a spinner waits for its turn."""
+"""Whoever gives way and comes back this late to nothing new, and that again within so many rounds,
+shares its core with other work: it had better sleep for as many, because a sleeper is woken at once
+and a spinner waits for its turn. Once in a while it is the parent that thinks, as a learner does
+between rollouts."""
 _OPS = tuple(Op)
 _PLAIN_TYPES = frozenset((bool, int, float, complex, str, bytes))
 _PR_SET_PDEATHSIG = 1
@@ -212,11 +214,12 @@ def _waiter(post: memoryview, commands: Bell, may_spin: bool) -> Callable[[int],
     clock, give_way = time.perf_counter_ns, getattr(os, "sched_yield", None)
     if not may_spin or give_way is None:
         return lambda served: commands.take()
-    last_pause, rounds_to_sleep = SPIN_LIMIT_NS, 0
+    last_pause, rounds_to_sleep, rounds_in_time = SPIN_LIMIT_NS, 0, ROUNDS_TO_SLEEP
 
     def wait(served: int) -> int:
-        nonlocal last_pause, rounds_to_sleep
+        nonlocal last_pause, rounds_to_sleep, rounds_in_time
         started = now = clock()
+        rounds_in_time += 1
         if rounds_to_sleep:
             rounds_to_sleep -= 1
         elif last_pause <= SPIN_LIMIT_NS:
@@ -226,7 +229,9 @@ def _waiter(post: memoryview, commands: Bell, may_spin: bool) -> Callable[[int],
                 give_way()
                 before, now = now, clock()
                 if now - before > LATE_NS and post[0] == served:
-                    rounds_to_sleep = ROUNDS_TO_SLEEP
+                    if rounds_in_time <= ROUNDS_TO_SLEEP:
+                        rounds_to_sleep = ROUNDS_TO_SLEEP
+                    rounds_in_time = 0
                     break
         count = commands.take()
         last_pause = clock() - started

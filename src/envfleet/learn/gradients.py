@@ -55,6 +55,16 @@ class Rows:
             self.returns.index_select(0, where),
         )
 
+    def gather(self, where: Tensor, room: Rows) -> None:
+        """Overwrite as many others with some of them, by their numbers."""
+        for mine, theirs in zip(self._tensors, room._tensors, strict=True):
+            torch.index_select(mine, 0, where, out=theirs)
+
+    @property
+    def _tensors(self) -> tuple[Tensor, ...]:
+        numbers = (self.actions, self.log_probs, self.values, self.advantages, self.returns)
+        return (*self.leaves, *numbers, *(() if self.allowed is None else (self.allowed,)))
+
     def split(self, size: int) -> list[Rows]:
         """All of them, `size` at a time."""
         if len(self) <= size:

@@ -281,11 +281,13 @@ class PPOTrainer:
         policy, size, is_plain = self.policy, self.options.batch_size, self.policy.is_plain
         chosen = np.flatnonzero(rollout.valid.reshape(-1))
         is_shuffled = len(chosen) > size or len(chosen) < len(rows)  # else the order is no matter
+        mine = rows.at(self.agent.tensor(chosen)) if is_shuffled else rows
+        minibatches = mine.split(size)
 
         def steps() -> Iterator[Found]:
-            order = self._shuffler.permutation(chosen) if is_shuffled else None
-            mine = rows if order is None else rows.at(self.agent.tensor(order))
-            for some in mine.split(size):
+            if is_shuffled:
+                rows.gather(self.agent.tensor(self._shuffler.permutation(chosen)), mine)
+            for some in minibatches:
                 if is_plain:
                     yield closed_form(policy, some, weights)
                 else:
