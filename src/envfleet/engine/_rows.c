@@ -2,13 +2,14 @@
 
    Each function does the common case itself and leaves everything else to Python: what is unusual
    is decided there alone. plain_rows.py has the same functions in Python, for places without a
-   compiler, except post_steps and collect_steps, which a fleet can do without. */
+   compiler, except keep_pcg64, post_steps and collect_steps, which a fleet can do without. */
 
 #define PY_SSIZE_T_CLEAN
 #define NPY_NO_DEPRECATED_API NPY_2_0_API_VERSION
 #include <Python.h>
 #include <numpy/arrayobject.h>
 #include <numpy/arrayscalars.h>
+#include <numpy/random/bitgen.h>
 #include <errno.h>
 #include <poll.h>
 #include <string.h>
@@ -456,6 +457,42 @@ step_rows(PyObject *Py_UNUSED(module), PyObject *args)
             return NULL;
         }
     }
+    Py_RETURN_NONE;
+}
+
+/* What numpy keeps of a PCG64, where compilers have whole numbers of 128 bits; rng.py tries it. */
+typedef struct {
+    struct {
+        unsigned char state[16], increment[16];
+    } *numbers;
+    int has_uint32;
+    npy_uint32 uinteger;
+} Pcg64;
+
+enum { STATE = 2, START_BYTES = 48 }; /* as in rng.py */
+
+static PyObject *
+keep_pcg64(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    PyObject *capsule;
+    PyArrayObject *cell;
+    if (!PyArg_ParseTuple(args, "OO!", &capsule, &PyArray_Type, &cell) ||
+        !is_array(cell, NPY_UINT8, 1, START_BYTES)) {
+        return NULL;
+    }
+    bitgen_t *bits = PyCapsule_GetPointer(capsule, "BitGenerator");
+    if (bits == NULL) {
+        return NULL;
+    }
+    const Pcg64 *from = bits->state;
+    npy_uint32 has_uint32 = (npy_uint32)from->has_uint32;
+    char *to = PyArray_DATA(cell);
+    memset(to, 0, 8);
+    to[0] = STATE;
+    memcpy(to + 8, from->numbers->state, 16);
+    memcpy(to + 24, from->numbers->increment, 16);
+    memcpy(to + 40, &has_uint32, 4);
+    memcpy(to + 44, &from->uinteger, 4);
     Py_RETURN_NONE;
 }
 
@@ -957,6 +994,7 @@ end:
 
 static PyMethodDef methods[] = {
     {"step_rows", step_rows, METH_VARARGS, NULL},
+    {"keep_pcg64", keep_pcg64, METH_VARARGS, NULL},
     {"copy_rows", copy_rows, METH_VARARGS, NULL},
     {"put_rows", put_rows, METH_VARARGS, NULL},
     {"take_rewards", take_rewards, METH_VARARGS, NULL},

@@ -67,6 +67,7 @@ class EnvHost:
         """Rows whose episodes ended in the last step."""
         self._starts = np.zeros((self.count, rng.CELL_BYTES), np.uint8)
         """What the next episodes of rows start from, where they are `_ready`."""
+        self._start_of = list(self._starts)
         self._ready = bytearray(self.count)
         """Rows that have ended and will be reset plainly, if nobody touches them before."""
         self._last_spill: dict[int, dict[int, Any]] = {}
@@ -173,10 +174,9 @@ class EnvHost:
             is_plain = not self._queues[row] and row not in self._restart_plans
             if is_plain and self._state[row] == State.ENDED:
                 try:
-                    start = rng.state_of(self._envs[row])
+                    rng.keep(self._envs[row], self._start_of[row])
                 except Exception:  # the reset will meet it again, and report it
                     continue
-                self._starts[row] = np.frombuffer(start, np.uint8)
                 self._ready[row] = 1
         self._ended = []
 

@@ -116,6 +116,13 @@ class CollectSteps(Protocol):
         """
 
 
+class KeepPcg64(Protocol):
+    """Reads the state of numpy's PCG64 from memory."""
+
+    def __call__(self, capsule: Any, cell: npt.NDArray[np.uint8], /) -> None:
+        """Put it into a cell, as `rng.packed` does."""
+
+
 def step_rows(
     desk: Desk,
     lines: Sequence[Line],

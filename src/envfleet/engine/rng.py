@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Mapping
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from envfleet.engine.rows import keep_pcg64
 
 UNKNOWN, SEEDED, STATE = 0, 1, 2
 _CELL = struct.Struct("=B7x16s16sII")
@@ -13,7 +19,7 @@ SEED_SAYS_ALL = bytes([SEEDED]).ljust(CELL_BYTES, b"\0")
 NOT_KNOWN = bytes(CELL_BYTES)
 
 
-def packed(state: dict[str, Any] | None) -> bytes:
+def packed(state: Mapping[str, Any] | None) -> bytes:
     """A generator's state, as numpy gives it; of another kind than PCG64, or None: not known."""
     if state is None or state.get("bit_generator") != "PCG64":
         return NOT_KNOWN
@@ -32,6 +38,32 @@ def state_of(env: Any) -> bytes:
     generator = getattr(env.unwrapped, "np_random", None)
     bits = getattr(generator, "bit_generator", None)
     return packed(None if bits is None else bits.state)
+
+
+def keep(env: Any, cell: npt.NDArray[np.uint8]) -> None:
+    """Put what `state_of` gives into a cell."""
+    bits = getattr(getattr(env.unwrapped, "np_random", None), "bit_generator", None)
+    if _READS_MEMORY and keep_pcg64 is not None and type(bits) is np.random.PCG64:
+        keep_pcg64(bits.capsule, cell)
+    else:
+        state = packed(None if bits is None else bits.state)
+        cell[:] = np.frombuffer(state, np.uint8)
+
+
+def _reads_memory() -> bool:
+    """Whether a generator's memory is as we know it, tried on one: a quarter of its state's time.
+
+    What numpy keeps there is its own affair, and depends on the compiler too.
+    """
+    if keep_pcg64 is None:
+        return False
+    bits, cell = np.random.PCG64(0), np.zeros(CELL_BYTES, np.uint8)
+    np.random.Generator(bits).integers(9, dtype=np.uint32)  # half of its last number is left
+    keep_pcg64(bits.capsule, cell)
+    return cell.tobytes() == packed(bits.state)
+
+
+_READS_MEMORY = _reads_memory()
 
 
 def unpacked(cell: bytes) -> dict[str, Any] | None:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from envfleet.engine.plain_rows import CollectSteps, Desk, Line, Port, PostSteps
+from envfleet.engine.plain_rows import CollectSteps, Desk, KeepPcg64, Line, Port, PostSteps
 
 __all__ = [
     "IS_COMPILED",
     "CollectSteps",
     "Desk",
+    "KeepPcg64",
     "Line",
     "Port",
     "PostSteps",
     "collect_steps",
     "common_number",
     "copy_rows",
+    "keep_pcg64",
     "note_ends",
     "post_steps",
     "put_rows",
@@ -23,6 +25,7 @@ __all__ = [
 
 post_steps: PostSteps | None
 collect_steps: CollectSteps | None
+keep_pcg64: KeepPcg64 | None
 """None without C: a fleet can do without these."""
 
 try:
@@ -37,6 +40,7 @@ try:
     )
 
     post_steps, collect_steps = _rows.post_steps, _rows.collect_steps
+    keep_pcg64 = _rows.keep_pcg64
 except ImportError:
     from envfleet.engine.plain_rows import (
         common_number,
@@ -47,6 +51,6 @@ except ImportError:
         take_rewards,
     )
 
-    post_steps = collect_steps = None
+    post_steps = collect_steps = keep_pcg64 = None
 
 IS_COMPILED = post_steps is not None

@@ -92,6 +92,21 @@ class Servant:
         self._post[2] += time.perf_counter_ns() - started
         return reply
 
+    def step_all(self, page: int) -> Reply | None:
+        """`handle` of the most common command: a step of all slots, of which nothing travels."""
+        if self._only is None:
+            reply = self._fan_out(Command(0, Op.STEP))
+        else:
+            try:
+                reply = self._only.step(None, None)
+            except BaseException as exc:
+                self._guard.let_pass(exc)
+                reply = Reply(failures=[Failure.of(self._only.first, "step", exc)])
+        if page:
+            self._data.keep(page, self._rows)
+        self._post[1] = 0
+        return reply
+
     def idle(self) -> None:
         """The last command is answered: do what can be done before the next one."""
         for host in self.hosts:

@@ -33,6 +33,7 @@ from typing import Any, Literal
 
 import cloudpickle
 import numpy as np
+import numpy.typing as npt
 
 from envfleet.engine.channel import WorkerChannel
 from envfleet.engine.guard import Guard
@@ -48,6 +49,7 @@ HAS_REPLY = 2
 """Ring flag set by the worker: a reply was put on the control path before the bell rang."""
 PARTIAL = 4
 """Ring flag set by the parent: only the slots whose ticket is this request."""
+_NOT_ALL = HAS_MESSAGE | PARTIAL
 PAGE_SHIFT = 8
 """Above these bits the ring flags are the page of a step."""
 STACK_SIGNAL = signal.SIGUSR1 if hasattr(signal, "SIGUSR1") else None
@@ -165,7 +167,7 @@ def _serve(
     size, served = len(ring) // 3, 0
     num_slots = sum(host.count for host in servant.hosts)
     tickets = control.tickets[spec.first : spec.first + num_slots]
-    handle, ring_done, clock = servant.handle, done.ring, time.perf_counter_ns
+    step_all, ring_done, clock = servant.step_all, done.ring, time.perf_counter_ns
     wait = _waiter(post, commands, spec.may_spin)
     busy_until = clock()
     while True:
@@ -173,24 +175,12 @@ def _serve(
         for _ in range(count):
             started = clock()
             entry = served % size * 3
-            request, op, flags = ring[entry], _OPS[ring[entry + 1]], ring[entry + 2]
-            slots = None
-            if flags & HAS_MESSAGE:
-                slots, blob = pickle.loads(channel.recv())
-                try:
-                    command = Command(request, op, slots, pickle.loads(blob))
-                except BaseException as exc:
-                    command = Command(request, Op.IDLE, slots, exc)
-            elif flags & PARTIAL:
-                chosen = (tickets == request & 0xFFFFFFFF).nonzero()[0] + spec.first
-                command = Command(request, op, chosen.tolist())
+            op, flags = _OPS[ring[entry + 1]], ring[entry + 2]
+            if op is Op.STEP and not flags & _NOT_ALL:
+                reply = step_all(flags >> PAGE_SHIFT)
+                post[2] += clock() - started
             else:
-                command = Command(request, op, page=flags >> PAGE_SHIFT)
-            reply: Reply | None
-            if command.op is Op.IDLE:  # its payload could not be read here
-                reply = _unreadable(spec.first, num_slots, op, command)
-            else:
-                reply = handle(command)
+                reply = _handled(spec, servant, channel, tickets, ring[entry], op, flags)
             if reply is not None:
                 channel.send(encode_reply(reply))
                 ring[entry + 2] = flags | HAS_REPLY
@@ -202,6 +192,30 @@ def _serve(
             if op is Op.CLOSE:
                 return
             servant.idle()
+
+
+def _handled(
+    spec: WorkerSpec,
+    servant: Servant,
+    channel: WorkerChannel,
+    tickets: npt.NDArray[np.uint32],
+    request: int,
+    op: Op,
+    flags: int,
+) -> Reply | None:
+    """Carry out any command."""
+    if flags & HAS_MESSAGE:
+        slots, blob = pickle.loads(channel.recv())
+        try:
+            command = Command(request, op, slots, pickle.loads(blob))
+        except BaseException as exc:  # its payload cannot be read here
+            return _unreadable(spec.first, len(tickets), op, Command(request, op, slots, exc))
+    elif flags & PARTIAL:
+        chosen = (tickets == request & 0xFFFFFFFF).nonzero()[0] + spec.first
+        command = Command(request, op, chosen.tolist())
+    else:
+        command = Command(request, op, page=flags >> PAGE_SHIFT)
+    return servant.handle(command)
 
 
 def _unreadable(first: int, num_slots: int, op: Op, command: Command) -> Reply:
