@@ -267,11 +267,11 @@ class Fleet:
     def step_plainly(
         self, actions: Any, rewards: npt.NDArray[np.float64], *, page: int = 0
     ) -> Batch | None:
-        """`step` for whoever needs no infos: a batch is made only if there is news.
+        """`step` for whoever needs no infos: most of the time no batch has to be made.
 
-        Where no episode has ended and nothing has failed, the rewards of all slots are put into
-        `rewards`, the observations are on the page, if there was one, and in `shared_obs`, and None
-        is returned.
+        Where nothing is special about a step the rewards of all slots are put into `rewards`, the
+        observations are on the page, if there was one, and in `shared_obs`, and None is returned.
+        No episode has ended then, and nothing has failed.
         """
         before = self._traffic.last_request
         try:

@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from envfleet.errors import OutOfOrder
 from envfleet.llm.config import load_config
 from envfleet.llm.environments.base import Mode, Step, TextEnv
+from envfleet.llm.environments.sokoban import SokobanEnv
 from envfleet.llm.manager import EnvStateManager
 from envfleet.llm.moving import Beginner, arrived, can_part, packed
 from envfleet.llm.places import Order
@@ -59,14 +61,19 @@ def outcomes(env: Any, num_turns: int = 6) -> list[Any]:
     return turns
 
 
+@pytest.mark.parametrize("num_turns", [0, 1, 6])
 @pytest.mark.parametrize("kind", OURS)
-def test_an_episode_goes_on_elsewhere_as_it_would_have_where_it_began(kind: str) -> None:
+def test_an_episode_goes_on_elsewhere_as_it_would_have_where_it_was(
+    kind: str, num_turns: int
+) -> None:
     made = env_type(kind)
     settings = {"num_products": 50} if kind == "webshop" else None
     one, other, alone = (made.make(settings) for _ in range(3))
     for env in (one, alone):
         Player(env).begin(5, "val")
+        outcomes(env, num_turns)
     Player(other).begin(99, "train")  # what it did before does not matter
+    outcomes(other, 2)
 
     moved = packed(one)
     assert arrived(moved, other) is other
@@ -75,6 +82,28 @@ def test_an_episode_goes_on_elsewhere_as_it_would_have_where_it_began(kind: str)
     assert outcomes(other) == outcomes(alone)
     assert other.np_random.random() == alone.np_random.random()
     assert len(moved[1]) < 2000
+
+
+@pytest.mark.parametrize("kind", OURS)
+def test_one_that_has_not_begun_moves_too(kind: str) -> None:
+    one, other = (env_type(kind).make(None) for _ in range(2))
+    Player(other).begin(99, "train")
+    arrived(packed(one), other)
+    with pytest.raises(OutOfOrder):
+        other.render()
+    with pytest.raises(OutOfOrder):
+        other.step("1")
+
+
+def test_a_configuration_that_was_changed_moves_with_its_episode() -> None:
+    one, other, alone = (SokobanEnv() for _ in range(3))
+    for env in (one, alone):
+        env.config.action_lookup = {1: "A", 2: "B", 3: "C", 4: "D"}
+        env.reset(seed=3)
+    other.reset(seed=4)
+    arrived(packed(one), other)
+    assert other.config == alone.config
+    assert outcomes(other) == outcomes(alone)
 
 
 def test_one_environment_begins_many_episodes_and_none_of_them_knows_of_the_others() -> None:

@@ -149,14 +149,15 @@ class SokobanEnv(TextEnv):
     def episode(self) -> dict[str, Any]:
         """As of all text environments; before the first step the level alone says where all is."""
         kept = super().episode()
-        for name in _OF_EVERY_EPISODE if self._num_steps else _OF_A_NEW_EPISODE:
-            del kept[name]
+        if "config" not in kept:  # it is the one that the other was made with
+            for name in _OF_EVERY_EPISODE if kept.get("_num_steps") else _OF_A_NEW_EPISODE:
+                kept.pop(name, None)
         return kept
 
     def take_up(self, episode: dict[str, Any]) -> None:
         """Go on with the episode of another environment."""
         super().take_up(episode)
-        if "_cells" not in episode and self._level is not None:
+        if "_cells" not in episode and self._level is not None:  # else it has not begun
             self._lay_out(self._level)
 
     def _begin(self, seed: int, mode: Mode) -> None:
