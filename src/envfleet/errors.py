@@ -264,12 +264,11 @@ class EnvConstructionFailed(StartError):
         """It was to be built in this process, without a worker."""
 
     def __str__(self) -> str:
-        text = f"building the environment of slot {self.slot} failed: {self.reason}. The traceback"
+        what = f"building the environment of slot {self.slot} failed: {self.reason}."
+        text = f"{what} Its cause has the"
         if self.is_here:
-            return f"{text} above is the constructor's."
-        return (
-            f"{text} above is the worker's; run with backend='serial' to debug it in this process."
-        )
+            return f"{text} constructor's traceback."
+        return f"{text} worker's traceback; run with backend='serial' to debug it in this process."
 
 
 class StartTimeout(StartError, TimeoutError):

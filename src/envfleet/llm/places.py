@@ -276,7 +276,8 @@ class Seats:
             is_hopeless = incident.kind == "exception" and incident.doing in _ANSWERING
             if self._losses[env_id] <= self._max_restarts and not is_hopeless:
                 continue
-            times = f"{self._losses[env_id]} times in one episode"
+            losses = self._losses[env_id]
+            times = f"{'once' if losses == 1 else f'{losses} times'} in one episode"
             if incident.kind == "death" and incident.exitcode in _FROM_OUTSIDE:
                 leaving[env_id] = f"its worker was killed {times} (exit code {incident.exitcode})"
                 continue
