@@ -520,6 +520,54 @@ def test_no_two_workers_draw_the_same(method, tmp_path):
         assert len({*first[0].split(), *first[1].split(), *second[0].split()}) == 9
 
 
+STREAMS_OF_THEIR_OWN = """
+    import os, sys
+
+    import numpy as np
+
+    import envfleet
+    from envfleet.testing import Counter
+
+
+    class Forking(Counter):
+        "Has a child that draws."
+
+        @property
+        def drawn(self):
+            np.random.seed(0)
+            ours, theirs = os.pipe()
+            if not os.fork():
+                os.write(theirs, repr(float(np.random.random())).encode())
+                os._exit(0)
+            os.wait()
+            return os.read(ours, 99).decode()
+
+
+    if __name__ == "__main__":
+        if sys.argv[2] == "another":
+            np.random.set_bit_generator(np.random.PCG64(1))
+        envs = envfleet.make_vec(Counter, 2, backend="process", start_method=sys.argv[1])
+        envs.close()
+        if sys.argv[2] == "usual":
+            envs = envfleet.make_vec(Forking, 2, backend="process", start_method=sys.argv[1])
+            print(*envs.get_attr("drawn"))
+            envs.close()
+"""
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_child_of_a_worker_goes_on_with_the_worker_s_stream(method, tmp_path):
+    code, out, err = run_program(tmp_path, STREAMS_OF_THEIR_OWN, method, "usual")
+    assert (code, err) == (0, "")
+    assert out.split() == ["0.5488135039273248"] * 2
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_another_global_generator_is_left_alone(method, tmp_path):
+    code, out, err = run_program(tmp_path, STREAMS_OF_THEIR_OWN, method, "another")
+    assert (code, out, err) == (0, "", "")
+
+
 SHARED_SERVER = """
     import multiprocessing, os, signal
 

@@ -11,14 +11,21 @@ import signal
 
 import numpy as np
 
-import envfleet.engine.worker  # noqa: F401  what workers would import one by one
+from envfleet.engine.rng import has_usual_stream
 from envfleet.engine.variables import as_before
+from envfleet.engine.worker import main  # noqa: F401  what workers would import one by one
 
 __all__: list[str] = []
 
 
+_SERVER = os.getpid()
+
+
 def _begin_child() -> None:
-    np.random.seed()  # else every child would draw what the others draw
+    if os.getppid() != _SERVER:  # a child of a child is as its parent made it
+        return
+    if has_usual_stream():
+        np.random.seed()  # else every child would draw what the others draw
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 

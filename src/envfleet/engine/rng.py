@@ -80,3 +80,8 @@ def unpacked(cell: bytes) -> dict[str, Any] | None:
         "has_uint32": has_uint32,
         "uinteger": uinteger,
     }
+
+
+def has_usual_stream() -> bool:
+    """Whether numpy's global generator is the one it comes with, which alone can be seeded."""
+    return bool(np.random.get_state(legacy=False)["bit_generator"] == "MT19937")

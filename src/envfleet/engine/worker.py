@@ -39,6 +39,7 @@ from envfleet.engine.channel import WorkerChannel
 from envfleet.engine.guard import Guard
 from envfleet.engine.messages import Command, EnvFacts, Failure, Op, Reply
 from envfleet.engine.options import Autoreset
+from envfleet.engine.rng import has_usual_stream
 from envfleet.engine.servant import BuildFailed, Servant
 from envfleet.engine.signals import Bell
 from envfleet.engine.slab import Control, ControlPlan, Data, Slab
@@ -361,10 +362,11 @@ def _settle(spec: WorkerSpec, stack_fd: int) -> None:
         torch.set_num_threads(1)
     if spec.is_from_server:
         _let_server_end()
-    # a fork begins with its parent's stream: repeatable still, but not what its neighbours draw
-    state = np.random.get_state(legacy=False)["state"]
-    seed = np.random.SeedSequence([*state["key"], state["pos"], spec.worker])
-    np.random.seed(seed.generate_state(8))
+    if has_usual_stream():
+        # a fork begins with its parent's: repeatable still, but not what its neighbours draw
+        state = np.random.get_state(legacy=False)["state"]
+        seed = np.random.SeedSequence([*state["key"], state["pos"], spec.worker])
+        np.random.seed(seed.generate_state(8))
     # The kernel ends us with the thread that started us, which lives as long as its process. Where
     # there is no such service a thread watches, but not a hang in native code or a stopped process.
     if sys.platform == "linux":

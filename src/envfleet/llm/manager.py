@@ -147,6 +147,7 @@ class EnvStateManager:
         caches: dict[int, Cache] = {}
 
         def forget() -> None:
+            self.rollout_cache, self._untold = [], {}
             for entry in self.envs:
                 entry["status"] = EnvStatus(seed=first + entry["group_id"])
             for actions in self._done:

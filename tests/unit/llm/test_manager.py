@@ -416,6 +416,20 @@ class TestFailures:
         ]
         assert all("failure" in cache for cache in caches)
 
+    def test_failures_of_an_interrupted_reset_are_not_told_of_later(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        manager = made(("Trouble", 4))
+
+        def interrupt(*_: object) -> None:
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patched:
+            patched.setattr(manager, "_show_where", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                manager.reset(seed=666)
+        assert len(manager.reset(seed=1)) == len(manager.envs)
+
     def test_a_warning_that_is_an_error_breaks_nothing(self) -> None:
         manager = made(("Trouble", 1))
         manager.reset(seed=1)

@@ -95,6 +95,25 @@ def test_one_that_has_not_begun_moves_too(kind: str) -> None:
         other.step("1")
 
 
+class Walled(SokobanEnv):
+    """Puts a wall where the level has none."""
+
+    def _begin(self, seed: int, mode: Mode) -> None:
+        super()._begin(seed, mode)
+        place = self._cells.index(1)
+        self._cells[place], self._shown[place] = 0, "#"
+
+
+def test_what_a_subclass_adds_to_a_level_moves_too() -> None:
+    one, other, alone = (Walled() for _ in range(3))
+    for env in (one, alone):
+        env.reset(seed=3)
+    other.reset(seed=4)
+    arrived(packed(one), other)
+    assert other.render() == alone.render()
+    assert outcomes(other) == outcomes(alone)
+
+
 def test_a_configuration_that_was_changed_moves_with_its_episode() -> None:
     one, other, alone = (SokobanEnv() for _ in range(3))
     for env in (one, alone):

@@ -502,7 +502,7 @@ def _ensure_server() -> None:
     asked = server._preload_modules
     server._preload_modules = [*asked, _PRELOADED]
     # it shall find this very engine, wherever this process has it from
-    paths = {"PYTHONPATH": os.pathsep.join(sys.path), "PYTHONSAFEPATH": "1"}
+    paths = {"PYTHONPATH": os.pathsep.join(map(str, sys.path)), "PYTHONSAFEPATH": "1"}
     try:
         with changed_at_start(paths):
             forkserver.ensure_running()

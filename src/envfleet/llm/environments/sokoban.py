@@ -149,7 +149,8 @@ class SokobanEnv(TextEnv):
     def episode(self) -> dict[str, Any]:
         """As of all text environments; before the first step the level alone says where all is."""
         kept = super().episode()
-        if "config" not in kept:  # it is the one that the other was made with
+        # a subclass may add to a level, and a configuration may have been changed
+        if type(self) is SokobanEnv and "config" not in kept:
             for name in _OF_EVERY_EPISODE if kept.get("_num_steps") else _OF_A_NEW_EPISODE:
                 kept.pop(name, None)
         return kept
