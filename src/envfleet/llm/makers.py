@@ -8,6 +8,7 @@ What is lost with a worker is handed out again, and what is lost too often is be
 
 from __future__ import annotations
 
+import math
 import pickle
 import time
 from collections import deque
@@ -35,7 +36,8 @@ _SHARE = 3
 """The part of what is left that makes a handful: 1 in `_SHARE` for each process, at least one."""
 _MOST_LOSSES = 3
 _LOOK_EVERY_S = 3e-3
-"""How long this process begins episodes of its own before it looks what has come back."""
+"""How long this process begins episodes of its own before it looks what has come back, at most:
+sooner where the least that a worker was handed must be done by then."""
 
 _RESET_EVERY = 16
 """After so many rollouts the fleet is to forget what it was sent. A reset finds workers asleep."""
@@ -127,11 +129,13 @@ class Makers:
         begin_here: Callable[[int], None],
         mine_alone: deque[int],
     ) -> None:
-        losses, looked_s = 0, 0.0
+        losses, looked_s, each_s = 0, 0.0, _LOOK_EVERY_S
         while self._handed or self._waiting or mine_alone:
             has_work = bool(mine_alone or self._waiting)
-            if has_work and (not self._handed or time.perf_counter() < looked_s + _LOOK_EVERY_S):
+            begun_s = time.perf_counter()
+            if has_work and begun_s < looked_s + self._patience_s(each_s):
                 begin_here(mine_alone.popleft() if mine_alone else self._waiting.pop()[0])
+                each_s = time.perf_counter() - begun_s
                 continue
             batch = self.fleet.recv(min_slots=1, timeout_s=0 if has_work else None)
             for row, slot in enumerate(batch.slots.tolist()):
@@ -151,6 +155,12 @@ class Makers:
                         begin_here(env_id)
                 self._hand(slot)
             looked_s = time.perf_counter()
+
+    def _patience_s(self, each_s: float) -> float:
+        """How long nobody has to look, if one beginning takes so long."""
+        if not self._handed:
+            return math.inf
+        return min(_LOOK_EVERY_S, each_s * min(map(len, self._handed.values())))
 
     def close(self) -> None:
         """End the workers."""
