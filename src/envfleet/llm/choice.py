@@ -26,7 +26,7 @@ HANDOVER_S = 25e-6
 """What an order and its answer cost between threads, per environment."""
 WORTH = 1.2
 """Leave this process only for at least this gain."""
-LEAST_RESET_S = 15e-3
+LEAST_RESET_S = 10e-3
 """Beginnings of a whole batch below which nobody sends for them: it also costs warm caches."""
 LEAST_S = 5e-3
 """Work of a whole batch below which nothing is worth leaving for."""
