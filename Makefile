@@ -47,6 +47,7 @@ $(VENV)/.installed-run: $(INPUTS) $(VENV)/.made
 $(VENV)/.installed-dev: $(INPUTS) $(VENV)/.made
 	@echo "installing envfleet[dev] into $(VENV) (PyTorch, MuJoCo and EnvPool among it: some minutes, once)"
 	@$(PIP) --no-build-isolation --editable '.[dev]'
+	@$(PIP) --no-build-isolation --no-deps gym-sokoban # it asks for the gym of old; the tests give it Gymnasium
 	@touch $@
 
 clean:

@@ -3,7 +3,6 @@
 import json
 import os
 from contextlib import closing
-from importlib.util import find_spec
 
 import gymnasium
 import numpy as np
@@ -470,8 +469,6 @@ class TestStateManager:
         assert [line.failure for line in others] == [None] * len(others)
 
     def test_peers_make_levels_and_steps(self):
-        if find_spec("gym_sokoban") is None:
-            pytest.skip(peer_sokoban.INSTALL)
         levels = peer_sokoban.TheirLevels()
         levels.open()
         assert levels.run(0.001).steps >= 1
