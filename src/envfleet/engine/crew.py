@@ -23,6 +23,7 @@ from envfleet.engine.messages import Command, EnvFacts, Failure, Op, read_place
 from envfleet.engine.options import Autoreset, BackendName, Deadlines, EnvFn, StartMethod
 from envfleet.engine.schedule import deal
 from envfleet.engine.slab import Control, ControlPlan, Data, Slab, group_kinds
+from envfleet.engine.whole import whole
 from envfleet.errors import (
     ConfigError,
     EnvConstructionFailed,
@@ -168,9 +169,15 @@ class Crew:
 
         `owed` says how many replies each worker still owes, so that the last one is recognised.
         """
-        failures: list[Failure] = []
         if os.getpid() != self._owner_pid:
-            return failures  # a forked copy: the workers answer to the original
+            return []  # a forked copy: the workers answer to the original
+        try:
+            return self._ask_to_close(owed)
+        finally:
+            self.stop()
+
+    def _ask_to_close(self, owed: Sequence[int]) -> list[Failure]:
+        failures: list[Failure] = []
         gone = self._dismissed | self._launched_s.keys()  # who is not bound cannot be asked
         closing = [h for h in self.handles if not h.is_dead and h.worker not in gone]
         for handle in closing:
@@ -187,7 +194,6 @@ class Crew:
                         failures += [one for one in reply.failures if one.doing == Op.CLOSE.phrase]
                 if waiting[handle.worker] <= 0 or handle.is_dead:
                     del waiting[handle.worker]
-        self.stop()
         return failures
 
     def stop(self) -> None:
@@ -195,11 +201,12 @@ class Crew:
         if os.getpid() != self._owner_pid or self._is_stopped:
             return
         self._is_stopped = True
-        for handle in self.handles:
-            self.dismiss(handle.worker)
-        if self._backend is not None:
-            self._backend.close()
-        self._slab.close()
+        with whole:
+            for handle in self.handles:
+                self.dismiss(handle.worker)
+            if self._backend is not None:
+                self._backend.close()
+            self._slab.close()
         # a map holds a descriptor of its own until the last view of it is gone
         self.handles = []
         for name in ("control", "_ground", "_binding", "_local", "_backend", "_joint"):

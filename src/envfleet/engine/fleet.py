@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 import warnings
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -48,6 +48,7 @@ from envfleet.engine.scatter import Scatterer
 from envfleet.engine.schedule import is_enough
 from envfleet.engine.snapshot import Replay, Snapshot
 from envfleet.engine.traffic import MOVES, Pending, Traffic
+from envfleet.engine.whole import whole
 from envfleet.errors import (
     ConfigError,
     EnvfleetError,
@@ -154,6 +155,8 @@ class Fleet:
         self._scatterer = Scatterer(crew, None if self._is_native else self._logbook.journal)
         self._is_closed = False
         self._wait_s = self._copy_s = 0.0
+        self._num_noted = 0
+        """How often ends and beginnings were noted that must be noted once."""
         self._last_timings: dict[str, float] = {}
         self.incidents: list[Incident] = self._logbook.incidents
         """Every failure so far, oldest first."""
@@ -243,14 +246,21 @@ class Fleet:
         lane = self._express.lane_for(route)
         if lane is None:
             self._check_sendable(route)
-        spills = self._scatterer.put(route, actions)
-        if self._poison:
-            self._gatherer.poison(route.slots, route.rows)
-        if lane is not None and spills is None and route.workers is not None:
-            lane.post(route.workers, self._traffic.next_request(), int(page))
-        else:
-            self._express.leave()
-            self._traffic.post(route, Op.STEP, spills)
+        journal = self._logbook.journal
+        before = journal.now
+        try:
+            spills = self._scatterer.put(route, actions)
+            if self._poison:
+                self._gatherer.poison(route.slots, route.rows)
+            if lane is not None and spills is None and route.workers is not None:
+                lane.post(route.workers, self._traffic.next_request(), int(page))
+            else:
+                self._express.leave()
+                self._traffic.post(route, Op.STEP, spills)
+        except BaseException:
+            if not self._is_under_way(route):
+                journal.take_out(before)  # nobody was asked to do that
+            raise
         self._copy_s += time.perf_counter() - started_s
 
     def step(self, actions: Any, *, page: int = 0) -> Batch:
@@ -273,7 +283,7 @@ class Fleet:
         observations are on the page, if there was one, and in `shared_obs`, and None is returned.
         No episode has ended then, and nothing has failed.
         """
-        before = self._traffic.last_request
+        before, noted_before = self._traffic.last_request, self._num_noted
         try:
             self.send(actions, page=page)
             called_s, self._express.has_replies = time.perf_counter(), False
@@ -286,9 +296,16 @@ class Fleet:
                 return None
             return self._hand_out(found.slots, found.rows, used)
         except BaseException:
+            self._note_taken(self._router.everything, noted_before)
             if self._traffic.last_request != before:
                 self.drop()
             raise
+
+    def _is_under_way(self, route: Route) -> bool:
+        """Whether a step of this route was posted: all of it is, or nothing."""
+        lane, part = self._crew.lane, route.parts[0]
+        is_on_lane = lane is not None and bool(lane.under_way[part.worker])
+        return is_on_lane or self._traffic.is_any_in_flight(part.slots.tolist())
 
     def _check_page(self, page: Any) -> None:
         pages = self.pages
@@ -322,14 +339,19 @@ class Fleet:
         express = self._express
         express.has_replies = False
         route = None if slots is None else self._router.find(slots)
-        collected = express.collect(route, min_slots, timeout_s)
-        now_s = time.perf_counter()
-        self._wait_s += now_s - called_s
-        if collected is not None:
-            found, page = collected
-            batch = self._hand_out(found.slots, found.rows, page)
-            self._copy_s += time.perf_counter() - now_s
-            return batch
+        noted_before = self._num_noted
+        try:
+            collected = express.collect(route, min_slots, timeout_s)
+            now_s = time.perf_counter()
+            self._wait_s += now_s - called_s
+            if collected is not None:
+                found, page = collected
+                batch = self._hand_out(found.slots, found.rows, page)
+                self._copy_s += time.perf_counter() - now_s
+                return batch
+        except BaseException:
+            self._note_taken(route or self._router.everything, noted_before)
+            raise
         return self._recv_by_books(route, min_slots, timeout_s, called_s)
 
     def _recv_by_books(
@@ -356,7 +378,8 @@ class Fleet:
             self._advance(left_s, want_all=min_slots is None)
             now_s = time.perf_counter()
         self._wait_s += now_s - started_s
-        batch = self._hand_out(*self._router.merge(traffic.take_ready()))
+        with whole:
+            batch = self._hand_out(*self._router.merge(traffic.take_ready()))
         self._copy_s += time.perf_counter() - now_s
         return batch
 
@@ -367,9 +390,10 @@ class Fleet:
             self._advance(None, want_all=False)
         now_s = time.perf_counter()
         self._wait_s += now_s - started_s
-        if not traffic.take_ready_parts(route.parts):
-            self._take_apart(slots)
-        batch = self._hand_out(route.slots, route.rows)
+        with whole:
+            if not traffic.take_ready_parts(route.parts):
+                self._take_apart(slots)
+            batch = self._hand_out(route.slots, route.rows)
         self._copy_s += time.perf_counter() - now_s
         return batch
 
@@ -394,8 +418,26 @@ class Fleet:
                 and self._logbook.note_rows(rows.start, batch)
             )
             if not is_noted:
-                self._note_episodes(slots, rows, batch.terminated | batch.truncated, ~batch.valid)
+                with whole:
+                    ended = batch.terminated | batch.truncated
+                    self._note_episodes(slots, rows, ended, ~batch.valid)
+                    self._num_noted += 1
         return batch
+
+    def _note_taken(self, route: Route, noted_before: int) -> None:
+        """A signal's handler raised: what has left the lane is lost, but its ends are to be known.
+
+        Plain ends may be noted twice.
+        """
+        control, lane = self._crew.control, self._crew.lane
+        if lane is None or self._num_noted != noted_before or not self._traffic.is_empty:
+            return
+        with whole:
+            for part in route.parts:
+                if not lane.under_way[part.worker]:
+                    rows = part.slots
+                    ended = control.terminated[rows] | control.truncated[rows]
+                    self._note_episodes(rows, rows, ended, control.invalid[rows])
 
     def _advance(self, timeout_s: float | None, *, want_all: bool) -> None:
         """Wait for news of the workers that owe something, take it in, and see to trouble."""
@@ -411,19 +453,24 @@ class Fleet:
         is_check_due = recovery.is_check_due(now_s)
         if is_check_due:  # who has answered is not silent: take in what the wait above left out
             self._crew.wait(busy, 0.0, want_all=False)
-        for handle in busy:
-            for reply in handle.take():
-                if handles[handle.worker] is not handle or not outstanding[handle.worker]:
-                    break  # it was given up for an earlier answer
-                self._complete(handle, reply)
-            if handle.is_dead and handles[handle.worker] is handle:
-                recovery.on_death(handle)
-        if is_check_due:
-            recovery.check_silences(now_s)
-        if recovery.coming:
-            recovery.welcome()
+        with whole:
+            for handle in busy:
+                self._take_from(handle)
+            if is_check_due:
+                recovery.check_silences(now_s)
+            if recovery.coming:
+                recovery.welcome()
         if recovery.errors:
             self._raise_first(recovery.errors)
+
+    def _take_from(self, handle: WorkerHandle) -> None:
+        handles, owed = self._crew.handles, self._traffic.outstanding[handle.worker]
+        for reply in handle.take():
+            if handles[handle.worker] is not handle or not owed:
+                break  # it was given up for an earlier answer
+            self._complete(handle, reply)
+        if handle.is_dead and handles[handle.worker] is handle:
+            self._recovery.on_death(handle)
 
     def _raise_first(self, errors: list[EnvfleetError]) -> None:
         first = errors[0]
@@ -448,8 +495,7 @@ class Fleet:
             self._offer(pending)
             return
         if op not in MOVES:
-            if op is Op.REBUILD and reply is not None and reply.failures:
-                self._recovery.on_failures(pending, reply.failures)
+            self._note_done(pending)
             return
         self._gatherer.absorb(pending.part, reply)
         asked = pending.slots if op is Op.RESET else ()
@@ -461,9 +507,20 @@ class Fleet:
         if op is Op.RESET:
             plans = dict(zip(asked, pending.command.payload, strict=True))
             self._logbook.began(pending.slots, [plans[slot] for slot in pending.slots])
-            traffic.reset_slots.update(pending.slots)
+            traffic.reset_slots.update(set(pending.slots) - pending.unwanted)
         else:
             self._offer(pending)
+
+    def _note_done(self, pending: Pending) -> None:
+        """Keep the books in step with an answer that brings no new rows."""
+        op, reply = pending.command.op, pending.reply
+        failures = [] if reply is None else reply.failures
+        if op is Op.REBUILD and failures:
+            self._recovery.on_failures(pending, failures)
+        elif op is Op.QUEUE and pending.group and not failures:  # without: queued once more
+            self._logbook.queue(pending.slots, pending.command.payload)
+        elif op is Op.RESTORE:
+            self._note_restored(pending)
 
     def _offer(self, pending: Pending) -> None:
         """Make an answered step ready, less the slots that nobody waits for any more."""
@@ -508,9 +565,8 @@ class Fleet:
         if any(plan.options is not None for plan in plans):
             self._crew.check_payload(list(plans), "an option for reset")
         self._start_over(route)
-        group = self._traffic.post(route, Op.RESET, plans)
         try:
-            self._wait_for(group)
+            group = self._ask(lambda: self._traffic.post(route, Op.RESET, plans))
         finally:
             self._traffic.reset_slots.clear()
         parts = [pending.part for pending in group if pending.part is not None]
@@ -525,18 +581,14 @@ class Fleet:
             )
         route = self._named(slots, plans, "reset plans")
         self._crew.check_payload(list(plans), "an option for reset")
-        group = self._traffic.post(route, Op.QUEUE, plans)
-        self._wait_for(group)
-        for pending in group:
-            if pending.error is None:  # what one worker could not take, others have taken
-                self._logbook.queue(pending.slots, pending.command.payload)
-        self._results(group)
+        self._results(self._ask(lambda: self._traffic.post(route, Op.QUEUE, plans)))
 
     def drop(self, slots: Sequence[int] | None = None) -> None:
         """Nobody will receive what these slots (None: all) have in flight or ready."""
         self._open_books()
-        for pending in self._traffic.renounce(set(self._router.find(slots).slots.tolist())):
-            self._offer(pending)
+        with whole:
+            for pending in self._traffic.renounce(set(self._router.find(slots).slots.tolist())):
+                self._offer(pending)
 
     def _renounce(self, slots: list[int]) -> None:
         """Wait for what these slots have in flight, and drop it."""
@@ -567,7 +619,8 @@ class Fleet:
             raise ConfigError(f"{name!r} cannot be called by name; use the fleet's own {name}")
         payload = (name, tuple(args), dict(kwargs or {}))
         self._crew.check_payload(payload, f"an argument for {name!r}")
-        values = self._results(self._traffic.post_shared(route, Op.CALL, payload))
+        group = self._ask(lambda: self._traffic.post_shared(route, Op.CALL, payload))
+        values = self._results(group)
         return [values[slot] for slot in route.slots.tolist()]
 
     def set_attr(
@@ -576,13 +629,14 @@ class Fleet:
         """Set `name` on the environments of these slots, one value each."""
         route = self._named(slots, values, "values")
         self._crew.check_payload(list(values), f"a value for {name!r}")
-        self._results(self._traffic.post(route, Op.SET, [(name, value) for value in values]))
+        payload = [(name, value) for value in values]
+        self._results(self._ask(lambda: self._traffic.post(route, Op.SET, payload)))
 
     def snapshot(self, slots: Sequence[int] | None = None) -> tuple[Snapshot, ...]:
         """The state of these slots, which must not be in flight."""
         route = self._named(slots)
         self._check_sendable(route)
-        values = self._results(self._traffic.post(route, Op.SNAPSHOT))
+        values = self._results(self._ask(lambda: self._traffic.post(route, Op.SNAPSHOT)))
         snapshots = []
         for slot in route.slots.tolist():
             taken, state, queued = values[slot]
@@ -600,15 +654,11 @@ class Fleet:
             raise ConfigError("restore takes what snapshot returned: one Snapshot per slot")
         self._crew.check_payload(list(snapshots), "a snapshot")
         self._start_over(route)
-        group = self._traffic.post(route, Op.RESTORE, snapshots)
-        self._wait_for(group)
-        for pending in group:
-            if pending.error is None and pending.part is not None:
-                self._gatherer.absorb(pending.part, pending.reply)
-                self._note_restored(pending)
-        self._results(group)
+        self._results(self._ask(lambda: self._traffic.post(route, Op.RESTORE, snapshots)))
 
     def _note_restored(self, pending: Pending) -> None:
+        assert pending.part is not None
+        self._gatherer.absorb(pending.part, pending.reply)
         control = self._crew.control
         failed = {failure.slot for failure in pending.reply.failures} if pending.reply else set()
         for slot, snapshot in zip(pending.slots, pending.command.payload, strict=True):
@@ -637,18 +687,22 @@ class Fleet:
         self._check_blocked(route)
         return route
 
-    def _wait_for(self, group: list[Pending]) -> None:
+    def _ask(self, post: Callable[[], list[Pending]]) -> list[Pending]:
+        """Post a group of commands and wait until each has its answer, or will have none."""
+        group: list[Pending] = []
         try:
+            with whole:
+                group = post()
             while not all(pending.is_done for pending in group):
                 self._advance(None, want_all=True)
         except BaseException:
             for pending in group:  # its caller is gone: nothing of it concerns whoever comes next
                 pending.unwanted |= set(pending.slots)
             raise
+        return group
 
     def _results(self, group: list[Pending]) -> dict[int, Any]:
-        """Wait for a group of commands and raise what went wrong; the values by slot."""
-        self._wait_for(group)
+        """Raise what went wrong with these commands; the values by slot."""
         values: dict[int, Any] = {}
         for pending in group:
             if pending.error is not None:

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from envfleet.engine.options import PLAIN_RESET, ResetPlan
+from envfleet.engine.whole import whole
 
 LIMIT_BYTES = 64 << 20
 _ENTRY_BYTES = 200
@@ -57,6 +58,11 @@ class Journal:
         if len(self._entries) % _TRIM_EVERY == 0 or self._bytes > LIMIT_BYTES:
             self._trim()
 
+    def take_out(self, number: int) -> None:
+        """Forget the entries from this number on: what they say was never done."""
+        while self.now > number and self._entries:
+            self._bytes -= _ENTRY_BYTES + _weight(self._entries.pop()[1])
+
     def began(self, slots: Iterable[int], plans: Iterable[ResetPlan]) -> None:
         """These slots have just been reset by these plans."""
         now = self.now
@@ -91,10 +97,11 @@ class Journal:
 
     def _trim(self) -> None:
         needed_from = int(self.starts.min())
-        while self._entries and (self._base < needed_from or self._bytes > LIMIT_BYTES):
-            _, actions = self._entries.popleft()
-            self._bytes -= _ENTRY_BYTES + _weight(actions)
-            self._base += 1
+        with whole:
+            while self._entries and (self._base < needed_from or self._bytes > LIMIT_BYTES):
+                _, actions = self._entries.popleft()
+                self._bytes -= _ENTRY_BYTES + _weight(actions)
+                self._base += 1
 
 
 def _weight(value: Any) -> int:

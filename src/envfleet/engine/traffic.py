@@ -14,6 +14,7 @@ from typing import Any
 from envfleet.engine.backends import Lane, WorkerHandle
 from envfleet.engine.messages import Command, Op, Reply
 from envfleet.engine.routes import Part, Route
+from envfleet.engine.whole import whole
 from envfleet.errors import EnvfleetError
 
 MOVES = (Op.STEP, Op.RESET)
@@ -64,14 +65,15 @@ class Traffic:
 
     def post(self, route: Route, op: Op, payload: Sequence[Any] | None = None) -> list[Pending]:
         """Send one command to each worker that has a share; `payload` has one item per slot."""
-        self.last_request += 1
         group: list[Pending] = []
-        for part in route.parts:
-            share = None if payload is None else [payload[index] for index in part.positions]
-            self._post(op, part, share, group)
-        if op in MOVES:
-            self._mark(route, b"\1")
-            self.num_in_flight += len(route.slots)
+        with whole:
+            self.last_request += 1
+            for part in route.parts:
+                share = None if payload is None else [payload[index] for index in part.positions]
+                self._post(op, part, share, group)
+            if op in MOVES:
+                self._mark(route, b"\1")
+                self.num_in_flight += len(route.slots)
         return group
 
     @property

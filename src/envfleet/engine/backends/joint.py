@@ -10,6 +10,7 @@ from collections.abc import Set
 
 from envfleet.engine.backends.lane import ProcessLane
 from envfleet.engine.backends.serial import SerialLane
+from envfleet.engine.whole import whole
 
 SPIN_S = 50e-6
 """Being woken takes as long. Elsewhere this process must not spin, because its core is a worker's;
@@ -27,8 +28,9 @@ class JointLane:
     def post(self, workers: tuple[int, ...], request: int, page: int) -> None:
         """Start the processes; what is to be done here waits for `collect`."""
         here, away = self._split(workers)
-        self._away.post(away, request, page)
-        self._here.post(here, request, page)
+        with whole:
+            self._away.post(away, request, page)
+            self._here.post(here, request, page)
 
     def collect(
         self, workers: tuple[int, ...], min_slots: int, limit_s: float

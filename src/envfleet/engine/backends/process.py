@@ -37,6 +37,7 @@ from envfleet.engine.rows import Port
 from envfleet.engine.signals import Bell
 from envfleet.engine.slab import unnamed_file
 from envfleet.engine.variables import changed, changed_at_start
+from envfleet.engine.whole import whole
 from envfleet.engine.worker import (
     HAS_MESSAGE,
     HAS_REPLY,
@@ -300,9 +301,10 @@ class ProcessBackend:
             self._watch.wait(None, timeout_s)
             return
         self._watch.wait(last, timeout_s)
-        for handle in pending:  # the others were most likely done before the last one
-            if handle is not last and isinstance(handle, ProcessHandle):
-                handle.note_done()
+        with whole:
+            for handle in pending:  # the others were most likely done before the last one
+                if handle is not last and isinstance(handle, ProcessHandle):
+                    handle.note_done()
 
     def forget(self, handle: ProcessHandle) -> None:
         """Stop watching a worker; to be called before it is stopped."""
@@ -381,15 +383,19 @@ class _Watch:
             timeout_s = 0.0
         if not ready:  # nobody named, or time is up: whoever is done counts
             ready = _poll(self._all, timeout_s)
-        for fd, _ in ready:
-            known = self._by_fd.get(fd)
-            if known is None:
-                for urgent, _ in _poll(self._urgent, 0):
-                    self._attend(urgent)
-            elif known[1] == "done":
-                known[0].note_done()
-            else:
-                self._attend(fd)
+        with whole:
+            for fd, _ in ready:
+                self._take_in(fd)
+
+    def _take_in(self, fd: int) -> None:
+        known = self._by_fd.get(fd)
+        if known is None:
+            for urgent, _ in _poll(self._urgent, 0):
+                self._attend(urgent)
+        elif known[1] == "done":
+            known[0].note_done()
+        else:
+            self._attend(fd)
 
     def close(self) -> None:
         for watched in (self._urgent, self._all):

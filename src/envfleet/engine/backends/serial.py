@@ -15,6 +15,7 @@ from envfleet.engine.backends import Binding, Ground, Launch, WorkerHandle
 from envfleet.engine.guard import Guard
 from envfleet.engine.messages import Command, EnvFacts, Failure, Op, Reply
 from envfleet.engine.servant import BuildFailed, Servant
+from envfleet.engine.whole import whole
 
 
 class SerialHandle:
@@ -32,8 +33,6 @@ class SerialHandle:
         self._done: list[Reply | None] = []
         self.last = Command(0, Op.IDLE)
         """What was posted last."""
-        self.served = 0
-        """The identity of what was served last."""
         post = ground.control.posts[launch.worker]
         try:
             self._servant = Servant(
@@ -57,6 +56,11 @@ class SerialHandle:
         self._commands.append(command)
         self.last = command
 
+    def withdraw(self, request: int) -> None:
+        """Forget what was posted last, if it is this."""
+        if self._commands and self._commands[-1].request == request:
+            self._commands.pop()
+
     @property
     def has_work(self) -> bool:
         """True if `serve` has something to do."""
@@ -64,32 +68,30 @@ class SerialHandle:
 
     def serve(self) -> None:
         """Carry out the oldest command."""
-        command = self._commands.popleft()
+        command, num_before = self._commands[0], len(self._done)
         try:
             self._servant.idle()  # no sooner: until now the environments were their caller's too
-            reply = self._servant.handle(command)
+            self._done.append(self._servant.handle(command))
+            self._commands.popleft()
         except BaseException as exc:  # Ctrl-C: the command is over all the same
-            slot = self.first if command.slots is None else command.slots[0]
-            self._done.append(Reply(failures=[Failure.of(slot, command.op.phrase, exc)]))
-            self.served = command.request
+            with whole:
+                if len(self._done) == num_before:  # who knows how far they got
+                    slots = command.slots or range(self.first, self.first + self.count)
+                    failures = [Failure.of(slot, command.op.phrase, exc) for slot in slots]
+                    self._done.append(Reply(failures=failures))
+                if self._commands and self._commands[0] is command:
+                    self._commands.popleft()
             raise
-        self._done.append(reply)
-        self.served = command.request
 
     def take(self) -> list[Reply | None]:
         """What has been served."""
         done, self._done = self._done, []
         return done
 
-    def note_lost(self) -> None:
-        """Something was asked of it that it neither has to do nor has done: say so."""
-        exc = InterruptedError("a signal's handler raised before its answer was kept")
-        self._done.append(Reply(failures=[Failure.of(self.first, "answering", exc)]))
-
-    @property
-    def has_answers(self) -> bool:
-        """Whether `take` has something."""
-        return bool(self._done)
+    def take_back(self) -> None:
+        """What was done last, about which there was nothing to say, has not been taken."""
+        if not self._done:
+            self._done.append(None)
 
     @property
     def has_replies(self) -> bool:
@@ -116,8 +118,6 @@ class SerialLane:
 
     def __init__(self, num_workers: int) -> None:
         self._handles: dict[int, SerialHandle] = {}
-        self._requests = [0] * num_workers
-        """What each was asked last."""
         self.under_way = bytearray(num_workers)
 
     def add(self, handle: SerialHandle) -> None:
@@ -126,11 +126,16 @@ class SerialLane:
 
     def post(self, workers: tuple[int, ...], request: int, page: int) -> None:
         """Keep it until somebody collects."""
-        for worker in workers:
-            # in this order a signal's handler may raise in between: it is then said to be lost
-            self._requests[worker] = request
-            self.under_way[worker] = 1
-            self._handles[worker].post(Command(request, Op.STEP, page=page))
+        try:
+            for worker in workers:
+                self.under_way[worker] = 1
+                self._handles[worker].post(Command(request, Op.STEP, page=page))
+        except BaseException:  # a signal's handler: all of it is posted, or nothing
+            with whole:
+                for worker in workers:
+                    self._handles[worker].withdraw(request)
+                    self.under_way[worker] = 0
+            raise
 
     def collect(
         self, workers: tuple[int, ...], min_slots: int, limit_s: float
@@ -158,8 +163,6 @@ class SerialLane:
                     return None
                 if handle.has_work:
                     handle.serve()
-                elif not handle.has_answers and handle.served != self._requests[worker]:
-                    handle.note_lost()  # else it was done, and its answer taken
                 if handle.has_replies:
                     return None
                 done.append(handle)
@@ -168,9 +171,16 @@ class SerialLane:
 
     def take(self, done: Sequence[SerialHandle]) -> None:
         """What these have done is no longer under way."""
-        for handle in done:
-            handle.take()
-            self.under_way[handle.worker] = 0
+        try:
+            for handle in done:
+                handle.take()
+                self.under_way[handle.worker] = 0
+        except BaseException:  # a signal's handler: all of it is taken, or nothing
+            with whole:
+                for handle in done:
+                    handle.take_back()
+                    self.under_way[handle.worker] = 1
+            raise
 
     def request_of(self, worker: int) -> int:
         """The identity of what this worker has under way."""
@@ -189,7 +199,6 @@ class SerialLane:
         if not self.can_resume(workers):
             return False
         for worker in workers:
-            self._requests[worker] = self._handles[worker].last.request
             self.under_way[worker] = 1
         return True
 
@@ -216,9 +225,6 @@ class SerialBackend:
             if handle.has_work:
                 handle.serve()
                 return
-        for handle in handles:
-            if not handle.has_answers:
-                handle.note_lost()
 
     def close(self) -> None:
         """Holds nothing."""

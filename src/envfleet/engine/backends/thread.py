@@ -53,6 +53,11 @@ class ThreadHandle:
         """Hand it over."""
         self._commands.put(command)
 
+    @property
+    def has_answers(self) -> bool:
+        """Whether `take` has something."""
+        return not self._done.empty()
+
     def take(self) -> list[Reply | None]:
         """What has been served."""
         done = []
@@ -147,6 +152,8 @@ class ThreadBackend:
         self, pending: Sequence[WorkerHandle], timeout_s: float | None, *, want_all: bool
     ) -> None:
         """Wait for news, and take in all there is."""
+        if any(isinstance(handle, ThreadHandle) and handle.has_answers for handle in pending):
+            timeout_s = 0.0  # a signal's handler raised when its news had been taken
         try:
             self._news.get(timeout=timeout_s)
             while not self._news.empty():
