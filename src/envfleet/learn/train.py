@@ -28,10 +28,10 @@ from envfleet.adapters.gymnasium import FleetVectorEnv, make_vec
 from envfleet.adapters.names import find
 from envfleet.engine.auto import choose_start_method, plan_fleet
 from envfleet.engine.options import BackendName, StartMethod, check_count, check_seconds, one_of
-from envfleet.errors import CheckpointError, ConfigError, EnvfleetError, VideoError, WorkerDied
+from envfleet.errors import CheckpointError, ConfigError, VideoError, WorkerDied
 from envfleet.learn.accounting import shares, verdict
 from envfleet.learn.alone import alone_in
-from envfleet.learn.checkpoint import CheckpointFolder, load
+from envfleet.learn.checkpoint import CheckpointFolder, fitting, load
 from envfleet.learn.evaluate import EVALUATION_SEED, Evaluation, evaluate
 from envfleet.learn.options import check_seed
 from envfleet.learn.ppo import Agent, Learned, PPOOptions, PPOTrainer
@@ -46,8 +46,6 @@ longer than a round trip from step to step."""
 RECENT = 100
 """Episodes in the mean that is shown."""
 
-REASON_CHARACTERS = 200
-"""How much of somebody else's error is told."""
 PATIENCE_S = 300.0
 """How long a step may take in an evaluation that has ended a process before."""
 RETRY_S = 1.0
@@ -235,9 +233,8 @@ def _train_alone(
     with opened(options, ppo) as trainer:
         run = _Run(options, ppo, trainer, checkpoints, folder, watcher, started_s)
         if is_resumed and not checkpoints.is_empty:
-            kept = checkpoints.newest(str(trainer.device))
-            with _of_this_run(run_dir):
-                run.go_on(kept)
+            checkpoints.newest(str(trainer.device), take=run.take)
+            run.go_on()
         else:  # also a run that was ended before its first checkpoint
             run.begin()
         watcher.begun(trainer.envs, trainer.env_steps)
@@ -374,14 +371,17 @@ class _Run:
         self._folder.begin(self._options, self._ppo, iterations=iterations, packages=packages)
         self._start_up_s = self._clock.elapsed_s
 
-    def go_on(self, state: dict[str, Any]) -> None:
+    def take(self, state: dict[str, Any]) -> None:
+        """Stand where a checkpoint was made."""
         self._trainer.load(state["trainer"])
         self._number, self.best = state["iteration"], state["best"]
-        self._recent.extend(state["recent"])
+        self._recent = deque(state["recent"], maxlen=RECENT)
         self._evaluated, self._saved = state["evaluated"], self._trainer.env_steps
         # it was killed between the checkpoint and the end of the evaluation that was due with it
         self._owes_evaluation = state.get("owes_evaluation", False)
         self._is_wary = self._owes_evaluation
+
+    def go_on(self) -> None:
         self._rehearse()
         self._folder.go_on(
             self._trainer.env_steps,
@@ -617,30 +617,19 @@ def load_agent(path: Path) -> tuple[TrainOptions, Agent]:
         raise CheckpointError(str(path), "does not exist")
     run_dir = path if path.is_dir() else path.parent
     options, ppo = resumed_options(run_dir)
-    state = CheckpointFolder(run_dir).newest() if path.is_dir() else load(path)
     env = env_fn(options)()
     agent = Agent(env.observation_space, env.action_space, ppo, torch.device("cpu"), options.seed)
     env.close()
-    with _of_this_run(path):
+
+    def take(state: dict[str, Any]) -> None:
         agent.load(state["trainer"])
+
+    if path.is_dir():
+        CheckpointFolder(run_dir).newest(take=take)
+    else:
+        with fitting(path):
+            take(load(path))
     return options, agent
-
-
-@contextmanager
-def _of_this_run(path: Path) -> Iterator[None]:
-    """Say of a state that does not fit that it belongs elsewhere."""
-    try:
-        yield
-    except (KeyError, TypeError, RuntimeError, ValueError) as exc:
-        if isinstance(exc, EnvfleetError) and not isinstance(exc, ConfigError):
-            raise
-        # PyTorch names every parameter that does not fit, a line each
-        reason = " ".join(str(exc).split())[:REASON_CHARACTERS]
-        raise CheckpointError(
-            str(path),
-            f"holds a checkpoint that does not fit its {RUN_FILE} or its environment, as one of "
-            f"another run would ({type(exc).__name__}: {reason})",
-        ) from exc
 
 
 def _device(name: str) -> str:
