@@ -188,6 +188,9 @@ class Outcome:
 class Watcher:
     """Is told what happens in a run; the base class does not care."""
 
+    def resumed(self, best: float | None) -> None:
+        """It goes on with a run whose best evaluation had this mean; told before `begun`."""
+
     def begun(self, envs: FleetVectorEnv, start_steps: int) -> None:
         """The environments are there; `start_steps` have been made before."""
 
@@ -235,6 +238,7 @@ def _train_alone(
         if is_resumed and not checkpoints.is_empty:
             checkpoints.newest(str(trainer.device), take=run.take)
             run.go_on()
+            watcher.resumed(run.best)
         else:  # also a run that was ended before its first checkpoint
             run.begin()
         watcher.begun(trainer.envs, trainer.env_steps)
