@@ -27,7 +27,14 @@ import torch
 from envfleet.adapters.gymnasium import FleetVectorEnv, make_vec
 from envfleet.adapters.names import find
 from envfleet.engine.auto import choose_start_method, plan_fleet
-from envfleet.engine.options import BackendName, StartMethod, check_count, check_seconds, one_of
+from envfleet.engine.options import (
+    BackendName,
+    Deadlines,
+    StartMethod,
+    check_count,
+    check_seconds,
+    one_of,
+)
 from envfleet.errors import CheckpointError, ConfigError, VideoError, WorkerDied
 from envfleet.learn.accounting import shares, verdict
 from envfleet.learn.alone import alone_in
@@ -281,7 +288,11 @@ def _fleet(options: TrainOptions, ppo: PPOOptions) -> FleetVectorEnv:
         method = choose_start_method(options.parallel_start_method)
         env_fns = [env_fn(options)] * options.n_envs
         plan = plan_fleet(
-            env_fns, method, may_be_serial=not options.has_deadlines, min_gain=MIN_GAIN
+            env_fns,
+            method,
+            may_be_serial=not options.has_deadlines,
+            min_gain=MIN_GAIN,
+            deadlines=Deadlines(step_s=options.step_timeout_s, reset_s=options.reset_timeout_s),
         )
         backend, num_workers, why = plan.backend, plan.num_workers, plan.describe(options.n_envs)
     envs = make_vec(
