@@ -1,15 +1,17 @@
-"""envfleet runs reinforcement-learning environments in parallel: fast, correct, hard to kill."""
+"""envfleet runs reinforcement-learning environments in parallel: fast, correct, hard to kill.
 
-from importlib.metadata import PackageNotFoundError, version
+A name is imported when it is first asked for, so that the command line, which asks for none, has
+the word from its first moment on.
+"""
 
-from envfleet import errors
-from envfleet.adapters.gymnasium import FleetVectorEnv, ParallelEnv, make_vec, native
-from envfleet.engine import Batch, Incident, Snapshot
+from typing import TYPE_CHECKING
 
-try:
-    __version__ = version("envfleet")
-except PackageNotFoundError:  # run from a source tree that was never installed
-    __version__ = "0.0.0"
+if TYPE_CHECKING:
+    from envfleet import errors
+    from envfleet.adapters.gymnasium import FleetVectorEnv, ParallelEnv, make_vec, native
+    from envfleet.engine import Batch, Incident, Snapshot
+
+    __version__: str
 
 __all__ = [
     "Batch",
@@ -22,3 +24,34 @@ __all__ = [
     "make_vec",
     "native",
 ]
+_ROOMS = ("adapters", "engine", "errors", "layout", "observe")
+"""Can be named without being imported."""
+
+
+def _named(name: str) -> object:
+    from importlib import import_module, metadata
+
+    match name:
+        case "__version__":
+            try:
+                return metadata.version("envfleet")
+            except metadata.PackageNotFoundError:  # from a source tree that was never installed
+                return "0.0.0"
+        case _ if name in _ROOMS:
+            return import_module(f"envfleet.{name}")
+        case "Batch" | "Incident" | "Snapshot":
+            return getattr(import_module("envfleet.engine"), name)
+        case _:
+            return getattr(import_module("envfleet.adapters.gymnasium"), name)
+
+
+if not TYPE_CHECKING:  # to a type checker every name would be a good one
+
+    def __getattr__(name: str) -> object:
+        if name not in __all__ and name not in _ROOMS:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        globals()[name] = found = _named(name)
+        return found
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})

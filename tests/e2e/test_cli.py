@@ -75,6 +75,35 @@ def on_a_terminal(command, *arguments, timeout=60):
     return os.waitstatus_to_exitcode(status), drawn.decode()
 
 
+AS_INSTALLED = (sys.executable, "-c", "from envfleet.cli import main\nraise SystemExit(main())")
+"""What the script does that pip makes of the project's entry point."""
+
+
+@pytest.mark.parametrize("command", [ENVFLEET, AS_INSTALLED], ids=["module", "script"])
+@pytest.mark.parametrize("package", ["numpy", "gymnasium", "torch"])
+def test_an_interrupt_while_importing_is_one_word(tmp_path, command, package):
+    (tmp_path / f"{package}.py").write_text(
+        "import os, signal\n"
+        "try:\n"
+        "    os.kill(os.getpid(), signal.SIGINT)\n"
+        "except KeyboardInterrupt as exc:  # as numpy does\n"
+        "    raise ImportError('importing the C extensions failed') from exc\n"
+    )
+    path = f"{tmp_path}{os.pathsep}{environment()['PYTHONPATH']}"
+
+    done = subprocess.run(
+        [*command, "train", "--env", "CartPole-v1"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=tmp_path,
+        env=environment() | {"PYTHONPATH": path},
+        check=False,
+    )
+
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "envfleet: stopped\n")
+
+
 def last_screen(drawn):
     """The words that stay: without colours and without bars that were wiped."""
     text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", drawn)

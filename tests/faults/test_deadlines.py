@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import os
+import re
 import signal
 import time
 import warnings
@@ -10,9 +11,10 @@ import warnings
 import numpy as np
 import pytest
 
+import envfleet
 from envfleet import errors
 from envfleet.engine import Deadlines, Fleet, ResetPlan
-from envfleet.testing import Counter, Hanging, Slow
+from envfleet.testing import Counter, Hanging, Slow, VectorCounter
 from tests.faults.stage import GRACE_S, MODES, Resident, at_most, opened, plans, step, zeros
 
 LIMIT_S = 0.35
@@ -479,3 +481,52 @@ def sleepers(*pauses_s, **options):
         yield fleet
     finally:
         fleet.close()
+
+
+# ---- while "auto" measures ----------------------------------------------------------------------
+
+IN_NO_TIME_S = 20.0
+"""Much less than the 120 s that a start may take."""
+
+
+@pytest.mark.parametrize("mode", ["sleep", "gil", "stop"])
+@pytest.mark.parametrize("at", ["step", "reset"])
+def test_what_hangs_at_once_is_told_by_its_own_deadline(at, mode):
+    limits = {f"{at}_timeout_s": LIMIT_S}
+    env_fn = functools.partial(Hanging, mode=mode, at=at)
+    with at_most(IN_NO_TIME_S), contextlib.ExitStack() as stack:
+        envs = stack.enter_context(opened(env_fn, 2, backend="auto", **limits))
+        assert f"{at} passed {at}_timeout_s=0.35 at once, so it must be supervised" in envs.plan
+        with pytest.raises(errors.DeadlineExceeded, match=f"raise {at}_timeout_s"):
+            step_once(envs)
+
+
+def step_once(envs):
+    envs.reset(seed=0)
+    envs.step(zeros(envs.num_envs))
+
+
+class HangingVector(VectorCounter):
+    def __init__(self, num_envs):
+        super().__init__((5,) * num_envs)
+
+    def step(self, actions):
+        time.sleep(3600)
+
+
+def test_so_is_a_native_one():
+    with at_most(IN_NO_TIME_S), contextlib.ExitStack() as stack:
+        native = envfleet.native(HangingVector)
+        envs = stack.enter_context(opened(native, 4, backend="auto", step_timeout_s=LIMIT_S))
+        assert "step passed step_timeout_s=0.35 at once" in envs.plan
+        with pytest.raises(errors.DeadlineExceeded, match="raise step_timeout_s"):
+            step_once(envs)
+
+
+def test_steps_and_resets_within_their_deadlines_are_measured_in_peace():
+    """However many there are: a probe's own step ends before its deadline does."""
+    env_fn = functools.partial(Slow, step_s=0.2, reset_s=0.5, length=1)
+    with opened(env_fn, 2, backend="auto", step_timeout_s=0.4) as envs:
+        assert re.search(r"one step takes [67]\d\d\.\d ms", envs.plan), envs.plan
+    with opened(functools.partial(Counter, None), 2, backend="auto", step_timeout_s=0.04) as envs:
+        assert re.search(r"one step takes \d+ us", envs.plan), envs.plan

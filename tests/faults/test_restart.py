@@ -10,6 +10,7 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+import psutil
 import pytest
 from gymnasium import spaces
 
@@ -1272,6 +1273,30 @@ def test_what_lives_here_is_rebuilt_here():
         assert truncated.tolist() == [False, True]
         assert envs.fleet.worker_pids()[1] is None
         assert envs.incidents[0].slot == 1
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_a_successor_that_is_gone_before_it_is_watched_is_one_more_loss(method, monkeypatch):
+    """A fork server reaps its children at once, so that there may be nobody left to watch."""
+    open_process = os.pidfd_open
+    gone: list[int] = []
+
+    def open_late(pid, *flags):
+        if not gone:
+            gone.append(pid)
+            kill_and_wait(pid)
+            while method == "forkserver" and psutil.pid_exists(pid):
+                time.sleep(0.001)
+        return open_process(pid, *flags)
+
+    with opened([Resident] * 2, num_workers=2, start_method=method, on_failure="restart") as envs:
+        envs.reset(seed=0)
+        monkeypatch.setattr(os, "pidfd_open", open_late)
+        os.kill(envs.fleet.worker_pids()[0], signal.SIGKILL)
+        envs.step(zeros(2))
+        envs.step(zeros(2))
+        assert len(gone) == 1
+        assert [incident.exitcode for incident in envs.incidents] == [-9, -9]
 
 
 # ---- fallback -----------------------------------------------------------------------------------

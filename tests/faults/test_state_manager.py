@@ -168,6 +168,48 @@ def test_who_is_killed_too_often_goes_on_here(tmp_path: Path) -> None:
         assert played(manager, TURNS)[0]["history"][-1]["state"] == "train 1 a f"
 
 
+KILLED = (
+    "its worker was killed 4 times in one episode (exit code -9), 4 times while it did the same "
+    "thing"
+)
+
+
+def test_who_kills_every_worker_in_one_turn_fails_alone(tmp_path: Path) -> None:
+    with troubled(tmp_path) as manager:
+        manager.reset(seed=1)
+        with pytest.warns(RuntimeWarning, match="4 times while it did the same thing"):
+            going_on = manager.step(inputs(e0=["killed in workers"], e1=["a"], e2=["b"]))
+        assert [cache["env_id"] for cache in going_on] == [1, 2]
+        assert manager.rollout_cache[0]["failure"] == {"doing": "step", "error": KILLED, "turn": 1}
+        assert not isinstance(manager.envs[0]["env"], games.Trouble)
+
+
+@pytest.mark.parametrize("way", [True, "resets"])
+@pytest.mark.parametrize(
+    ("number", "error"), [(0, "its worker died 4 times in one episode"), (signal.SIGKILL, KILLED)]
+)
+def test_a_beginning_that_ends_its_process_fails_alone(
+    tmp_path: Path, number: int, error: str, way: Any
+) -> None:
+    (tmp_path / "pid").write_text(str(os.getpid()))
+    settings = config(("Trouble", 12), group_size=1, use_multiprocessing=way, max_workers=2)
+    # the first ones, which workers are handed before this process lends a hand
+    settings["custom_envs"]["Trouble"]["env_config"] = {
+        "folder": str(tmp_path),
+        "reset_s": 0.005,
+        "deadly": {1: int(number)},
+    }
+    with EnvStateManager(settings) as manager:
+        for _ in range(2):
+            with pytest.warns(RuntimeWarning, match="environment 0 .* failed in reset"):
+                caches = manager.reset(seed=1)
+            assert caches[0]["failure"] == {"doing": "reset", "error": error, "turn": 0}
+            assert [cache["env_id"] for cache in caches if "failure" in cache] == [0]
+            states = [cache["history"][0]["state"] for cache in caches[1:]]
+            assert states == [f"train {seed}" for seed in range(2, 13)]
+            assert len(manager.step(inputs(e1=["a"], e11=["b"]))) == 2
+
+
 @pytest.mark.parametrize("way", [True, "resets"])
 def test_workers_may_be_killed_before_anything_has_begun(way: Any) -> None:
     settings = config(("Climb", 4), use_multiprocessing=way, max_workers=2)

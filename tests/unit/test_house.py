@@ -263,6 +263,12 @@ class TestPublicNames:
         with pytest.raises(AttributeError, match="no_such_name"):
             _ = envfleet.no_such_name  # type: ignore[attr-defined]
 
+    @pytest.mark.parametrize("room", ["adapters", "engine", "errors", "layout", "observe"])
+    def test_rooms_below_the_front_door_need_no_import_of_their_own(self, room):
+        done = run_python(f"import envfleet; print(envfleet.{room}.__name__)")
+
+        assert (done.stdout, done.stderr) == (f"envfleet.{room}\n", "")
+
     def test_types_are_shipped(self):
         assert resources.files("envfleet").joinpath("py.typed").is_file()
 
@@ -288,7 +294,7 @@ def look():
     }
 
 before = look()
-import envfleet
+from envfleet import *
 after = look()
 changed = {key: (before[key], after[key]) for key in before if before[key] != after[key]}
 print(json.dumps({"changed": changed, "modules": sorted(sys.modules)}))
@@ -310,7 +316,7 @@ print(json.dumps({"changed": changed, "modules": sorted(sys.modules)}))
 
     def test_is_quick_and_silent(self):
         code = (
-            "import time; start_s = time.process_time(); import envfleet; "
+            "import time; start_s = time.process_time(); from envfleet import *; "
             "import sys; sys.exit(time.process_time() - start_s > 1.5)"
         )
         # The first may have to compile the bytecode.

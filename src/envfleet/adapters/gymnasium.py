@@ -327,6 +327,7 @@ def make_vec(
         )
     if not _is_whole(rollout_steps) or rollout_steps < 0:
         raise ConfigError(f"rollout_steps must be a whole number from 0 on, got {rollout_steps!r}")
+    deadlines = Deadlines(step_s=step_timeout_s, reset_s=reset_timeout_s)
     has_limits = step_timeout_s is not None or reset_timeout_s is not None
     plan = _plan(
         env_fns,
@@ -334,6 +335,7 @@ def make_vec(
         num_workers,
         method,
         num_here,
+        deadlines,
         needs_supervision=has_limits or failure != "raise",
     )
     fleet = Fleet(
@@ -342,7 +344,7 @@ def make_vec(
         backend=plan.backend,
         start_method=plan.start_method,
         autoreset=mode,
-        deadlines=Deadlines(step_s=step_timeout_s, reset_s=reset_timeout_s),
+        deadlines=deadlines,
         on_failure=failure,
         restarts=RestartPolicy(max_restarts=max_restarts),
         copy=copy,
@@ -369,6 +371,7 @@ def _plan(
     num_workers: int | None,
     method: StartMethod | None,
     num_here: int,
+    deadlines: Deadlines,
     *,
     needs_supervision: bool,
 ) -> Plan:
@@ -378,7 +381,9 @@ def _plan(
         workers = num_workers or max(2, min(len(env_fns) - num_here + 1, usable_cores()))
         return Plan("process", start_method, workers, why, num_here)
     if backend == "auto" and num_workers is None:
-        return plan_fleet(env_fns, start_method, may_be_serial=not needs_supervision)
+        return plan_fleet(
+            env_fns, start_method, may_be_serial=not needs_supervision, deadlines=deadlines
+        )
     if backend == "auto":
         why = f"num_workers={num_workers} was asked for"
         return Plan("process", start_method, num_workers or 1, why)

@@ -7,17 +7,27 @@ public API like any other user. A command is one module (see ``command.py``) and
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
+
+from envfleet.cli.interrupts import ending_at_once
 
 __all__ = ["main"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code: 0 fine, 1 the thing checked failed, 2 bad usage.
+    """Run one command and return its exit code.
+
+    0 fine, 1 the thing checked failed, 2 bad usage, 130 interrupted.
 
     Args:
         argv: The arguments without the program's name; ``sys.argv[1:]`` when left out.
     """
-    from envfleet.cli.app import run
+    try:
+        with ending_at_once():
+            from envfleet.cli.app import run
 
-    return run(argv)
+        return run(argv)
+    except KeyboardInterrupt:  # before the command began, or after it
+        sys.stderr.write("envfleet: stopped\n")
+        return 130

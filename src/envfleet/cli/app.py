@@ -21,6 +21,7 @@ from importlib import import_module
 from typing import Any, TextIO, cast
 
 from envfleet.cli.command import Command, Context, Usage
+from envfleet.cli.interrupts import ending_at_once
 from envfleet.cli.parser import Parser
 from envfleet.cli.report import Block, Report
 from envfleet.cli.screen import PlainScreen, has_rich, screen_on
@@ -99,7 +100,8 @@ def build_parser(wanted: Sequence[str] | None = None) -> argparse.ArgumentParser
 def load(entry: Entry) -> Command:
     """Import a command's module."""
     try:
-        return cast(Command, import_module(entry.module))
+        with ending_at_once():
+            return cast(Command, import_module(entry.module))
     except ModuleNotFoundError as exc:
         raise MissingExtra(
             f"`envfleet {entry.name}` needs {exc.name}: pip install 'envfleet[train]'"

@@ -1,17 +1,45 @@
-"""Ctrl-C in two steps: the first asks for an end, the second makes it."""
+"""Ctrl-C in two steps, the first asks for an end, the second makes it; and in one while importing.
+
+Law: outside, a Ctrl-C means what it meant before.
+"""
 
 from __future__ import annotations
 
+import os
 import signal
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any, Self
 
-__all__ = ["Interrupts"]
+__all__ = ["Interrupts", "ending_at_once"]
+
+
+@contextmanager
+def ending_at_once() -> Iterator[None]:
+    """In here a Ctrl-C ends the process, for while nothing is done but imports.
+
+    A KeyboardInterrupt would not do: numpy makes an ImportError of it, and PyTorch aborts.
+    """
+    is_plain = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if not is_plain or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signal.signal(signal.SIGINT, _end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    os.write(2, b"envfleet: stopped\n")
+    os._exit(130)
 
 
 class Interrupts:
-    """Counts Ctrl-C while it is entered. Law: outside, a Ctrl-C means what it meant before."""
+    """Counts Ctrl-C while it is entered."""
 
     def __init__(self, on_first: Callable[[], None]) -> None:
         """Call `on_first` at the first one, in the middle of whatever is being done."""

@@ -115,6 +115,10 @@ class LiveView(Watcher):
 
     # ---- what the run tells -----------------------------------------------------------------
 
+    def resumed(self, best: float | None) -> None:
+        """Take note of what was reached before."""
+        self.facts.best = best
+
     def begun(self, envs: FleetVectorEnv, start_steps: int) -> None:
         """The environments are there: start to draw."""
         facts, now_s = self.facts, time.monotonic()
@@ -249,6 +253,8 @@ def _returns(facts: Facts, room: int) -> list[Part]:
 
 
 def _evaluation(facts: Facts) -> list[Part]:
+    if facts.evaluation is None and facts.best is not None:
+        return [(f"best {facts.best:,.2f}", ""), ("  so far", "dim")]
     if facts.evaluation is None:
         return [(f"the first at {facts.first_evaluation:,} steps", "dim")]
     steps, mean, std = facts.evaluation

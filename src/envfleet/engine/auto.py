@@ -1,7 +1,7 @@
 """What runs where, when the caller leaves it open: measure briefly, decide, and say why.
 
-The measurement runs in a worker process, so an environment that crashes or hangs does it there. The
-decision is a pure function of numbers.
+The measurement runs in a worker process, so an environment that crashes or hangs does it there, and
+by the caller's deadlines. The decision is a pure function of numbers.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, cast
 
 import gymnasium
+import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import VectorEnv
 
 from envfleet.engine.machine import usable_cores
-from envfleet.engine.options import BackendName, Deadlines, EnvFn, StartMethod
+from envfleet.engine.options import BackendName, Deadlines, EnvFn, ResetPlan, StartMethod
 from envfleet.engine.servant import NativeFn
-from envfleet.errors import ConfigError
+from envfleet.errors import ConfigError, DeadlineExceeded, EnvConstructionFailed, EnvFailed
 
 PROBE_S = 0.05
 """How long the environment is stepped to learn what a step takes."""
@@ -45,6 +45,7 @@ OWN_SHARE, WORKER_SHARE = 4, 3
 """How this process shares slots with workers, each of which begins later, and copies as well."""
 NativeSteps = tuple[float, float]
 """Seconds of a step of one instance: for all slots, and for the share of whoever has most."""
+_NO_DEADLINES = Deadlines()
 _NOT_FORK_SAFE = ("torch", "jax", "tensorflow")
 
 
@@ -178,6 +179,7 @@ def plan_fleet(
     *,
     may_be_serial: bool,
     min_gain: float = MIN_GAIN,
+    deadlines: Deadlines = _NO_DEADLINES,
 ) -> Plan:
     """Measure and decide for these environments on this machine.
 
@@ -186,7 +188,32 @@ def plan_fleet(
         start_method: Of worker processes.
         may_be_serial: Whether this process will do.
         min_gain: How many times as fast workers must promise to be.
+        deadlines: For each step and reset that is measured too.
     """
+    try:
+        return _measured_plan(
+            env_fns,
+            start_method,
+            may_be_serial=may_be_serial,
+            min_gain=min_gain,
+            deadlines=deadlines,
+        )
+    except DeadlineExceeded as exc:
+        if exc.seconds not in (deadlines.step_s, deadlines.reset_s):
+            raise
+        # what becomes of it is for the fleet to say, by `on_failure`
+        why = f"{exc.doing} passed {exc.option}={exc.seconds:g} at once, so it must be supervised"
+        return Plan("process", start_method, min(usable_cores(), len(env_fns)), why)
+
+
+def _measured_plan(
+    env_fns: Sequence[EnvFn],
+    start_method: StartMethod,
+    *,
+    may_be_serial: bool,
+    min_gain: float,
+    deadlines: Deadlines,
+) -> Plan:
     cores = usable_cores()
     num_envs = len(env_fns)
     first = env_fns[0]
@@ -196,56 +223,63 @@ def plan_fleet(
             return Plan("serial", start_method, 1, "a natively vectorised environment on one core")
         share = own_share(num_envs, workers) if may_be_serial else -(-num_envs // workers)
         sizes = num_envs, share
-        step_s = cast(NativeSteps, _ask(partial(_NativeProbe, first, sizes), start_method))
+        probe = partial(_NativeProbe, first, sizes, _slice_s(deadlines))
+        step_s = cast(NativeSteps, _ask(probe, start_method, deadlines))
         return decide_native(num_envs, workers, step_s, start_method, may_be_serial=may_be_serial)
     if num_envs == 1 and may_be_serial:
         return Plan("serial", start_method, 1, "there is nothing to run beside it")
     if cores == 1 and may_be_serial:
         return Plan("serial", start_method, 1, "there is one core to use")
-    measured = measure(env_fns[0], start_method)
+    measured = measure(env_fns[0], start_method, deadlines)
     return decide(
         num_envs, cores, measured, start_method, may_be_serial=may_be_serial, min_gain=min_gain
     )
 
 
-def measure(env_fn: EnvFn, start_method: StartMethod) -> Measured:
+def measure(
+    env_fn: EnvFn, start_method: StartMethod, deadlines: Deadlines = _NO_DEADLINES
+) -> Measured:
     """Step one environment in a worker process for a moment."""
-    return cast(Measured, _ask(partial(_Probe, env_fn), start_method))
+    probe = partial(_Probe, env_fn, _slice_s(deadlines))
+    return cast(Measured, _ask(probe, start_method, deadlines))
 
 
-def _ask(probe: EnvFn, start_method: StartMethod) -> Any:
+def _slice_s(deadlines: Deadlines) -> float | None:
+    """How long a probe may go on stepping until it answers; None where nobody is in a hurry."""
+    if deadlines.step_s is None:
+        return None if deadlines.reset_s is None else PROBE_S
+    return min(PROBE_S, deadlines.step_s / 4)
+
+
+def _ask(probe: EnvFn, start_method: StartMethod, deadlines: Deadlines) -> Any:
     """What a probe measured, in a worker: what crashes or never returns must not do it here."""
     from envfleet.engine.fleet import Fleet
 
+    limits = replace(
+        deadlines,
+        step_s=deadlines.step_s or deadlines.start_s,
+        reset_s=deadlines.reset_s or deadlines.start_s,
+    )
     fleet = Fleet(
-        [probe], backend="process", start_method=start_method, deadlines=Deadlines(reset_s=60.0)
+        [probe],
+        backend="process",
+        start_method=start_method,
+        autoreset="disabled",
+        deadlines=limits,
     )
     try:
+        fleet.reset([ResetPlan()])
+        while not (batch := fleet.step(np.zeros(1, np.int64))).truncated[0]:
+            if batch.terminated[0]:
+                fleet.reset([ResetPlan()])
         (result,) = fleet.call("result")
         return result
+    except EnvFailed as exc:  # to whoever opens a fleet it is all one: it cannot be used
+        failed = EnvConstructionFailed(exc.slot, exc.reason)
+        failed.__cause__ = exc.__cause__
     finally:
         fleet.close()
-
-
-class _Probe(gymnasium.Env[Any, Any]):
-    """Measures another environment when it is built; its worker reports the result."""
-
-    observation_space = spaces.Discrete(1)
-    action_space = spaces.Discrete(1)
-
-    def __init__(self, env_fn: EnvFn) -> None:
-        env = env_fn()
-        if isinstance(env, gymnasium.vector.VectorEnv):
-            env.close()
-            self.result = Measured(1.0, 1.0)
-            return
-        if not isinstance(env, gymnasium.Env):
-            raise ConfigError(f"the function returned {type(env).__name__}, not a gymnasium.Env")
-        try:
-            self.result = _timed(env)
-        except _Refused:
-            self.result = Measured(1.0, 1.0)
-        env.close()
+    raise failed
 
 
 class _Refused(Exception):
@@ -259,74 +293,162 @@ def _step(env: gymnasium.Env[Any, Any], action: Any) -> Any:
         raise _Refused from exc
 
 
-def _timed(env: gymnasium.Env[Any, Any]) -> Measured:
-    env.action_space.seed(0)
-    env.reset(seed=0)
-    _step(env, env.action_space.sample())  # the first step often builds caches
-    actions = [env.action_space.sample() for _ in range(64)]
-    env.reset(seed=0)
-    steps = 0
-    started_s, started_cpu_s, started_waits = time.perf_counter(), time.thread_time(), _waits()
-    while (spent_s := time.perf_counter() - started_s) < PROBE_S or steps < 3:
-        _, _, terminated, truncated, _ = _step(env, actions[steps % 64])
-        steps += 1
-        if terminated or truncated:
-            env.reset()
-    cpu_s, waits = time.thread_time() - started_cpu_s, _waits() - started_waits
-    # on a busy machine a step takes longer than it needs: only one that gave up the processor by
-    # itself was waiting, one that lost it to others was not
-    if waits > steps / 4 and cpu_s < spent_s:
-        return Measured(spent_s / steps, cpu_s / spent_s)
-    return Measured(cpu_s / steps, 1.0)
+class _Probe(gymnasium.Env[Any, Any]):
+    """Steps another environment, for a slice of time by each of its own steps.
 
-
-class _NativeProbe(gymnasium.Env[Any, Any]):
-    """Measures natively vectorised instances of several sizes when it is built."""
+    Its step is terminated where it is to be reset, with the other, and truncated once `result` is
+    known. Without slices it resets the other by itself: going to and fro would count.
+    """
 
     observation_space = spaces.Discrete(1)
     action_space = spaces.Discrete(1)
 
-    def __init__(self, env_fn: NativeFn, sizes: Sequence[int]) -> None:
-        self._env_fn = env_fn
-        with ExitStack() as undo:
-            envs: list[VectorEnv] = []
-            try:
-                for size in sizes:
-                    envs.append(env_fn.build(size))
-                    undo.callback(envs[-1].close)
-            except Exception:  # perhaps there may only be one at a time
-                if not envs:
-                    raise
-                undo.close()
-                envs = []
-            self.result = _steps_s(envs) if envs else tuple(map(self._alone, sizes))
-
-    def _alone(self, size: int) -> float:
-        env = self._env_fn.build(size)
-        try:
-            return _steps_s([env])[0]
-        finally:
+    def __init__(self, env_fn: EnvFn, slice_s: float | None) -> None:
+        env = env_fn()
+        self.result = Measured(1.0, 1.0)
+        self._slice_s, self._clock, self._resets, self._steps = slice_s, _Clock(), 0, 0
+        self._env: gymnasium.Env[Any, Any] | None = None
+        if isinstance(env, VectorEnv):
             env.close()
-
-
-def _steps_s(envs: Sequence[VectorEnv]) -> tuple[float, ...]:
-    """The shortest of some steps of each: whatever else the machine does only lengthens them.
-
-    They take turns, so that a while in which it does much counts for all of them.
-    """
-    for env in envs:
+            return
+        if not isinstance(env, gymnasium.Env):
+            raise ConfigError(f"the function returned {type(env).__name__}, not a gymnasium.Env")
+        self._env = env
         env.action_space.seed(0)
-        env.reset(seed=0)
-    actions = [[env.action_space.sample() for _ in range(8)] for env in envs]
-    shortest_s, rounds, started_s = [math.inf] * len(envs), 0, time.perf_counter()
-    while time.perf_counter() - started_s < PROBE_S * len(envs) or rounds < 3:
-        for index, env in enumerate(envs):
-            action = actions[index][rounds % 8]
-            begun_s = time.perf_counter()
-            env.step(action)
-            shortest_s[index] = min(shortest_s[index], time.perf_counter() - begun_s)
-        rounds += 1
-    return tuple(shortest_s)
+        self._actions = [env.action_space.sample() for _ in range(64)]
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> tuple[int, dict[str, Any]]:
+        self._resets += 1
+        if self._env is not None and self._resets <= 2:
+            self._env.reset(seed=0)
+        elif self._env is not None:
+            with self._clock:
+                self._env.reset()
+        return 0, {}
+
+    def step(self, action: Any) -> tuple[int, float, bool, bool, dict[str, Any]]:
+        if self._env is None:
+            return 0, 0.0, False, True, {}
+        try:
+            if self._resets == 1:  # the first step often builds caches, and counts for nothing
+                _step(self._env, self._actions[0])
+                return 0, 0.0, True, False, {}
+            has_ended = False
+            if not self._is_known:
+                with self._clock:
+                    has_ended = self._play(self._env)
+        except _Refused:
+            return 0, 0.0, False, True, {}
+        if has_ended or not self._is_known:  # the reset behind an end counts too
+            return 0, 0.0, has_ended, False, {}
+        self.result = self._clock.shared_by(self._steps)
+        return 0, 0.0, False, True, {}
+
+    @property
+    def _is_known(self) -> bool:
+        return self._clock.spent_s >= PROBE_S and self._steps >= 3
+
+    def _play(self, env: gymnasium.Env[Any, Any]) -> bool:
+        """Step until time is up or the other has to be reset; whether it has."""
+        until_s = time.perf_counter() + (self._slice_s or PROBE_S)
+        while time.perf_counter() < until_s:
+            _, _, terminated, truncated, _ = _step(env, self._actions[self._steps % 64])
+            self._steps += 1
+            if terminated or truncated:
+                if self._slice_s is not None:
+                    return True
+                env.reset()
+        return False
+
+    def close(self) -> None:
+        if self._env is not None:
+            self._env.close()
+
+
+class _Clock:
+    """What is spent while it is entered, added up."""
+
+    def __init__(self) -> None:
+        self.spent_s = self._cpu_s = 0.0
+        self._waits = 0
+
+    def __enter__(self) -> None:
+        self._begun = time.perf_counter(), time.thread_time(), _waits()
+
+    def __exit__(self, *exc_info: object) -> None:
+        spent_s, cpu_s, waits = self._begun
+        self.spent_s += time.perf_counter() - spent_s
+        self._cpu_s += time.thread_time() - cpu_s
+        self._waits += _waits() - waits
+
+    def shared_by(self, steps: int) -> Measured:
+        """What each of so many steps took."""
+        # on a busy machine a step takes longer than it needs: only one that gave up the processor
+        # by itself was waiting, one that lost it to others was not
+        if self._waits > steps / 4 and self._cpu_s < self.spent_s:
+            return Measured(self.spent_s / steps, self._cpu_s / self.spent_s)
+        return Measured(self._cpu_s / steps, 1.0)
+
+
+class _NativeProbe(gymnasium.Env[Any, Any]):
+    """Steps natively vectorised instances of several sizes, as a `_Probe` does.
+
+    The shortest of some steps of each counts: whatever else the machine does only lengthens them.
+    They take turns, so that a while in which it does much counts for all of them; those that cannot
+    be there at the same time come one after another, as episodes of this one.
+    """
+
+    observation_space = spaces.Discrete(1)
+    action_space = spaces.Discrete(1)
+
+    def __init__(self, env_fn: NativeFn, sizes: Sequence[int], slice_s: float | None) -> None:
+        self._env_fn, self._slice_s = env_fn, slice_s or PROBE_S
+        self._left: list[Sequence[int]] = [sizes]
+        self._envs: list[VectorEnv] = []
+        self.result: tuple[float, ...] = ()
+        try:
+            self._build(sizes)
+        except Exception:  # perhaps there may only be one at a time
+            if not self._envs:
+                raise
+            self.close()
+            self._left = [[size] for size in sizes]
+
+    def _build(self, sizes: Sequence[int]) -> None:
+        for size in sizes:
+            self._envs.append(self._env_fn.build(size))
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> tuple[int, dict[str, Any]]:
+        if not self._envs:
+            self._build(self._left[0])
+        for env in self._envs:
+            env.action_space.seed(0)
+            env.reset(seed=0)
+        self._actions = [[env.action_space.sample() for _ in range(8)] for env in self._envs]
+        self._shortest_s, self._turn, self._spent_s = [math.inf] * len(self._envs), 0, 0.0
+        return 0, {}
+
+    def step(self, action: Any) -> tuple[int, float, bool, bool, dict[str, Any]]:
+        begun_s = now_s = time.perf_counter()
+        while now_s - begun_s < self._slice_s:
+            rounds, index = divmod(self._turn, len(self._envs))
+            started_s = time.perf_counter()
+            self._envs[index].step(self._actions[index][rounds % 8])
+            now_s = time.perf_counter()
+            self._shortest_s[index] = min(self._shortest_s[index], now_s - started_s)
+            self._turn += 1
+        self._spent_s += now_s - begun_s
+        count = len(self._envs)
+        is_known = self._spent_s >= PROBE_S * count and self._turn >= 3 * count
+        if is_known:
+            self.result += tuple(self._shortest_s)
+            self.close()
+            del self._left[0]
+        return 0, 0.0, is_known, not self._left, {}
+
+    def close(self) -> None:
+        while self._envs:
+            self._envs.pop().close()
 
 
 def _waits() -> int:

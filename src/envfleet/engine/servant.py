@@ -75,33 +75,28 @@ class Servant:
     def handle(self, command: Command) -> Reply | None:
         """Carry out one command; a reply is given only if there is something to say."""
         started = time.perf_counter_ns()
-        if command.op is Op.STEP and self._only is not None:
+        if command.op is Op.STEP:
+            reply = self.step(command.slots, command.payload, command.page)
+        else:
+            reply = self._fan_out(command)
+            self._post[1] = 0
+        self._post[2] += time.perf_counter_ns() - started
+        return reply
+
+    def step(
+        self, slots: Sequence[int] | None, payload: Sequence[Any] | None, page: int
+    ) -> Reply | None:
+        """`handle` of the most common command, without a command, and without taking its time."""
+        if self._only is None:
+            reply = self._fan_out(Command(0, Op.STEP, slots, payload))
+        else:
             try:
-                slots, payload = command.slots, command.payload
                 spills = None if payload is None else self._spills(slots, payload)
                 reply = self._only.step(slots, spills)
             except BaseException as exc:
                 self._guard.let_pass(exc)
-                slot = self._only.first if command.slots is None else command.slots[0]
+                slot = self._only.first if slots is None else slots[0]
                 reply = Reply(failures=[Failure.of(slot, "step", exc)])
-        else:
-            reply = self._fan_out(command)
-        if command.page:
-            self._data.keep(command.page, self._rows)
-        self._post[1] = 0
-        self._post[2] += time.perf_counter_ns() - started
-        return reply
-
-    def step_all(self, page: int) -> Reply | None:
-        """`handle` of the most common command: a step of all slots, of which nothing travels."""
-        if self._only is None:
-            reply = self._fan_out(Command(0, Op.STEP))
-        else:
-            try:
-                reply = self._only.step(None, None)
-            except BaseException as exc:
-                self._guard.let_pass(exc)
-                reply = Reply(failures=[Failure.of(self._only.first, "step", exc)])
         if page:
             self._data.keep(page, self._rows)
         self._post[1] = 0

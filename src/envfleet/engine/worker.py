@@ -168,7 +168,7 @@ def _serve(
     size, served = len(ring) // 3, 0
     num_slots = sum(host.count for host in servant.hosts)
     tickets = control.tickets[spec.first : spec.first + num_slots]
-    step_all, ring_done, clock = servant.step_all, done.ring, time.perf_counter_ns
+    step, ring_done, clock = servant.step, done.ring, time.perf_counter_ns
     wait = _waiter(post, commands, spec.may_spin)
     busy_until = clock()
     while True:
@@ -178,7 +178,7 @@ def _serve(
             entry = served % size * 3
             op, flags = _OPS[ring[entry + 1]], ring[entry + 2]
             if op is Op.STEP and not flags & _NOT_ALL:
-                reply = step_all(flags >> PAGE_SHIFT)
+                reply = step(None, None, flags >> PAGE_SHIFT)
                 post[2] += clock() - started
             else:
                 reply = _handled(spec, servant, channel, tickets, ring[entry], op, flags)
@@ -210,18 +210,14 @@ def _handled(
         try:
             command = Command(request, op, slots, pickle.loads(blob))
         except BaseException as exc:  # its payload cannot be read here
-            return _unreadable(spec.first, len(tickets), op, Command(request, op, slots, exc))
+            asked = range(spec.first, spec.first + len(tickets)) if slots is None else slots
+            return Reply(failures=[Failure.of(slot, op.phrase, exc) for slot in asked])
     elif flags & PARTIAL:
         chosen = (tickets == request & 0xFFFFFFFF).nonzero()[0] + spec.first
         command = Command(request, op, chosen.tolist())
     else:
         command = Command(request, op, page=flags >> PAGE_SHIFT)
     return servant.handle(command)
-
-
-def _unreadable(first: int, num_slots: int, op: Op, command: Command) -> Reply:
-    slots = range(first, first + num_slots) if command.slots is None else command.slots
-    return Reply(failures=[Failure.of(slot, op.phrase, command.payload) for slot in slots])
 
 
 def _waiter(post: memoryview, commands: Bell, may_spin: bool) -> Callable[[int], int]:

@@ -1,4 +1,4 @@
-"""Checkpoints: whole or not there, the newest whole one is found.
+"""Checkpoints: whole or not there, the newest whole one that fits is found.
 
 A checkpoint is written beside its place and moved there at once, so a kill at any moment leaves the
 previous one. What is read back is checked byte by byte against the sums in the file; it holds
@@ -12,18 +12,21 @@ import pickle
 import shutil
 import warnings
 import zipfile
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from envfleet.errors import CheckpointError
+from envfleet.errors import CheckpointError, ConfigError, EnvfleetError
 
 FORMAT = "envfleet checkpoint 1"
 LATEST, BEST = "latest.pt", "best.pt"
 PROBE_BYTES = 1 << 16
 """An empty file can be made on a full disk."""
+REASON_CHARACTERS = 200
+"""How much of somebody else's error is told."""
 
 
 def save(path: Path, state: dict[str, Any]) -> None:
@@ -60,6 +63,23 @@ def load(path: Path, device: str = "cpu") -> dict[str, Any]:
     if not isinstance(state, dict) or state.get("format") != FORMAT:
         raise CheckpointError(str(path), "was not written by this version of envfleet")
     return state
+
+
+@contextmanager
+def fitting(path: Path) -> Iterator[None]:
+    """Say of a state that cannot be taken up that it belongs elsewhere."""
+    try:
+        yield
+    except (KeyError, TypeError, AttributeError, RuntimeError, ValueError) as exc:
+        if isinstance(exc, EnvfleetError) and not isinstance(exc, ConfigError):
+            raise
+        # PyTorch names every parameter that does not fit, a line each
+        reason = " ".join(str(exc).split())[:REASON_CHARACTERS]
+        raise CheckpointError(
+            str(path),
+            "does not fit its run.json or its environment, as a checkpoint of another run would "
+            f"not ({type(exc).__name__}: {reason})",
+        ) from exc
 
 
 class CheckpointFolder:
@@ -128,13 +148,22 @@ class CheckpointFolder:
         """Whether nothing has been kept yet."""
         return not (self.folder / LATEST).exists() and not self._numbered()
 
-    def newest(self, device: str = "cpu") -> dict[str, Any]:
-        """The newest checkpoint that is whole; a warning names those that are not."""
+    def newest(
+        self, device: str = "cpu", *, take: Callable[[dict[str, Any]], None] = lambda state: None
+    ) -> dict[str, Any]:
+        """The newest checkpoint that is whole and fits; a warning names a newer one that is not.
+
+        Args:
+            device: Where its tensors are to be.
+            take: Takes it up, or fails because it does not fit; then it is given the one before.
+        """
         tried = [self.folder / LATEST, *reversed(self._numbered())]
         problem: CheckpointError | None = None
         for path in tried:
             try:
                 state = load(path, device)
+                with fitting(path):
+                    take(state)
             except CheckpointError as exc:
                 problem = problem or exc
                 continue

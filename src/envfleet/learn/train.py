@@ -27,11 +27,18 @@ import torch
 from envfleet.adapters.gymnasium import FleetVectorEnv, make_vec
 from envfleet.adapters.names import find
 from envfleet.engine.auto import choose_start_method, plan_fleet
-from envfleet.engine.options import BackendName, StartMethod, check_count, check_seconds, one_of
-from envfleet.errors import CheckpointError, ConfigError, EnvfleetError, VideoError, WorkerDied
+from envfleet.engine.options import (
+    BackendName,
+    Deadlines,
+    StartMethod,
+    check_count,
+    check_seconds,
+    one_of,
+)
+from envfleet.errors import CheckpointError, ConfigError, VideoError, WorkerDied
 from envfleet.learn.accounting import shares, verdict
 from envfleet.learn.alone import alone_in
-from envfleet.learn.checkpoint import CheckpointFolder, load
+from envfleet.learn.checkpoint import CheckpointFolder, fitting, load
 from envfleet.learn.evaluate import EVALUATION_SEED, Evaluation, evaluate
 from envfleet.learn.options import check_seed
 from envfleet.learn.ppo import Agent, Learned, PPOOptions, PPOTrainer
@@ -46,8 +53,6 @@ longer than a round trip from step to step."""
 RECENT = 100
 """Episodes in the mean that is shown."""
 
-REASON_CHARACTERS = 200
-"""How much of somebody else's error is told."""
 PATIENCE_S = 300.0
 """How long a step may take in an evaluation that has ended a process before."""
 RETRY_S = 1.0
@@ -190,6 +195,9 @@ class Outcome:
 class Watcher:
     """Is told what happens in a run; the base class does not care."""
 
+    def resumed(self, best: float | None) -> None:
+        """It goes on with a run whose best evaluation had this mean; told before `begun`."""
+
     def begun(self, envs: FleetVectorEnv, start_steps: int) -> None:
         """The environments are there; `start_steps` have been made before."""
 
@@ -235,9 +243,9 @@ def _train_alone(
     with opened(options, ppo) as trainer:
         run = _Run(options, ppo, trainer, checkpoints, folder, watcher, started_s)
         if is_resumed and not checkpoints.is_empty:
-            kept = checkpoints.newest(str(trainer.device))
-            with _of_this_run(run_dir):
-                run.go_on(kept)
+            checkpoints.newest(str(trainer.device), take=run.take)
+            run.go_on()
+            watcher.resumed(run.best)
         else:  # also a run that was ended before its first checkpoint
             run.begin()
         watcher.begun(trainer.envs, trainer.env_steps)
@@ -280,7 +288,11 @@ def _fleet(options: TrainOptions, ppo: PPOOptions) -> FleetVectorEnv:
         method = choose_start_method(options.parallel_start_method)
         env_fns = [env_fn(options)] * options.n_envs
         plan = plan_fleet(
-            env_fns, method, may_be_serial=not options.has_deadlines, min_gain=MIN_GAIN
+            env_fns,
+            method,
+            may_be_serial=not options.has_deadlines,
+            min_gain=MIN_GAIN,
+            deadlines=Deadlines(step_s=options.step_timeout_s, reset_s=options.reset_timeout_s),
         )
         backend, num_workers, why = plan.backend, plan.num_workers, plan.describe(options.n_envs)
     envs = make_vec(
@@ -374,14 +386,17 @@ class _Run:
         self._folder.begin(self._options, self._ppo, iterations=iterations, packages=packages)
         self._start_up_s = self._clock.elapsed_s
 
-    def go_on(self, state: dict[str, Any]) -> None:
+    def take(self, state: dict[str, Any]) -> None:
+        """Stand where a checkpoint was made."""
         self._trainer.load(state["trainer"])
         self._number, self.best = state["iteration"], state["best"]
-        self._recent.extend(state["recent"])
+        self._recent = deque(state["recent"], maxlen=RECENT)
         self._evaluated, self._saved = state["evaluated"], self._trainer.env_steps
         # it was killed between the checkpoint and the end of the evaluation that was due with it
         self._owes_evaluation = state.get("owes_evaluation", False)
         self._is_wary = self._owes_evaluation
+
+    def go_on(self) -> None:
         self._rehearse()
         self._folder.go_on(
             self._trainer.env_steps,
@@ -617,30 +632,19 @@ def load_agent(path: Path) -> tuple[TrainOptions, Agent]:
         raise CheckpointError(str(path), "does not exist")
     run_dir = path if path.is_dir() else path.parent
     options, ppo = resumed_options(run_dir)
-    state = CheckpointFolder(run_dir).newest() if path.is_dir() else load(path)
     env = env_fn(options)()
     agent = Agent(env.observation_space, env.action_space, ppo, torch.device("cpu"), options.seed)
     env.close()
-    with _of_this_run(path):
+
+    def take(state: dict[str, Any]) -> None:
         agent.load(state["trainer"])
+
+    if path.is_dir():
+        CheckpointFolder(run_dir).newest(take=take)
+    else:
+        with fitting(path):
+            take(load(path))
     return options, agent
-
-
-@contextmanager
-def _of_this_run(path: Path) -> Iterator[None]:
-    """Say of a state that does not fit that it belongs elsewhere."""
-    try:
-        yield
-    except (KeyError, TypeError, RuntimeError, ValueError) as exc:
-        if isinstance(exc, EnvfleetError) and not isinstance(exc, ConfigError):
-            raise
-        # PyTorch names every parameter that does not fit, a line each
-        reason = " ".join(str(exc).split())[:REASON_CHARACTERS]
-        raise CheckpointError(
-            str(path),
-            f"holds a checkpoint that does not fit its {RUN_FILE} or its environment, as one of "
-            f"another run would ({type(exc).__name__}: {reason})",
-        ) from exc
 
 
 def _device(name: str) -> str:

@@ -8,14 +8,12 @@ its answer is the one that was lost.
 
 Law: whoever is asked answers: by what the environment did, or by a `Failure` once it has cost more
 workers than its budget allows. If something outside killed them, the environment comes home instead
-and goes on here.
+and goes on here (`losses.py`).
 """
 
 from __future__ import annotations
 
-import signal
 import warnings
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -28,17 +26,14 @@ from envfleet.engine import Deadlines, Fleet, Incident, ResetPlan
 from envfleet.engine.auto import choose_start_method
 from envfleet.engine.options import RestartPolicy, StartMethod
 from envfleet.errors import EnvfleetError, level_of_caller
+from envfleet.llm.losses import Losses
 from envfleet.llm.turns import Failure, Opening, Player, State, Turn
 
 Answer = Opening | Turn
 Standing = tuple[Sequence[Any], State]
 """Where an episode stands: all actions so far, and what the environment shows."""
-_FROM_OUTSIDE = {-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP}
-"""Exit codes of workers that somebody else ended, the kernel short of memory say."""
 GIVEN_UP = (EnvfleetError, OSError)
 """What a fleet raises when it gives up slots, the latter when there is no process to be had."""
-_ANSWERING = ("step", "sending an observation")
-"""What a slot does when its answer cannot be pickled, in a thread and in a worker."""
 _LEAST_RESTARTS = 20
 
 
@@ -179,8 +174,7 @@ class Seats:
         """Build the environment of every id."""
         self._slots = {env_id: slot for slot, env_id in enumerate(makers)}
         self._ids = list(makers)
-        self._max_restarts = max_restarts
-        self._losses: Counter[int] = Counter()
+        self._losses = Losses(max_restarts)
         self.fleet = open_fleet(
             [_seat_of(make) for make in makers.values()],
             min(max_workers, len(makers)),
@@ -198,12 +192,13 @@ class Seats:
 
     def refresh(self) -> None:
         """Forget the past: a new episode begins for everybody."""
-        self._losses.clear()
+        self._losses.begin_episodes()
         self.fleet.reset([ResetPlan()] * self.fleet.num_slots)
 
     def send(self, orders: Mapping[int, Order]) -> None:
         """Have these environments begin with their orders."""
         self._is_ordered = dict(orders)
+        self._losses.begin_turn()
         gone = self.fleet.quarantined
         reached = {one: order for one, order in orders.items() if self._slots[one] not in gone}
         if reached:
@@ -270,27 +265,13 @@ class Seats:
             env_id = self._ids[incident.slot]
             if env_id not in self._is_ordered or env_id in answers or env_id in leaving:
                 continue
-            self._losses[env_id] += 1
-            # what an environment raises is caught beside it: here its answer could not be pickled,
-            # and the next one cannot either
-            is_hopeless = incident.kind == "exception" and incident.doing in _ANSWERING
-            if self._losses[env_id] <= self._max_restarts and not is_hopeless:
-                continue
-            losses = self._losses[env_id]
-            times = f"{'once' if losses == 1 else f'{losses} times'} in one episode"
-            if incident.kind == "death" and incident.exitcode in _FROM_OUTSIDE:
-                leaving[env_id] = f"its worker was killed {times} (exit code {incident.exitcode})"
-                continue
-            error = {
-                "death": f"its worker died {times}",
-                "timeout": f"its worker passed its deadline {times}",
-                "exception": f"its answer cannot leave its worker: {incident.reason}"
-                if is_hopeless
-                else f"{incident.reason} in {incident.doing}, {times}",
-            }[incident.kind]
-            order = self._is_ordered[env_id]
-            doing = "reset" if order.named is None else "step"
-            answers[env_id] = _failed(order, Failure(doing, error))
+            verdict = self._losses.add(env_id, incident)
+            if verdict.what == "here":
+                leaving[env_id] = verdict.why
+            elif verdict.what == "failed":
+                order = self._is_ordered[env_id]
+                doing = "reset" if order.named is None else "step"
+                answers[env_id] = _failed(order, Failure(doing, verdict.why))
 
 
 def open_fleet(

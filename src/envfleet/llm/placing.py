@@ -29,7 +29,7 @@ from envfleet.llm.places import (
     carry_out,
 )
 from envfleet.llm.settings import Settings, Tag, UseMultiprocessing
-from envfleet.llm.turns import Failure
+from envfleet.llm.turns import Failure, Opening
 
 
 class GoOnHere(Protocol):
@@ -51,6 +51,8 @@ class Places:
         self._makers: Makers | None = None
         self._made_elsewhere: set[str] = set()
         """Tags whose episodes begin in workers and are then played here."""
+        self._deadly: set[str] = set()
+        """Tags whose beginnings have ended workers."""
         self._settled: UseMultiprocessing | None = None
 
     def settle(self, wish: UseMultiprocessing) -> None:
@@ -79,6 +81,8 @@ class Places:
                 {tag.name: tag for tag in self._tags if tag.name in self._made_elsewhere},
                 num_workers=max(1, min(self._settings.max_workers, usable_cores()) - 1),
                 start_method=self._settings.start_method,
+                max_restarts=self._settings.max_restarts,
+                deadly=self._deadly,
             )
         self._settled = wish
 
@@ -132,7 +136,11 @@ class Places:
         def begin_here(env_id: int) -> None:
             tell(env_id, carry_out(self.here.players[env_id], orders[env_id]))
 
-        self._makers.recv(take, begin_here, [one for one in rest if one in self.here.players])
+        def fail(env_id: int, failure: Failure) -> None:
+            tell(env_id, Opening("", failure=failure))
+
+        others = [one for one in rest if one in self.here.players]
+        self._makers.recv(take, begin_here, fail, others)
         for answered in self._recv(rest, _nowhere, go_on_here).items():
             tell(*answered)
 

@@ -3,11 +3,12 @@
 import io
 import os
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
 
-from envfleet.cli.interrupts import Interrupts
+from envfleet.cli.interrupts import Interrupts, ending_at_once
 from envfleet.cli.lines import FINISHING, Lines, begin_lines, clock, iteration_lines
 from envfleet.learn.evaluate import Evaluation
 from envfleet.learn.train import Iteration, TrainOptions
@@ -109,6 +110,30 @@ def test_clock(seconds, text):
 
 
 class TestInterrupts:
+    @pytest.mark.parametrize("others", [signal.SIG_IGN, lambda number, frame: None])
+    def test_who_ignores_them_or_hears_them_is_left_alone(self, others):
+        before = signal.signal(signal.SIGINT, others)
+        try:
+            with ending_at_once():
+                assert signal.getsignal(signal.SIGINT) is others
+                os.kill(os.getpid(), signal.SIGINT)
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+    def test_importing_in_a_thread_changes_nothing(self):
+        def enter():
+            with ending_at_once():
+                return signal.getsignal(signal.SIGINT)
+
+        with ThreadPoolExecutor(1) as pool:
+            assert pool.submit(enter).result() is signal.default_int_handler
+
+    def test_after_imports_they_mean_what_they_did(self):
+        with ending_at_once():
+            assert signal.getsignal(signal.SIGINT) is not signal.default_int_handler
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+
     def test_the_first_asks_and_the_second_ends(self):
         said = []
         before = signal.getsignal(signal.SIGINT)

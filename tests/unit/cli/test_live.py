@@ -26,7 +26,7 @@ from envfleet.cli.live import (
 )
 from envfleet.learn.evaluate import Evaluation
 from envfleet.learn.ppo import PPOOptions
-from envfleet.learn.train import Iteration, TrainOptions
+from envfleet.learn.train import Iteration, TrainOptions, train
 
 SECONDS = {"environments": 20.0, "inference": 10.0, "learning": 68.0, "evaluation": 2.0}
 
@@ -107,6 +107,28 @@ def test_going_on_with_a_run_counts_the_new_steps_only():
     assert "60%" in text_of(found, now_s=10.0)[1]
     assert "0:40 left" in text_of(found, now_s=10.0)[1]
     assert "1,024 steps/s" in text_of(found, now_s=10.0)[2]
+
+
+def test_the_best_is_that_of_the_whole_run(tmp_path, monkeypatch):
+    options = TrainOptions(
+        "CartPole-v1", n_envs=2, num_episodes=2, backend="serial", eval_every=1, save_every=1
+    )
+    ppo, returns = PPOOptions(n_steps=8, batch_size=16), iter((90.0, 20.0))
+    monkeypatch.setattr(
+        "envfleet.learn.train.evaluate", lambda *_, **__: Evaluation((next(returns),))
+    )
+    first = LiveView(io.StringIO(), options, ppo, tmp_path)
+    monkeypatch.setattr(first, "should_stop", lambda: True)
+    with first:
+        train(options, ppo, tmp_path, first)
+    second = LiveView(io.StringIO(), options, ppo, tmp_path)
+    seen = []
+    monkeypatch.setattr(second, "iterated", lambda _: seen.append(text_of(second.facts)[4]))
+    with second:
+        train(options, ppo, tmp_path, second, is_resumed=True)
+
+    assert seen == ["evaluation best 90.00  so far"]
+    assert text_of(second.facts)[4] == "evaluation 20.00 ± 0.00  at 32 steps  best 90.00"
 
 
 def test_the_pace_is_that_of_the_last_seconds():

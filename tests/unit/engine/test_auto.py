@@ -84,7 +84,7 @@ def test_a_decision_depends_on_nothing_but_its_numbers(monkeypatch):
         return decide_native(130, 4, steps_s, "fork", may_be_serial=True)
 
     before = decided()
-    for name in ("usable_cores", "_ask", "_steps_s", "time"):
+    for name in ("usable_cores", "_ask", "time"):
         monkeypatch.setattr(auto, name, refuse)
     assert before == decided() == Plan("process", "fork", 4, before.why, 40)
     assert before.describe(130) == (
@@ -109,7 +109,7 @@ def test_sizes_are_measured_of_what_will_run(monkeypatch):
     monkeypatch.setattr(auto, "usable_cores", lambda: 2)
     probes = []
 
-    def measured(probe, start_method):
+    def measured(probe, start_method, deadlines):
         probes.append((probe.args[1], start_method))
         return 10 * MS, 4 * MS
 

@@ -378,12 +378,50 @@ def test_a_checkpoint_of_another_run_is_said_to_be_one(tmp_path):
     for path in (tmp_path / "mine").glob("*.pt"):
         path.unlink()
     (tmp_path / "other" / "latest.pt").rename(tmp_path / "mine" / "latest.pt")
-    said = r"mine holds a checkpoint that does not fit its run\.json or its environment"
+    said = r"mine/latest\.pt does not fit its run\.json or its environment"
     with pytest.raises(errors.CheckpointError, match=said) as caught:
         train(*resumed_options(tmp_path / "mine"), tmp_path / "mine", is_resumed=True)
     assert len(str(caught.value)) < 600
     with pytest.raises(errors.CheckpointError, match=said):
         load_agent(tmp_path / "mine")
+
+
+@pytest.mark.parametrize(
+    ("options", "ppo"),
+    [
+        (replace(RUN, env="Acrobot-v1"), PPO),
+        (replace(RUN, n_envs=2), PPO),
+        (RUN, replace(PPO, hidden=(8, 8))),
+        (RUN, replace(PPO, memory="gru")),
+    ],
+    ids=["another environment", "fewer slots", "another network", "a memory"],
+)
+def test_a_checkpoint_of_another_run_gives_way_to_the_one_before(options, ppo, tmp_path):
+    train(RUN, PPO, tmp_path / "whole")
+    train(RUN, PPO, tmp_path / "mine", StopAt(5))
+    train(replace(options, num_episodes=1), ppo, tmp_path / "other")
+    for name in ("latest.pt", "step_000000000320.pt"):
+        shutil.copyfile(tmp_path / "other" / "latest.pt", tmp_path / "mine" / name)
+
+    said = r"latest\.pt does not fit .* going on from step_000000000256\.pt$"
+    with pytest.warns(RuntimeWarning, match=said):
+        train(*resumed_options(tmp_path / "mine"), tmp_path / "mine", is_resumed=True)
+
+    assert weights(tmp_path / "mine") == weights(tmp_path / "whole")
+    assert untimed(tmp_path / "mine") == untimed(tmp_path / "whole")
+
+
+def test_an_agent_too_is_the_newest_that_fits(tmp_path):
+    train(RUN, PPO, tmp_path / "mine", StopAt(5))
+    train(replace(RUN, num_episodes=1), replace(PPO, hidden=(8,)), tmp_path / "other")
+    shutil.copyfile(tmp_path / "mine" / "latest.pt", tmp_path / "mine" / "step_000000000321.pt")
+    shutil.copyfile(tmp_path / "other" / "latest.pt", tmp_path / "mine" / "latest.pt")
+    with pytest.warns(
+        RuntimeWarning, match=r"does not fit .* going on from step_000000000321\.pt$"
+    ):
+        _, agent = load_agent(tmp_path / "mine")
+    kept = load(tmp_path / "mine" / "step_000000000321.pt")["trainer"]["policy"]
+    assert all(torch.equal(kept[name], value) for name, value in agent.state()["policy"].items())
 
 
 def test_a_checkpoint_without_a_run_in_it_is_said_to_be_one(tmp_path):

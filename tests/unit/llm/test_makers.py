@@ -1,6 +1,8 @@
 """Episodes begun by workers and by this process at once."""
 
 import itertools
+import multiprocessing
+import os
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -12,7 +14,7 @@ from envfleet.llm.makers import _RESET_EVERY, Makers
 from envfleet.llm.moving import arrived
 from envfleet.llm.registry import EnvType
 from envfleet.llm.settings import Tag
-from envfleet.llm.turns import Opening, Player
+from envfleet.llm.turns import Failure, Opening, Player
 from tests.unit.llm.games import Climb, ClimbConfig
 
 
@@ -24,21 +26,39 @@ class Slow(Climb):
         super()._begin(seed, mode)
 
 
+class Deadly(Slow):
+    """Its first beginning ends a worker."""
+
+    def _begin(self, seed: int, mode: Mode) -> None:
+        if seed == 0 and multiprocessing.parent_process() is not None:
+            os._exit(7)
+        super()._begin(seed, mode)
+
+
+class AllDeadly(Deadly):
+    """All of them do."""
+
+    def _begin(self, seed: int, mode: Mode) -> None:
+        super()._begin(0, mode)
+
+
 TAGS = {
-    name: Tag(name, name, EnvType(kind, ClimbConfig), None, 10)
-    for name, kind in {"Climb": Climb, "Slow": Slow}.items()
+    kind.__name__: Tag(kind.__name__, kind.__name__, EnvType(kind, ClimbConfig), None, 10)
+    for kind in (Climb, Slow, Deadly, AllDeadly)
 }
 
 
 @pytest.fixture
 def makers() -> Iterator[Makers]:
-    opened = Makers(TAGS, num_workers=1, start_method=None)
+    opened = Makers(TAGS, num_workers=1, start_method=None, max_restarts=1, deadly=set())
     yield opened
     opened.close()
 
 
-def made_of(makers: Makers, tag: str, num: int) -> tuple[dict[int, Opening], list[int]]:
-    """How each episode began, and which of them here."""
+def made_of(
+    makers: Makers, tag: str, num: int, failed: dict[int, str] | None = None
+) -> tuple[dict[int, Opening], list[int]]:
+    """How each episode began, and which of them here; who did not is in `failed`."""
     openings: dict[int, Opening] = {}
     here: list[int] = []
 
@@ -52,8 +72,13 @@ def made_of(makers: Makers, tag: str, num: int) -> tuple[dict[int, Opening], lis
         here.append(env_id)
         openings[env_id] = Player(TAGS[tag].make()).begin(env_id, "val")
 
+    def fail(env_id: int, failure: Failure) -> None:
+        assert failed is not None, failure
+        assert env_id not in failed.keys() | openings.keys()
+        failed[env_id] = failure.error
+
     makers.send({env_id: (tag, env_id, "val") for env_id in range(num)})
-    makers.recv(take, begin_here)
+    makers.recv(take, begin_here, fail)
     return openings, here
 
 
@@ -71,6 +96,26 @@ def test_this_process_does_its_part(makers: Makers) -> None:
     assert 5 <= len(here) <= 35
 
 
+def test_what_a_worker_died_of_begins_in_no_other_process(makers: Makers) -> None:
+    for _ in range(2):
+        failed: dict[int, str] = {}
+        openings, here = made_of(makers, "Deadly", 40, failed)
+        assert failed == {0: "its worker died 2 times in one episode"}
+        assert sorted(openings) == list(range(1, 40))
+    assert here == []  # nor does any of its kind
+    assert made_of(makers, "Slow", 40)[1]
+
+
+def test_who_is_left_when_all_workers_have_died_of_a_kind_fails(makers: Makers) -> None:
+    failed: dict[int, str] = {}
+    openings, _ = made_of(makers, "AllDeadly", 60, failed)
+    assert sorted([*openings, *failed]) == list(range(60))
+    assert {error.partition(":")[0] for error in failed.values()} == {
+        "its worker died 2 times in one episode",
+        "workers died of its kind, and none is left",
+    }
+
+
 def test_what_is_left_of_a_rollout_that_broke_off_is_not_the_next_ones(makers: Makers) -> None:
     made_of(makers, "Climb", 8)
     makers.send({env_id: ("Slow", env_id, "val") for env_id in range(100, 140)})
@@ -79,7 +124,7 @@ def test_what_is_left_of_a_rollout_that_broke_off_is_not_the_next_ones(makers: M
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        makers.recv(lambda env_id, made: None, interrupted)
+        makers.recv(lambda env_id, made: None, interrupted, lambda env_id, failure: None)
     makers.send({env_id: ("Slow", env_id, "val") for env_id in range(200, 240)})  # and no recv
     for _ in range(3):
         openings, _ = made_of(makers, "Climb", 8)

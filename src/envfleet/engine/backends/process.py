@@ -117,10 +117,10 @@ class ProcessHandle:
             multiprocessing.process._children.discard(self.process)  # type: ignore[attr-defined]
             os.close(theirs)
             undo.pop_all()
-        self._owns_exit_fd = hasattr(os, "pidfd_open")
-        self.exit_fd = (
-            os.pidfd_open(self.process.pid) if self._owns_exit_fd else self.process.sentinel
-        )
+        self.exit_fd, self._owns_exit_fd = self.process.sentinel, False
+        # a fork server may have reaped it already, and then has written so to the sentinel
+        with contextlib.suppress(AttributeError, ProcessLookupError):
+            self.exit_fd, self._owns_exit_fd = os.pidfd_open(self.process.pid), True
         self.pid: int | None = self.process.pid
         self.port: Port = (
             np.frombuffer(self._ring, np.uint64),
