@@ -112,14 +112,13 @@ class ProcessHandle:
             )
             with _one_thread_each(), _interrupts_wait(context.get_start_method()):
                 _from_a_lasting_thread(self.process.start)
+                undo.callback(self.process.join, 5.0)
+                undo.callback(self.process.kill)
             # a fork of this process that ends would end all workers in that list; ours end with us
             multiprocessing.process._children.discard(self.process)  # type: ignore[attr-defined]
-            os.close(theirs)
+            self.exit_fd, self._owns_exit_fd = _end_of(self.process)
             undo.pop_all()
-        self._owns_exit_fd = hasattr(os, "pidfd_open")
-        self.exit_fd = (
-            os.pidfd_open(self.process.pid) if self._owns_exit_fd else self.process.sentinel
-        )
+            os.close(theirs)
         self.pid: int | None = self.process.pid
         self.port: Port = (
             np.frombuffer(self._ring, np.uint64),
@@ -482,18 +481,49 @@ _launcher_lock = threading.Lock()
 _launchers: list[_Launcher] = []
 
 
+def _end_of(process: Any) -> tuple[int, bool]:
+    """What is readable when the process has ended, and whether that is ours to close."""
+    if hasattr(os, "pidfd_open"):
+        # one from the fork server, which reaps it, may be gone already
+        with contextlib.suppress(ProcessLookupError):
+            return os.pidfd_open(process.pid), True
+    return process.sentinel, False
+
+
 @contextlib.contextmanager
 def _interrupts_wait(start_method: str) -> Iterator[None]:
     """Hold Ctrl-C back while a process starts: a worker shall not see it before it ignores it."""
-    if start_method != "fork":  # started within, the tracker would open the mask again
-        resource_tracker.ensure_running()
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    with _handler_waits():
+        if start_method != "fork":  # started within, the tracker would open the mask again
+            resource_tracker.ensure_running()
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            if start_method == "forkserver":
+                _ensure_server()
+            yield
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextlib.contextmanager
+def _handler_waits() -> Iterator[None]:
+    """Keep the handler of Ctrl-C from raising in here, where a child would be left half-started.
+
+    The mask alone does not: it is this thread's, the signal then comes to any other thread (numpy
+    has some), and Python calls the handler in the main one.
+    """
+    handler = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(handler):
+        yield
+        return
+    heard: list[int] = []
+    signal.signal(signal.SIGINT, lambda number, _: heard.append(number))
     try:
-        if start_method == "forkserver":
-            _ensure_server()
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.signal(signal.SIGINT, handler)
+        if heard:
+            signal.raise_signal(signal.SIGINT)
 
 
 def _ensure_server() -> None:
