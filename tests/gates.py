@@ -77,7 +77,7 @@ def in_time_at_best(attempt: Callable[[], Any], within_s: float, tries: int = 4)
 
 
 @contextmanager
-def computes_within(seconds: float) -> Iterator[None]:
+def computes_within(seconds: float, what: object = "it") -> Iterator[None]:
     """Fails if this thread computes for longer.
 
     What others do with the processor meanwhile does not count, and neither does the collection of
@@ -92,4 +92,4 @@ def computes_within(seconds: float) -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
-    assert took_s < seconds, f"computed for {took_s:.3f} s, may take {seconds:g} s"
+    assert took_s < seconds, f"{what!r:.60} took {took_s:.3f} s of the {seconds:g} s it may take"
