@@ -57,23 +57,33 @@ class Resident(Counter):
 
     def leave_when_told(self, told: Path, exitcode: int) -> None:
         """End this process while nobody is asking anything of it."""
-        _when_told(told, lambda: os._exit(exitcode))
+
+        def leave() -> None:
+            told.unlink()
+            os._exit(exitcode)
+
+        _when_told(told, leave)
 
     def seize_when_told(self, told: Path, for_s: float) -> None:
         """Let a thread take the interpreter lock into native code and keep it there."""
         # PyDLL, unlike CDLL, does not release the interpreter lock around a call
-        usleep = ctypes.PyDLL(None).usleep
-        _when_told(told, lambda: usleep(int(for_s * 1e6)))
+        native = ctypes.PyDLL(None)
+
+        def seize() -> None:
+            sys.setswitchinterval(1e6)  # nobody is given the lock between the two calls
+            native.unlink(os.fsencode(told))
+            native.usleep(int(for_s * 1e6))
+
+        _when_told(told, seize)
 
 
 def _when_told(told: Path, do: Callable[[], Any]) -> None:
-    """Do it in a thread as soon as the file is there, which is then gone."""
+    """Do it in a thread as soon as the file is there; it is gone when that has begun."""
 
     def wait() -> None:
         until_s = time.monotonic() + 60
         while not told.exists() and time.monotonic() < until_s:
             time.sleep(0.005)
-        told.unlink()
         do()
 
     threading.Thread(target=wait, daemon=True).start()

@@ -225,12 +225,14 @@ def test_one_that_dies_is_noticed_while_others_answer(is_idle):
                 envs.send(zeros(1), [1])
             envs.send(zeros(1), [0])
             os.kill(pid, signal.SIGKILL)
+            is_sent = not is_idle
             while True:
                 slots = envs.recv(min_slots=1).slots
                 time.sleep(0.02)
                 envs.send(zeros(len(slots)), slots)
-                if is_idle and len(slots) == 1:
+                if not is_sent:
                     envs.send(zeros(1), [1])
+                    is_sent = True
 
         with at_most(GRACE_S), pytest.raises(errors.WorkerDied):
             serve_slot_0_and_then_both()
