@@ -119,7 +119,8 @@ def test_every_row_is_accounted_for(mode):
         autoreset=mode,
         on_failure="restart",
         restarts=RestartPolicy(max_restarts=1_000_000),
-        deadlines=Deadlines(step_s=0.4, reset_s=0.4),
+        # also one that is stopped while it comes up is to be given up
+        deadlines=Deadlines(step_s=0.4, reset_s=0.4, start_s=4.0),
     )
     killer = Killer(fleet, seed)
     dice, accounts = random.Random(seed), Accounts(7, mode)
@@ -166,7 +167,7 @@ def test_a_fleet_can_be_closed_at_any_moment_of_a_disaster():
             num_workers=2,
             on_failure="restart",
             restarts=RestartPolicy(max_restarts=1_000_000),
-            deadlines=Deadlines(step_s=0.4, reset_s=0.4, close_s=0.5),
+            deadlines=Deadlines(step_s=0.4, reset_s=0.4, start_s=4.0, close_s=0.5),
         )
         fleet.reset([ResetPlan(slot) for slot in range(4)])
         killer = Killer(fleet, seed)

@@ -392,6 +392,7 @@ class TestCallsApart:
             list(each_apart(eval, asked, jobs=2))
 
 
+@pytest.mark.timeout(300)
 class TestPPO:
     def test_a_run_is_looked_at_on_its_way_and_at_its_end(self):
         points = one_run(Lesson("CartPole-v1", RECIPES["CartPole-v1"]), seed=1, steps=600)
