@@ -6,6 +6,7 @@ it that something has happened meanwhile or has not, does not.
 
 import functools
 import gc
+import select
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from envfleet.engine import Fleet
 from envfleet.testing import Counter
 
 PATIENCE_S = 60.0
@@ -25,6 +27,13 @@ def wait_for(path: Path, is_there: bool = True) -> None:
     while path.exists() != is_there:
         assert time.monotonic() < give_up_s, f"{path} never {'came' if is_there else 'went'}"
         time.sleep(0.002)
+
+
+def wait_for_answers(fleet: Fleet, *workers: int) -> None:
+    """Return when these worker processes have answered; nobody has heard it yet."""
+    for worker in workers:
+        bell: Any = fleet._crew.handles[worker]
+        assert select.select([bell.done.fd], [], [], PATIENCE_S)[0], f"worker {worker} is silent"
 
 
 class Gated(Counter):

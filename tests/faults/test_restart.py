@@ -42,7 +42,7 @@ from tests.faults.stage import (
     step,
     zeros,
 )
-from tests.gates import PATIENCE_S, opened_meanwhile, wait_for
+from tests.gates import PATIENCE_S, opened_meanwhile, wait_for, wait_for_answers
 
 TROUBLES = ("kill", "exit", "hang", "exception")
 SEED = 11
@@ -748,7 +748,7 @@ def test_death_while_a_dropped_step_is_waited_for():
         envs.reset(seed=0)
         envs.step(zeros(4))
         envs.send(np.array([0, 0, 1, 1]))
-        time.sleep(0.1)  # the first worker has answered
+        wait_for_answers(envs.fleet, 0)
         kill_and_wait(worker_pids(envs)[0])
         envs.fleet.drop()
         batch = envs.fleet.step(zeros(4))

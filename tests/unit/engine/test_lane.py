@@ -15,7 +15,7 @@ from envfleet.adapters import gymnasium as door
 from envfleet.engine import rows
 from envfleet.engine.backends import lane
 from envfleet.errors import ConfigError, EnvFailed, StillInFlight
-from tests.gates import wait_for
+from tests.gates import wait_for, wait_for_answers
 
 pytestmark = pytest.mark.skipif(not rows.IS_COMPILED, reason="there is no lane without C")
 
@@ -193,16 +193,10 @@ def test_who_has_enough_does_not_wait_for_this_process():
     env_fns = [Talker, Talker, Talker, Here]
     with envfleet.make_vec(env_fns, num_workers=3, num_here=1) as envs:
         envs.reset(seed=0)
-        for pause_s in (0.1, 0.3, 1.0, 3.0):  # until the workers have answered meanwhile
-            stepped_here.clear()
-            envs.send(np.zeros(4, np.int64))
-            time.sleep(pause_s)
-            seen = envs.recv(min_slots=2).slots.tolist()
-            if seen == [0, 1, 2]:
-                break
-            while len(seen) < 4:
-                seen += envs.recv().slots.tolist()
-        assert (seen, stepped_here) == ([0, 1, 2], [])
+        envs.send(np.zeros(4, np.int64))
+        wait_for_answers(envs.fleet, 0, 1)
+        assert envs.recv(min_slots=2).slots.tolist() == [0, 1, 2]
+        assert stepped_here == []
         assert envs.recv().slots.tolist() == [3]
         assert stepped_here == [os.getpid()]
 
