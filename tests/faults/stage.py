@@ -23,6 +23,7 @@ import psutil
 import envfleet
 from envfleet.engine import Fleet, ResetPlan
 from envfleet.testing import Counter, NoisyStream
+from tests.gates import PATIENCE_S
 
 METHODS = ("fork", "spawn", "forkserver")
 MODES = ("next_step", "same_step", "disabled")
@@ -225,7 +226,7 @@ def left_after(pids: Iterable[int], seconds: float) -> list[int]:
 
 def kill_and_wait(pid: int) -> None:
     os.kill(pid, signal.SIGKILL)
-    assert not left_after([pid], 5.0)
+    assert not left_after([pid], PATIENCE_S)
 
 
 class Program:
@@ -287,7 +288,7 @@ def program(folder: Path, source: str, *arguments: object) -> Iterator[Program]:
 
 
 def run_program(
-    folder: Path, source: str, *arguments: object, within_s: float = 20.0
+    folder: Path, source: str, *arguments: object, within_s: float = 60.0
 ) -> tuple[int, str, str]:
     """Run a script to its end: exit code, output, errors."""
     with program(folder, source, *arguments) as running:

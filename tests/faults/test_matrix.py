@@ -30,7 +30,7 @@ from tests.faults.stage import (
     step,
     zeros,
 )
-from tests.gates import wait_for
+from tests.gates import PATIENCE_S, wait_for
 
 FAULTS: dict[str, Any] = {
     "sigkill": functools.partial(Crashing, mode="kill", length=None),
@@ -421,12 +421,9 @@ def strike_idle(fleet, fault):
             else:
                 fleet.call("seize_when_told", (told, 3600.0), slots=[who])
             told.touch()
-            until_s = time.monotonic() + 5.0
-            while told.exists():
-                assert time.monotonic() < until_s
-                time.sleep(0.005)
+            wait_for(told, is_there=False)
         if fault == "os_exit":
-            assert not left_after([pid], 5.0)
+            assert not left_after([pid], PATIENCE_S)
 
 
 IDLE_FAULTS = ("sigkill", "os_exit", "sigstop", "hang")
