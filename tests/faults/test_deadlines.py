@@ -444,7 +444,7 @@ def test_the_wait_goes_on_when_the_warning_is_turned_into_an_error():
 
 def test_a_deadline_is_a_quarter_late_at_most():
     limit_s = 2.0
-    took_s = []
+    took_s: list[float] = []
     while not took_s or (len(took_s) < 4 and took_s[-1] > 1.25 * limit_s + 0.3):
         with sleepers(0.0, 30.0, deadlines=Deadlines(step_s=limit_s)) as fleet:
             fleet.step(np.zeros(2, np.int64))

@@ -441,7 +441,7 @@ def test_leaks_descriptor():
 
 def test_leaks_shared_memory():
     # in use here, so that whoever watches other tests meanwhile knows that it is not theirs
-    with open(f"/dev/shm/envfleet-test-{os.getpid()}", "w+") as file:
+    with open(f"/dev/shm/left-behind-{os.getpid()}", "w+") as file:
         file.truncate(4096)
         kept.append(mmap.mmap(file.fileno(), 4096))
 
@@ -454,7 +454,7 @@ def test_may_leave_thread():
     threading.Thread(target=rest, args=(long_s,), daemon=True).start()
 
 def teardown_module():
-    os.unlink(f"/dev/shm/envfleet-test-{os.getpid()}")
+    os.unlink(f"/dev/shm/left-behind-{os.getpid()}")
 """
 
     def test_each_kind_of_leak_fails_its_test(self, tmp_path):
