@@ -18,15 +18,27 @@ from pathlib import Path
 
 import psutil
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
-# No database and no random choice: a run in CI tries the same examples as the run before it.
-settings.register_profile("ci", deadline=None, derandomize=True, database=None, print_blob=True)
+# No database and no random choice: a run in CI tries the same examples as the run before it. And no
+# clock: how long examples take says how busy the machine is.
+settings.register_profile(
+    "ci",
+    deadline=None,
+    derandomize=True,
+    database=None,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
 settings.load_profile("ci")
 
 FOLDERS_IN_ORDER = ("unit", "conformance", "faults", "e2e")
 GRACE_S = 2.0
 """How long something in the course of ending may take; the laws give recovery and close as much."""
+ORPHANED = "shared memory that nobody holds"
+ORPHANED_S = 30.0
+"""How long that may be there: it may be a stranger's who was killed, and is then cleared away by
+the resource tracker of multiprocessing when the last of the stranger's children is gone."""
 
 SHM = Path("/dev/shm")
 FDS = Path("/proc/self/fd")
@@ -90,12 +102,15 @@ class Surroundings:
                 f"{pid}: {line}" for pid, line in now.processes.items() if pid not in self.processes
             ],
             "threads": [thread.name for thread in now.threads - self.threads if not ignore_threads],
-            "shared memory": [
-                f"{SHM}/{name}"
-                for name in sorted(now.shared_memory - self.shared_memory)
-                if not is_held_by_a_stranger(SHM / name, ours={os.getpid(), *now.processes})
-            ],
+            "shared memory": [],
+            ORPHANED: [],
         }
+        ours = {os.getpid(), *now.processes}
+        for name in sorted(now.shared_memory - self.shared_memory):
+            entry = SHM / name
+            holders = holders_of(entry)
+            if holders <= ours and entry.exists():
+                found["shared memory" if holders else ORPHANED].append(str(entry))
         # By number, since a descriptor may be closed and another opened in its place.
         if len(now.fds) > len(self.fds):
             found["file descriptors"] = [
@@ -144,16 +159,16 @@ def open_fds() -> Iterator[tuple[int, str]]:
             continue
 
 
-def is_held_by_a_stranger(entry: Path, ours: set[int]) -> bool:
-    """True if a live process outside this test run maps the entry: then it is not ours to judge."""
+def holders_of(entry: Path) -> set[int]:
+    """Live processes that map the entry; if one is not ours it is not ours to judge."""
+    holders = set()
     for maps in Path("/proc").glob("[0-9]*/maps"):
-        if int(maps.parent.name) not in ours:
-            try:
-                if str(entry) in maps.read_text():
-                    return True
-            except OSError:
-                continue
-    return False
+        try:
+            if str(entry) in maps.read_text():
+                holders.add(int(maps.parent.name))
+        except OSError:
+            continue
+    return holders
 
 
 @pytest.fixture(autouse=True)
@@ -167,8 +182,10 @@ def leaves_nothing_behind(request: pytest.FixtureRequest) -> Iterator[None]:
         # pytest.raises and a failing test keep frames alive in reference cycles, and with them
         # whatever the test itself had open.
         gc.collect()
-    deadline_s = time.monotonic() + GRACE_S
-    while found and time.monotonic() < deadline_s:
+    ended_s = time.monotonic()
+    while found and time.monotonic() - ended_s < (
+        ORPHANED_S if found.keys() == {ORPHANED} else GRACE_S
+    ):
         time.sleep(0.01)
         found = before.left_behind(ignore_threads=ignore_threads)
     if not found:
@@ -184,6 +201,7 @@ def leaves_nothing_behind(request: pytest.FixtureRequest) -> Iterator[None]:
         for kind, entries in found.items()
     )
     pytest.fail(
-        f"left behind: {', '.join(found)}; {GRACE_S:g} s after the test there still was\n{listing}",
+        f"left behind: {', '.join(found)}; {time.monotonic() - ended_s:.1f} s after the test "
+        f"there still was\n{listing}",
         pytrace=False,
     )

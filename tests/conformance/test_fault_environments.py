@@ -5,8 +5,10 @@ import functools
 import multiprocessing
 import os
 import pickle
+import re
 import signal
 import time
+from pathlib import Path
 
 import cloudpickle
 import numpy as np
@@ -72,12 +74,12 @@ def test_hanging_in_c_keeps_the_interpreter_lock():
     def hang():
         import threading
 
-        threading.Timer(0.1, os._exit, (7,)).start()
+        threading.Timer(1.0, os._exit, (7,)).start()
         Hanging(mode="gil", at="constructor")
 
     process = FORK.Process(target=hang)
     process.start()
-    process.join(0.6)
+    process.join(2.0)
     assert process.exitcode is None
     process.kill()
     process.join()
@@ -87,13 +89,22 @@ def test_hanging_in_c_keeps_the_interpreter_lock():
 def test_deaf_survives_sigterm():
     process = FORK.Process(target=live, args=(functools.partial(Hanging, mode="deaf"),))
     process.start()
-    time.sleep(0.3)
+    while not ignores(process.pid, signal.SIGTERM):
+        assert process.exitcode is None
+        time.sleep(0.005)
     process.terminate()
     process.join(0.3)
     assert process.exitcode is None
     process.kill()
     process.join()
     process.close()
+
+
+def ignores(pid, number):
+    status = Path(f"/proc/{pid}/status").read_text()
+    found = re.search(r"^SigIgn:\s*(\w+)", status, re.MULTILINE)
+    assert found is not None
+    return bool(int(found.group(1), 16) >> (number - 1) & 1)
 
 
 def test_a_bounded_hang_ends():
@@ -169,16 +180,17 @@ def test_leaking_leaks_and_gives_back():
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_slow_times_depend_on_the_seed():
+def test_slow_times_depend_on_the_seed(monkeypatch):
     def times(seed):
         env = Slow(step_s=0.0, slow_step_s=0.02, slow_share=0.5, length=None)
         env.reset(seed=seed)
-        taken = []
-        for _ in range(10):
-            start_s = time.monotonic()
-            env.step(0)
-            taken.append(time.monotonic() - start_s > 0.015)
-        return taken
+        slept: list[float] = []
+        with monkeypatch.context() as patch:
+            patch.setattr(time, "sleep", slept.append)
+            for _ in range(10):
+                env.step(0)
+        assert set(slept) == {0.0, 0.02}
+        return slept
 
     assert times(0) == times(0)
     assert times(0) != times(1)

@@ -42,9 +42,33 @@ def test_the_command_that_is_told_makes_the_same_run_again(tmp_path):
     assert (one["options"], one["ppo"]) == (other["options"], other["ppo"])
 
 
+HOLDS = """
+import time
+from pathlib import Path
+
+import gymnasium
+
+class Holds(gymnasium.Wrapper):
+    "Stands still half-way unless the file is there."
+
+    steps = 0
+
+    def step(self, action):
+        self.steps += 1
+        while self.steps > 1600 and not Path("may_go_on").exists():
+            time.sleep(0.01)
+        return super().step(action)
+
+def make():
+    return Holds(gymnasium.make("CartPole-v1"))
+"""
+
+
 def test_a_run_ended_by_kill_9_has_its_report_after_the_resume(tmp_path):
     folder = tmp_path / "run"
+    (tmp_path / "holds.py").write_text(HOLDS)
     long = [*SMALL, "--total-steps", "12800", "--save-every", "512", "--checkpoint-dir", "run"]
+    long[long.index("CartPole-v1")] = "holds.py:make"
     running = subprocess.Popen(command("train", *long), cwd=tmp_path, stdout=subprocess.DEVNULL)
     limit_s = time.monotonic() + 60
     while not list(folder.glob("step_*.pt")):
@@ -54,6 +78,7 @@ def test_a_run_ended_by_kill_9_has_its_report_after_the_resume(tmp_path):
     running.wait(10)
     assert not (folder / "report.html").exists()
     assert 'class="state unfinished"' in write_report(folder).read_text()
+    (tmp_path / "may_go_on").touch()
     run("train", "--resume", "run", folder=tmp_path)
     page = (folder / "report.html").read_text()
     assert 'class="state finished"' in page

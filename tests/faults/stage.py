@@ -23,6 +23,7 @@ import psutil
 import envfleet
 from envfleet.engine import Fleet, ResetPlan
 from envfleet.testing import Counter, NoisyStream
+from tests.gates import PATIENCE_S
 
 METHODS = ("fork", "spawn", "forkserver")
 MODES = ("next_step", "same_step", "disabled")
@@ -57,23 +58,33 @@ class Resident(Counter):
 
     def leave_when_told(self, told: Path, exitcode: int) -> None:
         """End this process while nobody is asking anything of it."""
-        _when_told(told, lambda: os._exit(exitcode))
+
+        def leave() -> None:
+            told.unlink()
+            os._exit(exitcode)
+
+        _when_told(told, leave)
 
     def seize_when_told(self, told: Path, for_s: float) -> None:
         """Let a thread take the interpreter lock into native code and keep it there."""
         # PyDLL, unlike CDLL, does not release the interpreter lock around a call
-        usleep = ctypes.PyDLL(None).usleep
-        _when_told(told, lambda: usleep(int(for_s * 1e6)))
+        native = ctypes.PyDLL(None)
+
+        def seize() -> None:
+            sys.setswitchinterval(1e6)  # nobody is given the lock between the two calls
+            native.unlink(os.fsencode(told))
+            native.usleep(int(for_s * 1e6))
+
+        _when_told(told, seize)
 
 
 def _when_told(told: Path, do: Callable[[], Any]) -> None:
-    """Do it in a thread as soon as the file is there, which is then gone."""
+    """Do it in a thread as soon as the file is there; it is gone when that has begun."""
 
     def wait() -> None:
         until_s = time.monotonic() + 60
         while not told.exists() and time.monotonic() < until_s:
             time.sleep(0.005)
-        told.unlink()
         do()
 
     threading.Thread(target=wait, daemon=True).start()
@@ -215,7 +226,7 @@ def left_after(pids: Iterable[int], seconds: float) -> list[int]:
 
 def kill_and_wait(pid: int) -> None:
     os.kill(pid, signal.SIGKILL)
-    assert not left_after([pid], 5.0)
+    assert not left_after([pid], PATIENCE_S)
 
 
 class Program:
@@ -277,7 +288,7 @@ def program(folder: Path, source: str, *arguments: object) -> Iterator[Program]:
 
 
 def run_program(
-    folder: Path, source: str, *arguments: object, within_s: float = 20.0
+    folder: Path, source: str, *arguments: object, within_s: float = 60.0
 ) -> tuple[int, str, str]:
     """Run a script to its end: exit code, output, errors."""
     with program(folder, source, *arguments) as running:

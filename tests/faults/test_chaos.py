@@ -119,7 +119,8 @@ def test_every_row_is_accounted_for(mode):
         autoreset=mode,
         on_failure="restart",
         restarts=RestartPolicy(max_restarts=1_000_000),
-        deadlines=Deadlines(step_s=0.4, reset_s=0.4),
+        # also one that is stopped while it comes up is to be given up
+        deadlines=Deadlines(step_s=0.4, reset_s=0.4, start_s=4.0),
     )
     killer = Killer(fleet, seed)
     dice, accounts = random.Random(seed), Accounts(7, mode)
@@ -130,7 +131,8 @@ def test_every_row_is_accounted_for(mode):
         accounts.began(slot)
     killer.start()
     until_s = time.monotonic() + SECONDS
-    while time.monotonic() < until_s:
+    # longer where little happens in that time
+    while time.monotonic() < until_s or rows <= 20 or killer.strikes <= 10:
         if mode == "disabled":
             over = [slot for slot in range(7) if accounts.t[slot] is None]
             if over:
@@ -155,8 +157,6 @@ def test_every_row_is_accounted_for(mode):
         batch = fleet.recv()
         accounts.take(batch)
         in_flight.difference_update(batch.slots.tolist())
-    assert killer.strikes > 10
-    assert rows > 20
     fleet.close()
 
 
@@ -167,7 +167,7 @@ def test_a_fleet_can_be_closed_at_any_moment_of_a_disaster():
             num_workers=2,
             on_failure="restart",
             restarts=RestartPolicy(max_restarts=1_000_000),
-            deadlines=Deadlines(step_s=0.4, reset_s=0.4, close_s=0.5),
+            deadlines=Deadlines(step_s=0.4, reset_s=0.4, start_s=4.0, close_s=0.5),
         )
         fleet.reset([ResetPlan(slot) for slot in range(4)])
         killer = Killer(fleet, seed)
@@ -208,6 +208,10 @@ def test_half_a_message_is_never_taken_for_a_whole_one():
         restarts=RestartPolicy(max_restarts=1000),
     )
     fleet.reset([ResetPlan(0), ResetPlan(1)])
+    fleet.step(zeros(2))
+    started_s = time.monotonic()
+    fleet.step(zeros(2))
+    whole_s = time.monotonic() - started_s
     outcomes: set[bool] = set()
     for number in range(70):
         if number >= 14 and len(outcomes) == 2:
@@ -217,7 +221,9 @@ def test_half_a_message_is_never_taken_for_a_whole_one():
         except errors.WorkerDied:  # the last kill came after its row
             pid = fleet.call("pid")[0]
         fleet.send(zeros(2))
-        timer = threading.Timer(0.004 * (number % 14), os.kill, (pid, signal.SIGKILL))
+        # from before the first byte to after the last, and later if even that was too early
+        after_s = whole_s * (number % 14) / 7 * 2 ** (number // 14)
+        timer = threading.Timer(after_s, os.kill, (pid, signal.SIGKILL))
         timer.start()
         batch = fleet.recv()
         timer.join()

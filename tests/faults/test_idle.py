@@ -3,7 +3,6 @@
 import functools
 import time
 
-import psutil
 import pytest
 
 from envfleet.testing import Slow
@@ -11,9 +10,12 @@ from tests.faults.stage import Resident, opened, zeros
 
 
 def cpu_s(pids):
-    """Processor seconds these processes have used so far, to the hundredth."""
-    times = [psutil.Process(pid).cpu_times() for pid in pids]
-    return sum(one.user + one.system for one in times)
+    """Processor seconds these processes have used so far.
+
+    Of Linux's clocks of other processes, to the nanosecond: cpu_times counts in hundredths, and a
+    few of them begun are more than what is allowed here.
+    """
+    return sum(time.clock_gettime(~pid << 3 | 2) for pid in pids)
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])

@@ -30,6 +30,7 @@ from tests.faults.stage import (
     step,
     zeros,
 )
+from tests.gates import PATIENCE_S, wait_for
 
 FAULTS: dict[str, Any] = {
     "sigkill": functools.partial(Crashing, mode="kill", length=None),
@@ -48,7 +49,7 @@ START_S = {"fork": 1.0, "spawn": 2.5, "forkserver": 2.5}
 
 
 @contextmanager
-def fleet_of(broken, where="fork", good=Resident, **options):
+def fleet_of(broken, where="fork", good=Resident, start_s=30.0, **options):
     """The last slot, in a worker of its own, is not well; the one before it is.
 
     A new interpreter for somebody who only looks on is not worth its second: under spawn and
@@ -59,7 +60,7 @@ def fleet_of(broken, where="fork", good=Resident, **options):
     deadlines = Deadlines(
         step_s=DEADLINE_S.get(where),
         reset_s=DEADLINE_S.get(where),
-        start_s=START_S.get(where, 1.0),
+        start_s=start_s,
         close_s=CLOSE_S,
     )
     fleet = Fleet(
@@ -114,24 +115,48 @@ def check(error, fault, doing, who=1):
 @pytest.mark.parametrize("fault", FAULTS)
 def test_in_the_constructor(fault, method):
     env_fn = functools.partial(FAULTS[fault], at="constructor")
-    with (
-        at_most(START_S[method] + GRACE_S),
-        pytest.raises(errors.EnvfleetError) as caught,
-        fleet_of(env_fn, method),
-    ):
-        pass
+    for start_s in (START_S[method] * factor for factor in (1, 3, 9)):
+        with (
+            at_most(start_s + GRACE_S),
+            pytest.raises(errors.EnvfleetError) as caught,
+            fleet_of(env_fn, method, start_s=start_s),
+        ):
+            pass
+        if has_got_there(caught.value):
+            break
     error, who = caught.value, patient(method)
     if fault in EXIT_CODES:
         check(error, fault, f"the constructor of slot {who}", who)
     elif fault in SILENT:
         assert type(error) is errors.StartTimeout
-        assert (error.worker, error.slots, error.seconds) == (who, (who,), START_S[method])
+        assert (error.worker, error.slots, error.seconds) == (who, (who,), start_s)
         assert ("misbehave" if fault == "hang" else "stopped") in error.doing
     else:
         assert type(error) is errors.EnvConstructionFailed
         assert error.slot == who
         assert "crashed as asked" in str(error)
         assert "in misbehave" in str(error.__cause__)
+
+
+def test_a_worker_that_is_gone_before_its_parent_looks_is_named(monkeypatch):
+    """The fork server reaps it, so nothing is left to look at."""
+    look = os.pidfd_open
+
+    def look_late(pid):
+        wait_for(Path(f"/proc/{pid}"), is_there=False)
+        return look(pid)
+
+    monkeypatch.setattr(os, "pidfd_open", look_late)
+    env_fn = functools.partial(FAULTS["sigkill"], at="constructor")
+    with pytest.raises(errors.WorkerDied) as caught, fleet_of(env_fn, "forkserver"):
+        pass
+    check(caught.value, "sigkill", "the constructor of slot 0", 0)
+
+
+def has_got_there(error):
+    """Whether the time was over in the constructor, and not while an interpreter came up."""
+    is_late = isinstance(error, errors.StartTimeout)
+    return not is_late or "misbehave" in error.doing or "stopped" in error.doing
 
 
 @pytest.mark.parametrize("where", ["serial", "thread"])
@@ -148,7 +173,7 @@ def test_a_hang_in_the_constructor_of_a_thread():
     with (
         at_most(1.0 + GRACE_S),
         pytest.raises(errors.StartTimeout, match="misbehave") as caught,
-        fleet_of(env_fn, "thread"),
+        fleet_of(env_fn, "thread", start_s=1.0),
     ):
         pass
     assert (caught.value.worker, caught.value.slots) == (1, (1,))
@@ -306,13 +331,28 @@ KINDS = {
 }
 
 
+@contextmanager
+def recovery_in_time(fleet, method):
+    """A new process is not part of the two seconds: it has a deadline of its own."""
+    before, started_s = fleet.worker_pids(), time.monotonic()
+    yield
+    took_s, after = time.monotonic() - started_s, fleet.worker_pids()
+    if after != before:
+        took_s -= age_s(after[-1])
+    assert took_s < DEADLINE_S[method] + GRACE_S
+
+
+def age_s(pid):
+    """Since when a process has been there; psutil tells it to the second."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    born_s = int(fields[19]) / os.sysconf("SC_CLK_TCK")
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - born_s
+
+
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_recovery_from_one_fault_after_another(method, tmp_path):
-    """Every fault in step and in reset, in one fleet: a new interpreter for each is dear enough.
-
-    A new process is not part of the two seconds: it has a deadline of its own.
-    """
+    """Every fault in step and in reset, in one fleet: a new interpreter for each is dear enough."""
     in_step = [("step", fault) for fault in FAULTS]
     in_reset = [("reset", fault) for fault in FAULTS]
     env_fn = functools.partial(Unlucky, in_step + in_reset, tmp_path / "met")
@@ -321,7 +361,7 @@ def test_recovery_from_one_fault_after_another(method, tmp_path):
         fleet.reset(plans(99))
         for _, fault in in_step:
             assert step(fleet).obs.tolist() == [[1]]
-            with at_most(DEADLINE_S[method] + START_S[method] + GRACE_S):
+            with recovery_in_time(fleet, method):
                 batch = step(fleet)
             assert (batch.truncated.tolist(), batch.valid.tolist()) == ([True], [False])
             (incident,) = batch.incidents
@@ -330,7 +370,7 @@ def test_recovery_from_one_fault_after_another(method, tmp_path):
             if fault != in_step[-1][1]:
                 assert step(fleet).obs.tolist() == [[0]]
         for number, (_, fault) in enumerate(in_reset, len(in_step)):
-            with at_most(DEADLINE_S[method] + START_S[method] + GRACE_S):
+            with recovery_in_time(fleet, method):
                 batch = fleet.reset(plans(number))
             assert batch.obs.tolist() == [[0]]
             (incident,) = batch.incidents
@@ -381,14 +421,9 @@ def strike_idle(fleet, fault):
             else:
                 fleet.call("seize_when_told", (told, 3600.0), slots=[who])
             told.touch()
-            until_s = time.monotonic() + 5.0
-            while told.exists():
-                assert time.monotonic() < until_s
-                time.sleep(0.005)
+            wait_for(told, is_there=False)
         if fault == "os_exit":
-            assert not left_after([pid], 5.0)
-        else:
-            time.sleep(0.2)  # nothing tells from outside that a thread has gone into native code
+            assert not left_after([pid], PATIENCE_S)
 
 
 IDLE_FAULTS = ("sigkill", "os_exit", "sigstop", "hang")
@@ -437,7 +472,7 @@ def test_recovery_while_idle_one_after_another(method):
         for fault in IDLE_FAULTS:
             step(fleet)
             strike_idle(fleet, fault)
-            with at_most(DEADLINE_S[method] + START_S[method] + GRACE_S):
+            with recovery_in_time(fleet, method):
                 batch = step(fleet)
             assert (batch.truncated.tolist(), batch.valid.tolist()) == ([True], [False])
             assert [incident.kind for incident in batch.incidents] == [KINDS[fault]]

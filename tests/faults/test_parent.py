@@ -263,6 +263,47 @@ def test_ctrl_c_while_workers_come_up_gives_one_traceback(method, after_s, tmp_p
         assert not left_after(everybody, 1.0)
 
 
+INTERRUPTED = """
+    import os, signal, sys
+    from multiprocessing import forkserver, util
+
+    import envfleet
+    from envfleet.testing import Counter
+
+
+    def interrupted(start):
+        def start_and_hear(*args):
+            started = start(*args)
+            if started != 0 and os.getpid() == parent:
+                os.kill(parent, signal.SIGINT)
+            return started
+
+        return start_and_hear
+
+
+    if __name__ == "__main__":
+        parent, method = os.getpid(), sys.argv[1]
+        with envfleet.make_vec(Counter, 1, backend="process", start_method=method):
+            pass  # whatever else is started once runs by now
+        where, name = {
+            "fork": (os, "fork"),
+            "spawn": (util, "spawnv_passfds"),
+            "forkserver": (forkserver, "connect_to_new_process"),
+        }[method]
+        setattr(where, name, interrupted(getattr(where, name)))
+        envfleet.make_vec(Counter, 2, num_workers=2, backend="process", start_method=method)
+"""
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_ctrl_c_between_the_birth_of_a_worker_and_its_first_words(method, tmp_path):
+    """It waits until the worker has all that it is given, whichever thread it came to."""
+    with program(tmp_path, INTERRUPTED, method) as running:
+        code = running.finish(30.0)
+        assert code == -signal.SIGINT, running.err
+        is_one_interrupt(running)
+
+
 SURVIVES = """
     import functools, sys
 

@@ -43,6 +43,7 @@ from tests.faults.stage import (
     step,
     zeros,
 )
+from tests.gates import PATIENCE_S, opened_meanwhile, wait_for, wait_for_answers
 
 TROUBLES = ("kill", "exit", "hang", "exception")
 SEED = 11
@@ -689,7 +690,7 @@ def test_a_restart_is_not_advised_for_what_never_came_up():
 
 
 class LeavesAfterReset(Resident):
-    """Answers its first reset, and is gone a moment later."""
+    """Answers its first reset, and is gone a moment later; its process is named in a file."""
 
     def __init__(self, once):
         super().__init__()
@@ -697,7 +698,22 @@ class LeavesAfterReset(Resident):
 
     def reset(self, *, seed=None, options=None):
         if is_first(self.once):
-            self.leave_later(0.05, 3)
+            self.leave_later(0.5, 3)
+            self.once.with_name("written").write_text(str(os.getpid()))
+            self.once.with_name("written").rename(self.once.with_name("pid"))
+        return super().reset(seed=seed, options=options)
+
+
+class OutlivesIt(Resident):
+    """Answers no reset before the process that is named in the file has ended."""
+
+    def __init__(self, named):
+        super().__init__()
+        self.named = named
+
+    def reset(self, *, seed=None, options=None):
+        wait_for(self.named)
+        assert not left_after([int(self.named.read_text())], PATIENCE_S)
         return super().reset(seed=seed, options=options)
 
 
@@ -706,7 +722,7 @@ def test_death_after_a_reset_was_answered_and_before_it_was_received(mode, tmp_p
     """The reset waits for another worker meanwhile. It is the next row that is lost."""
     env_fns = [
         functools.partial(LeavesAfterReset, tmp_path / "x"),
-        functools.partial(Slow, reset_s=0.3, length=None),
+        functools.partial(OutlivesIt, tmp_path / "pid"),
     ]
     with opened(env_fns, num_workers=2, autoreset=mode, on_failure="restart") as envs:
         obs, infos = envs.reset(seed=0)
@@ -733,7 +749,7 @@ def test_death_while_a_dropped_step_is_waited_for():
         envs.reset(seed=0)
         envs.step(zeros(4))
         envs.send(np.array([0, 0, 1, 1]))
-        time.sleep(0.1)  # the first worker has answered
+        wait_for_answers(envs.fleet, 0)
         kill_and_wait(worker_pids(envs)[0])
         envs.fleet.drop()
         batch = envs.fleet.step(zeros(4))
@@ -1065,22 +1081,28 @@ def test_what_was_asked_behind_a_native_failure_is_not_taken_for_its_answer(on_f
 
 # ---- while a successor comes up -----------------------------------------------------------------
 
-BUILD_S = 1.5
 
+class GatedWhenBuiltAgain(Counter):
+    """In every process but the first of its slot it is not built before the gate is open."""
 
-class SlowToBuildAgain(Counter):
-    """Takes its time in every process but the first of its slot."""
-
-    def __init__(self, folder, slot):
+    def __init__(self, folder, slot, gate):
         if not is_first(folder / str(slot)):
-            time.sleep(BUILD_S)
+            wait_for(gate)
         super().__init__()
 
 
 @pytest.fixture
-def half_lost(tmp_path):
-    """Two workers with one slot each; the one of slot 0 was killed in a step that is awaited."""
-    env_fns = [functools.partial(SlowToBuildAgain, tmp_path, slot) for slot in range(2)]
+def gate(tmp_path):
+    return tmp_path / "gate"
+
+
+@pytest.fixture
+def half_lost(tmp_path, gate):
+    """Two workers with one slot each; the one of slot 0 was killed in a step that is awaited.
+
+    Its successor does not come up before the gate is open.
+    """
+    env_fns = [functools.partial(GatedWhenBuiltAgain, tmp_path, slot, gate) for slot in range(2)]
     with opened(env_fns, num_workers=2, on_failure="restart") as envs:
         envs.reset(seed=0)
         kill_and_wait(envs.fleet.worker_pids()[0])
@@ -1091,40 +1113,42 @@ def half_lost(tmp_path):
         yield envs
 
 
-def test_nobody_waits_for_the_successor_of_another_s_worker(half_lost):
-    started_s = time.monotonic()
+def test_nobody_waits_for_the_successor_of_another_s_worker(half_lost, gate):
     for _ in range(20):
         batch = half_lost.recv(min_slots=1)
         assert batch.slots.tolist() == [1]
         half_lost.send(zeros(1), [1])
-    assert time.monotonic() - started_s < BUILD_S / 2
-    late = half_lost.recv()
+    with opened_meanwhile(gate):
+        late = half_lost.recv()
     assert late.slots.tolist() == [0, 1]
     assert late.truncated.tolist() == [True, False]
     assert [incident.slot for incident in late.incidents] == [0]
 
 
-def test_what_is_asked_of_a_successor_waits_until_it_is_there(half_lost):
+def test_what_is_asked_of_a_successor_waits_until_it_is_there(half_lost, gate):
     other = half_lost.recv(min_slots=1)
     assert other.slots.tolist() == [1]
     # after as many steps as the death took to be noticed, perhaps at the start of an episode
-    assert half_lost.get_attr("t") == (0, other.obs[0, 0])
+    with opened_meanwhile(gate):
+        assert half_lost.get_attr("t") == (0, other.obs[0, 0])
     batch = half_lost.recv()
     assert batch.slots.tolist() == [0]
     assert batch.truncated.all()
 
 
-def test_a_reset_meanwhile_drops_what_the_lost_worker_owed(half_lost):
-    obs, _ = half_lost.reset(seed=5)
+def test_a_reset_meanwhile_drops_what_the_lost_worker_owed(half_lost, gate):
+    with opened_meanwhile(gate):
+        obs, _ = half_lost.reset(seed=5)
     assert obs[:, 0].tolist() == [0, 0]
     obs, _, _, truncated, _ = half_lost.step(zeros(2))
     assert obs[:, 0].tolist() == [1, 1]
     assert not truncated.any()
 
 
-def test_what_is_dropped_meanwhile_is_never_received(half_lost):
-    half_lost.fleet.drop([0])
-    assert half_lost.recv().slots.tolist() == [1]
+def test_what_is_dropped_meanwhile_is_never_received(half_lost, gate):
+    with opened_meanwhile(gate):
+        half_lost.fleet.drop([0])
+        assert half_lost.recv().slots.tolist() == [1]
     half_lost.send(zeros(2))
     batch = half_lost.recv()
     assert batch.slots.tolist() == [0, 1]
@@ -1196,10 +1220,11 @@ def test_a_fleet_can_be_closed_while_a_successor_comes_up(half_lost):
         half_lost.close()
 
 
-def test_a_successor_that_dies_while_it_comes_up_is_one_more_failure(half_lost):
+def test_a_successor_that_dies_while_it_comes_up_is_one_more_failure(half_lost, gate):
     half_lost.recv(min_slots=1)
     kill_and_wait(half_lost.fleet.worker_pids()[0])
-    batch = half_lost.recv()
+    with opened_meanwhile(gate):
+        batch = half_lost.recv()
     assert batch.slots.tolist() == [0]
     assert batch.truncated.all()
     assert len(half_lost.incidents) == 2

@@ -385,9 +385,10 @@ def test_start_deadlines_run_side_by_side():
             super().__init__()
             time.sleep(seconds)
 
-    env_fns = [functools.partial(SlowToBuild, seconds) for seconds in (0.7, 0.7, 30.0)]
-    with at_most(1.0 + 0.6), pytest.raises(errors.StartTimeout) as caught:
-        Fleet(env_fns, num_workers=3, deadlines=Deadlines(start_s=1.0))
+    # one after another they would take 2.0 + 2.0 + 3.0 seconds
+    env_fns = [functools.partial(SlowToBuild, seconds) for seconds in (2.0, 2.0, 30.0)]
+    with at_most(3.0 + 1.8), pytest.raises(errors.StartTimeout) as caught:
+        Fleet(env_fns, num_workers=3, deadlines=Deadlines(start_s=3.0))
     assert (caught.value.worker, caught.value.slots) == (2, (2,))
     assert "time.sleep" in caught.value.doing or "__init__" in caught.value.doing
 

@@ -14,6 +14,7 @@ import pytest
 from envfleet.engine.backends.process import ProcessBackend
 from envfleet.errors import ConfigError, OutOfOrder
 from envfleet.llm.manager import EnvStateManager
+from tests.gates import wait_for
 from tests.unit.llm import games
 from tests.unit.llm.games import config, inputs
 
@@ -328,9 +329,16 @@ def test_an_interrupted_step_wants_a_reset(tmp_path: Path) -> None:
     with troubled(tmp_path) as manager:
         manager.reset(seed=1)
         main = threading.get_ident()
-        threading.Timer(0.3, lambda: signal.pthread_kill(main, signal.SIGINT)).start()
+
+        def interrupt_the_hang() -> None:
+            wait_for(tmp_path / "hang")
+            signal.pthread_kill(main, signal.SIGINT)
+
+        interrupting = threading.Thread(target=interrupt_the_hang)
+        interrupting.start()
         with pytest.raises(KeyboardInterrupt):
-            manager.step(inputs(e0=["hang"], e1=["a"]))
+            manager.step(inputs(e0=["hang once"], e1=["a"]))
+        interrupting.join()
         with pytest.raises(OutOfOrder, match="the last step was interrupted; call reset first"):
             manager.step(inputs(e1=["a"]))
 

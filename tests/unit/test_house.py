@@ -405,7 +405,7 @@ class TestNothingLeftBehind:
     """The fixture that watches every test, watched: each kind of leak must fail its test."""
 
     LEAKS = """
-import os, subprocess, sys, threading, time
+import mmap, os, subprocess, sys, threading, time
 import multiprocessing
 import pytest
 
@@ -426,7 +426,7 @@ def test_clean_with(method):
     child.join()
 
 def test_ends_within_the_grace():
-    kept.append(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(0.2)"]))
+    kept.append(subprocess.Popen(["sleep", "0.2"]))
     threading.Thread(target=lambda: kept[-1].wait()).start()
 
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
@@ -446,8 +446,10 @@ def test_leaks_descriptor():
     kept.append(os.open(os.devnull, os.O_RDONLY))
 
 def test_leaks_shared_memory():
-    kept.append(open(f"/dev/shm/envfleet-test-{os.getpid()}", "w"))
-    kept[-1].close()
+    # in use here, so that whoever watches other tests meanwhile knows that it is not theirs
+    with open(f"/dev/shm/left-behind-{os.getpid()}", "w+") as file:
+        file.truncate(4096)
+        kept.append(mmap.mmap(file.fileno(), 4096))
 
 def test_leaks_thread():
     kept.append(threading.Thread(target=rest, args=(long_s,), daemon=True))
@@ -458,7 +460,7 @@ def test_may_leave_thread():
     threading.Thread(target=rest, args=(long_s,), daemon=True).start()
 
 def teardown_module():
-    os.unlink(f"/dev/shm/envfleet-test-{os.getpid()}")
+    os.unlink(f"/dev/shm/left-behind-{os.getpid()}")
 """
 
     def test_each_kind_of_leak_fails_its_test(self, tmp_path):

@@ -187,7 +187,7 @@ class Hanging(Faulty):
             if keep_lock is None:
                 time.sleep(min(left_s, 3600.0))
             else:
-                keep_lock(int(min(left_s, 0.9) * 1e6))
+                keep_lock(int(min(left_s, 1800.0) * 1e6))  # between two calls others may run
 
 
 class FailingConstructor(Faulty):

@@ -120,10 +120,12 @@ def test_a_death_is_replayed_in_a_child(saved, capsys, fault, said):
 def test_a_hang_is_ended_and_shows_where_it_stood(saved, capsys):
     path = saved("hang", "timeout", "no answer")
 
-    code, document, _ = run(capsys, path, "--timeout", "3")
-
-    assert code == 0
-    assert "It hung: no end after 3 s" in document["conclusion"]
+    for seconds in (3, 9, 27):  # on a busy machine it may not have got there so soon
+        code, document, _ = run(capsys, path, "--timeout", str(seconds))
+        assert code == 0
+        assert f"It hung: no end after {seconds} s" in document["conclusion"]
+        if "in step" in document["exception"]:
+            break
     assert "in step" in document["exception"]
 
 

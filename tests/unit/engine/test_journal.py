@@ -112,9 +112,12 @@ def test_a_long_log_is_read_in_time_proportional_to_its_length():
     def seconds_for(count):
         for _ in range(count):
             journal.sent(None, np.zeros(1))
-        started_s = time.perf_counter()
+        return min(read_s(count) for _ in range(5))
+
+    def read_s(count):
+        started_s = time.thread_time()
         assert len(journal.log_of(0).actions) >= count
-        return time.perf_counter() - started_s
+        return time.thread_time() - started_s
 
     seconds_for(1000)
     small_s = seconds_for(19_000)

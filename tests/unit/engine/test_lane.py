@@ -1,5 +1,7 @@
 """Steps that go past the books are the steps that the books would have had."""
 
+import functools
+import os
 import time
 
 import gymnasium
@@ -13,6 +15,7 @@ from envfleet.adapters import gymnasium as door
 from envfleet.engine import rows
 from envfleet.engine.backends import lane
 from envfleet.errors import ConfigError, EnvFailed, StillInFlight
+from tests.gates import wait_for, wait_for_answers
 
 pytestmark = pytest.mark.skipif(not rows.IS_COMPILED, reason="there is no lane without C")
 
@@ -159,36 +162,43 @@ def test_what_is_ready_is_not_lost_by_sending_again(backend):
         assert envs.get_attr("count") == (1,) * NUM_ENVS
 
 
-def test_this_process_steps_its_own_while_others_step_theirs():
-    class Slow(Talker):
+def test_this_process_steps_its_own_while_others_step_theirs(tmp_path):
+    class Meeting(Talker):
+        """No step ends before both are in it."""
+
+        def __init__(self, mine, other):
+            self.mine, self.other = mine, other
+
         def step(self, action):
-            time.sleep(0.05)
+            (tmp_path / f"{self.mine}{self.count}").touch()
+            wait_for(tmp_path / f"{self.other}{self.count}")
             return super().step(action)
 
-    with envfleet.make_vec(Slow, 2, num_workers=2, backend="process", num_here=1) as envs:
+    env_fns = [functools.partial(Meeting, *names) for names in ("ab", "ba")]
+    with envfleet.make_vec(env_fns, num_workers=2, backend="process", num_here=1) as envs:
         envs.reset(seed=0)
         assert [pid is None for pid in envs.fleet.worker_pids()] == [False, True]
-        started_s = time.perf_counter()
         for _ in range(4):
             envs.step(np.zeros(2, np.int64))
-        assert time.perf_counter() - started_s < 4 * 0.1
 
 
 def test_who_has_enough_does_not_wait_for_this_process():
-    class Slow(Talker):
+    stepped_here = []
+
+    class Here(Talker):
         def step(self, action):
-            time.sleep(0.2)
+            stepped_here.append(os.getpid())
             return super().step(action)
 
-    env_fns = [Talker, Talker, Talker, Slow]
+    env_fns = [Talker, Talker, Talker, Here]
     with envfleet.make_vec(env_fns, num_workers=3, num_here=1) as envs:
         envs.reset(seed=0)
         envs.send(np.zeros(4, np.int64))
-        time.sleep(0.1)
-        started_s = time.perf_counter()
+        wait_for_answers(envs.fleet, 0, 1)
         assert envs.recv(min_slots=2).slots.tolist() == [0, 1, 2]
-        assert time.perf_counter() - started_s < 0.15
+        assert stepped_here == []
         assert envs.recv().slots.tolist() == [3]
+        assert stepped_here == [os.getpid()]
 
 
 def test_as_many_as_were_asked_for_come_from_both():

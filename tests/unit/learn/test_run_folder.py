@@ -150,13 +150,14 @@ class TestCurves:
 
 def test_weights_and_biases_goes_on_under_the_same_id(tmp_path):
     code = """
-        import os
+        import os, time
         from dataclasses import replace
         from pathlib import Path
         from tests.unit.learn.test_train import PPO, RUN, StopAt, train
 
         options = replace(RUN, wandb=True, wandb_project="here", tensorboard=False)
         train(options, PPO, Path("run"), StopAt(4))
+        time.sleep(1)  # parts are named after the second they began in
         train(options, PPO, Path("run"), is_resumed=True)
     """
     subprocess.run(
@@ -187,7 +188,9 @@ class TestTimes:
         run = read_record(tmp_path)
         for name, share in outcome.shares.items():
             assert run.shares.get(name, 0.0) == pytest.approx(share, abs=1e-3)
-        assert run.verdict.partition(":")[2].split(",")[0] in outcome.verdict
+        (named,) = (name for name in outcome.shares if f"% {name}: " in run.verdict)
+        # of two that took as much either may be named
+        assert outcome.shares[named] == pytest.approx(max(outcome.shares.values()), abs=1e-3)
 
     def test_an_iteration_tells_of_its_speed_and_its_episodes(self, tmp_path):
         class Seen(Watcher):

@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
 
 import gymnasium
@@ -29,6 +28,7 @@ from envfleet.learn.train import (
     resumed_options,
     train,
 )
+from tests.faults.stage import kill_and_wait
 from tests.unit.observe.small_disk import files_no_larger_than
 
 PPO = PPOOptions(n_steps=16, batch_size=32, n_epochs=2, hidden=(16,), normalise_obs=True)
@@ -159,9 +159,7 @@ class KillsAWorker(Watcher):
 
     def iterated(self, iteration):
         if iteration.number == 4:
-            pid = self.fleet.worker_pids()[0]
-            os.kill(pid, signal.SIGKILL)
-            time.sleep(0.1)
+            kill_and_wait(self.fleet.worker_pids()[0])
 
 
 def test_a_worker_that_dies_before_a_checkpoint_delays_it(tmp_path):
@@ -181,8 +179,7 @@ class KillsAWorkerAfterEvaluation(Watcher):
     def evaluated(self, env_steps, evaluation):
         self.evaluated_at.append(env_steps)
         if len(self.evaluated_at) == 1:
-            os.kill(self.fleet.worker_pids()[0], signal.SIGKILL)
-            time.sleep(0.1)
+            kill_and_wait(self.fleet.worker_pids()[0])
 
 
 def test_the_best_is_what_was_evaluated_even_if_a_worker_dies_then(tmp_path, monkeypatch):

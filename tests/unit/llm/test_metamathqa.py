@@ -3,7 +3,6 @@
 import os
 import pickle
 import random
-import time
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ from envfleet.errors import ConfigError, OutOfOrder
 from envfleet.llm.environments.metamathqa import RIGHT, WRONG, MetaMathQAConfig, MetaMathQAEnv
 from envfleet.llm.environments.word_problems import WordProblems, word_problem
 from envfleet.llm.registry import env_type
+from tests.gates import computes_within
 
 DATA = Path(os.environ.get("ENVFLEET_DATA", Path(__file__).parents[3].parent / "shared" / "data"))
 ROWS = [
@@ -244,6 +244,5 @@ class TestLaws:
     def test_a_megabyte_is_answered_in_milliseconds(self, scoring):
         env = begun(2, scoring=scoring)
         for text in ("9" * 2**20, "(" * 2**20, "9**9**9", "__import__('os')", "\x00" * 2**20):
-            start_s = time.process_time()
-            assert env.step(text)[4]["success"] is False
-            assert time.process_time() - start_s < 0.3
+            with computes_within(0.3, text):
+                assert env.step(text)[4]["success"] is False

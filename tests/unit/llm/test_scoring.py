@@ -1,6 +1,5 @@
 """Answers compared by their letters, as numbers and as algebra; hostile ones in no time."""
 
-import time
 from fractions import Fraction
 
 import pytest
@@ -9,6 +8,7 @@ from hypothesis import strategies as st
 
 from envfleet.llm.environments.algebra import is_same_algebra
 from envfleet.llm.environments.scoring import is_right, number
+from tests.gates import computes_within
 
 WAYS = ("exact", "numeric", "symbolic")
 
@@ -214,11 +214,10 @@ class TestHostile:
     @pytest.mark.parametrize("way", WAYS)
     def test_is_decided_in_milliseconds(self, way):
         for text in HOSTILE:
-            start_s = time.process_time()
-            is_right(text, "x^2+1", way)
-            is_right("x^2+1", text, way)
-            is_right(text, text[:-1], way)
-            assert time.process_time() - start_s < 0.5, text[:40]
+            with computes_within(0.5, text):
+                is_right(text, "x^2+1", way)
+                is_right("x^2+1", text, way)
+                is_right(text, text[:-1], way)
 
     @given(st.text(max_size=80), st.text(max_size=80), st.sampled_from(WAYS))
     def test_any_text_is_decided(self, answer, expected, way):

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import time
 
 import pytest
 from wandb.proto import wandb_internal_pb2
@@ -81,6 +82,7 @@ def test_a_run_that_goes_on_is_one_run_without_doubled_points(tmp_path):
     folder = tmp_path / "CartPole"
     done = noted(folder, [64, 128, 192], OFFLINE)
     assert done.stdout == ""
+    time.sleep(1)  # parts are named after the second they began in
     noted(folder, [128, 192, 256], OFFLINE, noted_steps=192)
     (one, before), (other, after) = runs(folder)
     assert one.run_id == other.run_id == "abc123"

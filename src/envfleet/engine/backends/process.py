@@ -113,14 +113,13 @@ class ProcessHandle:
             )
             with _one_thread_each(), _interrupts_wait(context.get_start_method()):
                 _from_a_lasting_thread(self.process.start)
+                undo.callback(self.process.join, 5.0)
+                undo.callback(self.process.kill)
             # a fork of this process that ends would end all workers in that list; ours end with us
             multiprocessing.process._children.discard(self.process)  # type: ignore[attr-defined]
-            os.close(theirs)
+            self.exit_fd, self._owns_exit_fd = _end_of(self.process)
             undo.pop_all()
-        self.exit_fd, self._owns_exit_fd = self.process.sentinel, False
-        # a fork server may have reaped it already, and then has written so to the sentinel
-        with contextlib.suppress(AttributeError, ProcessLookupError):
-            self.exit_fd, self._owns_exit_fd = os.pidfd_open(self.process.pid), True
+            os.close(theirs)
         self.pid: int | None = self.process.pid
         self.port: Port = (
             np.frombuffer(self._ring, np.uint64),
@@ -488,18 +487,28 @@ _launcher_lock = threading.Lock()
 _launchers: list[_Launcher] = []
 
 
+def _end_of(process: Any) -> tuple[int, bool]:
+    """What is readable when the process has ended, and whether that is ours to close."""
+    if hasattr(os, "pidfd_open"):
+        # one from the fork server, which reaps it, may be gone already
+        with contextlib.suppress(ProcessLookupError):
+            return os.pidfd_open(process.pid), True
+    return process.sentinel, False
+
+
 @contextlib.contextmanager
 def _interrupts_wait(start_method: str) -> Iterator[None]:
     """Hold Ctrl-C back while a process starts: a worker shall not see it before it ignores it."""
-    if start_method != "fork":  # started within, the tracker would open the mask again
-        resource_tracker.ensure_running()
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        if start_method == "forkserver":
-            _ensure_server()
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    with whole:  # the mask is only this thread's, and a handler runs whichever thread is told
+        if start_method != "fork":  # started within, the tracker would open the mask again
+            resource_tracker.ensure_running()
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            if start_method == "forkserver":
+                _ensure_server()
+            yield
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _ensure_server() -> None:
