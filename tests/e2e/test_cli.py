@@ -15,6 +15,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+pytestmark = pytest.mark.timeout(300)
+"""Several programs may be started by a test, each with a limit of its own."""
+
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "cli.md").read_text()
 ENVFLEET = (sys.executable, "-m", "envfleet")

@@ -7,11 +7,15 @@ import signal
 import subprocess
 import time
 
+import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from envfleet.learn.checkpoint import load
 from envfleet.learn.run_folder import write_report
 from tests.e2e.test_train import SMALL, command, run
+
+pytestmark = pytest.mark.timeout(500)
+"""Several programs may be started by a test, each with a limit of its own."""
 
 
 def weights(folder):

@@ -11,6 +11,9 @@ import pytest
 
 from envfleet.cli import main
 
+pytestmark = pytest.mark.timeout(500)
+"""Several programs may be started by a test, each with a limit of its own."""
+
 SMALL = [
     *["--env", "CartPole-v1", "--n-envs", "4", "--n-steps", "32", "--batch-size", "64"],
     *["--n-epochs", "2", "--hidden", "16", "--backend", "serial", "--eval-episodes", "2"],
