@@ -27,13 +27,16 @@ class Stop(KeyboardInterrupt):
 
 @pytest.fixture
 def alarm():
-    """Sets a timer whose signal raises `Stop`."""
+    """Sets a timer whose signal raises `Stop`; 0 stops it.
+
+    It comes again: Python drops what is raised in a destructor.
+    """
 
     def stop(*_):
         raise Stop
 
     before = signal.signal(signal.SIGALRM, stop)
-    yield lambda seconds: signal.setitimer(signal.ITIMER_REAL, seconds)
+    yield lambda seconds: signal.setitimer(signal.ITIMER_REAL, seconds, 5.0 if seconds else 0.0)
     signal.setitimer(signal.ITIMER_REAL, 0)
     signal.signal(signal.SIGALRM, before)
 

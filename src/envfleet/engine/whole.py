@@ -20,7 +20,11 @@ _HELD = tuple(int(one) for one in (SIGINT, SIGTERM, SIGALRM, SIGHUP, SIGUSR1, SI
 
 
 class _Whole:
-    """Of the main thread alone: no other ever runs a handler."""
+    """Of the main thread alone: no other ever runs a handler.
+
+    In here too a handler may raise between any two operations, as long as it is not held or as soon
+    as it is given back; giving back can be done again, from any point.
+    """
 
     def __init__(self) -> None:
         self._depth = 0
@@ -28,6 +32,8 @@ class _Whole:
         """Those that wait."""
         self._came: dict[int, Any] = {}
         """Signals that have come meanwhile, with the frames that they came in."""
+        self._holder = self._hold
+        """Of one identity, so that it is known again."""
 
     def __enter__(self) -> None:
         if threading.get_ident() != threading.main_thread().ident:
@@ -35,49 +41,47 @@ class _Whole:
         if self._depth:
             self._depth += 1
             return
-        self._came.clear()
         try:
             for number in _HELD:
                 handler = getsignal(number)
-                if callable(handler):
+                if callable(handler) and handler is not self._holder:
                     self._handlers[number] = handler
-                    signal(number, self._note)
-        except BaseException:  # of one that is not held yet
-            self._restore()
+                    signal(number, self._holder)
+            self._depth = 1
+        except BaseException:
+            self._give_back()
             raise
-        self._depth = 1
 
     def __exit__(self, *exc_info: object) -> None:
         if not self._depth or threading.get_ident() != threading.main_thread().ident:
             return
         self._depth -= 1
         if not self._depth:
-            self._restore()
+            self._give_back()
 
-    def _note(self, number: int, frame: Any) -> None:
-        handler = self._handlers.get(number)
-        if number in self._came and handler is not None:
-            handler(number, frame)
+    def _hold(self, number: int, frame: Any) -> None:
+        if number in self._came:
+            self._handlers[number](number, frame)
         self._came[number] = frame
 
-    def _restore(self) -> None:
-        """Give the handlers back, and let them have what came."""
-        handlers = self._handlers
-        while handlers:
-            number, handler = handlers.popitem()
-            try:
-                signal(number, handler)
-                if number in self._came:
-                    handler(number, self._came.pop(number))
-            except BaseException:
-                self._restore()
-                raise
+    def _give_back(self) -> None:
+        """Put the handlers where they were, and let them have what came."""
+        try:
+            for number, handler in self._handlers.items():
+                if getsignal(number) is self._holder:
+                    signal(number, handler)
+            while self._came:
+                number, frame = self._came.popitem()
+                self._handlers[number](number, frame)
+        except BaseException:
+            self._give_back()
+            raise
 
     def leave_to_parent(self) -> None:
-        """A copy of the process has none of its business to finish, nor its signals."""
+        """A copy of the process has nothing to finish that was begun before, nor its signals."""
         self._came.clear()
         self._depth = 0
-        self._restore()
+        self._give_back()
 
 
 whole = _Whole()

@@ -1,8 +1,10 @@
 """Handlers of signals wait for what is done as a whole."""
 
 import os
+import random
 import signal
 import threading
+import time
 
 import pytest
 
@@ -72,6 +74,30 @@ def test_handlers_are_as_they_were_after_an_error(came):
         raise ZeroDivisionError
     assert signal.getsignal(signal.SIGINT) is before
     assert came == []
+
+
+def until_stopped(after_s):
+    """Enter and leave, in the hope that the signal comes in between."""
+    signal.setitimer(signal.ITIMER_REAL, after_s)
+    limit_s = time.monotonic() + 20
+    while time.monotonic() < limit_s:
+        as_a_whole(as_a_whole)
+
+
+def test_a_handler_may_raise_wherever_it_is_held_or_given_back(came):
+    """Whenever the signal comes, it is told once, and all is as it was."""
+    dice = random.Random(0)
+    before = signal.signal(signal.SIGALRM, signal.getsignal(signal.SIGINT))
+    numbers = (signal.SIGALRM, signal.SIGINT, signal.SIGUSR1)
+    handlers = [signal.getsignal(number) for number in numbers]
+    try:
+        for count in range(1, 500):
+            with pytest.raises(Stop):
+                until_stopped(after_s=dice.uniform(1e-5, 3e-4))
+            assert [signal.getsignal(number) for number in numbers] == handlers
+            assert came == [signal.SIGALRM] * count
+    finally:
+        signal.signal(signal.SIGALRM, before)
 
 
 @pytest.mark.parametrize("handler", [signal.SIG_IGN, signal.SIG_DFL])
