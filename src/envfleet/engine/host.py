@@ -19,6 +19,7 @@ import numpy as np
 from envfleet.engine import rng
 from envfleet.engine import snapshot as snapshots
 from envfleet.engine.answers import read_reset
+from envfleet.engine.apart import apart
 from envfleet.engine.guard import Guard
 from envfleet.engine.infos import Info, InfoWriter
 from envfleet.engine.messages import EnvFacts, Failure, Op, Reply, place
@@ -376,15 +377,15 @@ class EnvHost:
             self._fail(row, "step", RuntimeError("the slot was stepped before it was reset"))
 
     def _end_and_reset(self, row: int, obs: Any, info: Info) -> None:
-        # before the reset: an environment that reuses its array would overwrite its last
-        # observation
+        # before the reset: an environment that reuses its arrays and its dict would overwrite the
+        # last of them
         spill = self._write_final[row](obs)
         slot = self.first + row
         if spill is not None:
-            self._reply.final_spills[slot] = spill
+            self._reply.final_spills[slot] = apart(spill)
             self._is_plain = False
         if info:
-            self._reply.final_infos[slot] = dict(info)
+            self._reply.final_infos[slot] = apart(dict(info))
             self._is_plain = False
         self._try_reset(row, self._next_plan(row))
 
