@@ -55,3 +55,17 @@ def test_the_final_info_is_taken_over_before_the_reset(where):
     for info in batch.each_info:
         assert_tells(info["final_info"], 3)
         assert_tells(info, 0)
+
+
+@pytest.mark.parametrize("where", QUICK)
+def test_what_an_info_told_is_not_changed_by_later_steps(where):
+    with opened(OneInfoForLife, 2, **where) as envs:
+        envs.reset(seed=0)
+        envs.send(ZERO)
+        first = envs.recv()
+        told = first.each_info
+        envs.send(ZERO)
+        envs.recv()
+    for info in (*told, *first.each_info):
+        assert_tells(info, 1)
+    assert first.infos["list"].tolist() == [[1], [1]]

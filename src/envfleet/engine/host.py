@@ -382,7 +382,7 @@ class EnvHost:
         spill = self._write_final[row](obs)
         slot = self.first + row
         if spill is not None:
-            self._reply.final_spills[slot] = apart(spill)
+            self._reply.final_spills[slot] = spill
             self._is_plain = False
         if info:
             self._reply.final_infos[slot] = apart(dict(info))
