@@ -194,7 +194,7 @@ class EnvHost:
     def queue(self, slots: Sequence[int], plans: Sequence[ResetPlan]) -> Reply | None:
         """Keep a plan for each slot's next autoreset that has none yet, in order."""
         for slot, plan in zip(slots, plans, strict=True):
-            self._queues[slot - self.first].append(plan)
+            self._queues[slot - self.first].append(plan.set_apart())
             self._ready[slot - self.first] = 0
         return None
 
@@ -238,11 +238,10 @@ class EnvHost:
             self._post[1] = place(Op.CALL, slot)
             try:
                 attribute = self._envs[slot - self.first].get_wrapper_attr(name)
-                value = (
-                    self._guard.wrap(attribute)(*args, **kwargs)
-                    if callable(attribute)
-                    else attribute
-                )
+                value = attribute
+                if callable(attribute):
+                    mine, named = apart((args, kwargs)) if args or kwargs else (args, kwargs)
+                    value = self._guard.wrap(attribute)(*mine, **named)
             except BaseException as exc:
                 self._note(slot, f"call of {name!r}", exc)
             else:
@@ -255,7 +254,7 @@ class EnvHost:
         for slot, (name, value) in zip(slots, pairs, strict=True):
             self._post[1] = place(Op.SET, slot)
             try:
-                self._envs[slot - self.first].set_wrapper_attr(name, value)
+                self._envs[slot - self.first].set_wrapper_attr(name, apart(value))
             except BaseException as exc:
                 self._note(slot, f"set_attr of {name!r}", exc)
         return self._take_reply()
