@@ -16,6 +16,7 @@ import cloudpickle
 import gymnasium
 import numpy as np
 
+from envfleet.engine.apart import apart
 from envfleet.engine.options import ResetPlan
 from envfleet.errors import SnapshotError
 
@@ -34,7 +35,7 @@ class OwnState:
     """Taken by the environment's own methods, plus its generator and its wrappers' counters."""
 
     method: Literal["own", "mujoco"]
-    inner: Any
+    inner: bytes
     around: bytes
 
 
@@ -94,7 +95,8 @@ def take(env: Any) -> Taken:
     pair = _own_methods(inner)
     try:
         if pair is not None:
-            return OwnState("own", _call_take(inner, pair[0]), _around(env, with_inner=False))
+            state = cloudpickle.dumps(_call_take(inner, pair[0]))
+            return OwnState("own", state, _around(env, with_inner=False))
         if _is_mujoco(inner):
             return OwnState("mujoco", pickle.dumps(inner.data), _around(env, with_inner=True))
         if any(isinstance(layer, gymnasium.utils.EzPickle) for layer in _layers(env)):
@@ -122,7 +124,7 @@ def put_back(env: Any, taken: OwnState | Pickled | Replay) -> Any:
         pair = _own_methods(inner)
         if pair is None:
             raise SnapshotError(f"{inner} has no method to take back its own state")
-        getattr(inner, pair[1])(taken.inner)
+        getattr(inner, pair[1])(pickle.loads(taken.inner))
     for layer, attributes in zip(_layers(env), pickle.loads(taken.around), strict=True):
         vars(layer).update(attributes)
     return env
@@ -132,7 +134,7 @@ def drive(env: Any, replay: Replay) -> None:
     """Reset a new environment as the episode began and take its actions again."""
     begin(env, replay)
     for action in replay.actions:
-        env.step(action)
+        env.step(apart(action))  # it may be changed there, and is needed again
 
 
 def begin(env: Any, replay: Replay) -> tuple[Any, dict[str, Any]]:
