@@ -1,11 +1,13 @@
 """Snapshot and restore: after a restore the stream is what it would have been without it."""
 
+import itertools
 import threading
 
 import numpy as np
 import pytest
 from gymnasium import spaces
 
+from envfleet.errors import EnvfleetError
 from envfleet.testing import AnySpace, NoisyStream, TaskEnv
 from envfleet.testing.streams import slot_actions
 from envfleet.testing.values import snapshot as copied
@@ -72,6 +74,17 @@ class CannotBePickled(NoisyStream):
     def __init__(self):
         super().__init__()
         self.lock = threading.Lock()
+
+
+class DoesNotRepeatItself(CannotBePickled):
+    """Observes what no seed knows."""
+
+    def step(self, action):
+        obs, *rest = super().step(action)
+        return obs + next(NUMBERS), *rest
+
+
+NUMBERS = itertools.count()
 
 
 class HasNoSampleOrder(AnySpace):
@@ -239,3 +252,15 @@ def test_spilled_observations_are_part_of_the_state(where):
         envs.restore(taken)
         second = [copied(envs.step(zero)[0]) for _ in range(8)]
     assert_same(first, second)
+
+
+@pytest.mark.parametrize("where", QUICK)
+def test_a_replay_that_leads_elsewhere_is_refused(where):
+    with opened(DoesNotRepeatItself, 2, **where) as envs:
+        envs.reset(seed=0)
+        go_on(envs, actions_for(envs), 1)
+        taken = envs.snapshot()
+        with pytest.raises(EnvfleetError, match="does not repeat itself"):
+            envs.restore(taken)
+        envs.reset(seed=0)
+        go_on(envs, actions_for(envs), 1)

@@ -27,6 +27,7 @@ from envfleet.engine.options import PLAIN_RESET, Autoreset, EnvFn, ResetPlan
 from envfleet.engine.rows import Desk, Line, step_rows
 from envfleet.engine.shortcut import way_to_step
 from envfleet.engine.slab import Control, Data
+from envfleet.errors import SnapshotError
 from envfleet.layout import Columns
 
 
@@ -283,8 +284,9 @@ class EnvHost:
             try:
                 if isinstance(taken, snapshots.Replay):
                     self._replace(row)
-                env = self._envs[row]
-                self._adopt(row, snapshots.put_back(env, taken))
+                    self._check_replay(row, snapshots.drive(self._envs[row], taken), wanted)
+                else:
+                    self._adopt(row, snapshots.put_back(self._envs[row], taken))
                 spill = self._write_obs[row](wanted.obs)
             except BaseException as exc:
                 self._fail(row, "restore", exc)
@@ -437,6 +439,19 @@ class EnvHost:
         self._last_spill[row] = spill
         self._reply.spills[self.first + row] = spill
         self._is_plain = False
+
+    def _check_replay(self, row: int, obs: Any, wanted: snapshots.Snapshot) -> None:
+        """Refuse an environment that is not where it was, unless it is to be reset in any case."""
+        kind, index = self._where[row]
+        spill = self._write_obs[row](obs)
+        found = self._data.obs[kind].read(index, spill)
+        if wanted.lineage.pending is None and not snapshots.are_alike(found, wanted.obs):
+            raise SnapshotError(
+                f"the environment of slot {self.first + row} does not repeat itself: after the "
+                "same reset and the same actions it observes something else. Let it draw "
+                "everything random from its np_random, or give it the methods get_state and "
+                "set_state"
+            )
 
     def _last_obs(self, row: int) -> Any:
         kind, index = self._where[row]

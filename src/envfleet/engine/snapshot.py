@@ -106,15 +106,12 @@ def take(env: Any) -> Taken:
         return None
 
 
-def put_back(env: Any, taken: OwnState | Pickled | Replay) -> Any:
-    """Bring `env` (for a replay: a new one) to a state; returns what to go on with."""
+def put_back(env: Any, taken: OwnState | Pickled) -> Any:
+    """Bring `env` to a state; returns what to go on with."""
     if isinstance(taken, Pickled):
         restored = pickle.loads(taken.blob)
         env.close()
         return restored
-    if isinstance(taken, Replay):
-        drive(env, taken)
-        return env
     inner = env.unwrapped
     if taken.method == "mujoco":
         import mujoco
@@ -130,11 +127,32 @@ def put_back(env: Any, taken: OwnState | Pickled | Replay) -> Any:
     return env
 
 
-def drive(env: Any, replay: Replay) -> None:
-    """Reset a new environment as the episode began and take its actions again."""
-    begin(env, replay)
+def drive(env: Any, replay: Replay) -> Any:
+    """Reset a new environment as the episode began and take its actions again.
+
+    Returns what it observes then.
+    """
+    obs, _ = begin(env, replay)
     for action in replay.actions:
-        env.step(apart(action))  # it may be changed there, and is needed again
+        obs, *_ = env.step(apart(action))  # it may be changed there, and is needed again
+    return obs
+
+
+def are_alike(one: Any, other: Any) -> bool:
+    """Whether two observations, read from rows, are the same to the last bit."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, np.ndarray | np.generic) and not one.dtype.hasobject:
+        is_formed_alike = one.shape == other.shape and one.dtype == other.dtype
+        return bool(is_formed_alike and one.tobytes() == other.tobytes())
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(are_alike(one[key], other[key]) for key in one)
+    if isinstance(one, tuple | list):
+        return len(one) == len(other) and all(map(are_alike, one, other))
+    try:
+        return bool(one == other or (one != one and other != other))
+    except Exception:  # things that cannot be compared do not show that anything went wrong
+        return True
 
 
 def begin(env: Any, replay: Replay) -> tuple[Any, dict[str, Any]]:
