@@ -1,11 +1,13 @@
 """Snapshot and restore: after a restore the stream is what it would have been without it."""
 
+import itertools
 import threading
 
 import numpy as np
 import pytest
 from gymnasium import spaces
 
+from envfleet.errors import EnvfleetError
 from envfleet.testing import AnySpace, NoisyStream, TaskEnv
 from envfleet.testing.streams import slot_actions
 from envfleet.testing.values import snapshot as copied
@@ -23,12 +25,66 @@ class HasStateMethods(NoisyStream):
         self.t, self.length = state["t"], state["length"]
 
 
+class GivesAwayItsState(NoisyStream):
+    """What it gives and takes is what it goes on to change."""
+
+    def __init__(self):
+        super().__init__()
+        self.inside = {"array": np.zeros(2)}
+
+    def reset(self, *, seed=None, options=None):
+        answer = super().reset(seed=seed, options=options)
+        self.inside["array"][:] = 0
+        return answer
+
+    def step(self, action):
+        obs, _, terminated, truncated, info = super().step(action)
+        self.inside["array"] += 1
+        return obs, float(self.inside["array"].sum()), terminated, truncated, info
+
+    def get_state(self):
+        self.inside |= {"t": self.t, "length": self.length}
+        return self.inside
+
+    def set_state(self, state):
+        self.inside, self.t, self.length = state, state["t"], state["length"]
+
+
+class ChangesItsActions(NoisyStream):
+    """In place, adds them up, and can only be replayed."""
+
+    def __init__(self):
+        super().__init__()
+        self.lock = threading.Lock()
+
+    def reset(self, *, seed=None, options=None):
+        self.sum = 0.0
+        return super().reset(seed=seed, options=options)
+
+    def step(self, action):
+        action += 1
+        self.sum += float(action[0])
+        obs, _, terminated, truncated, info = super().step(action)
+        return obs, self.sum, terminated, truncated, info
+
+
 class CannotBePickled(NoisyStream):
     """Holds a lock, so only a replay is left."""
 
     def __init__(self):
         super().__init__()
         self.lock = threading.Lock()
+
+
+class DoesNotRepeatItself(CannotBePickled):
+    """Observes what no seed knows."""
+
+    def step(self, action):
+        obs, *rest = super().step(action)
+        return obs + next(NUMBERS), *rest
+
+
+NUMBERS = itertools.count()
 
 
 class HasNoSampleOrder(AnySpace):
@@ -84,6 +140,19 @@ def test_the_stream_after_a_restore_is_the_uninterrupted_one(where, mode, method
         expected = go_on(envs, actions_for(envs, skip=9), 30)
         envs.restore(taken)
         assert_same(expected, go_on(envs, actions_for(envs, skip=9), 30))
+
+
+@pytest.mark.parametrize("env", [GivesAwayItsState, ChangesItsActions])
+@pytest.mark.parametrize("where", QUICK)
+def test_a_snapshot_is_not_changed_by_what_comes_later(where, env):
+    with opened(env, 3, **where) as envs:
+        envs.reset(seed=0)
+        go_on(envs, actions_for(envs), 9)
+        taken = envs.snapshot()
+        expected = go_on(envs, actions_for(envs, skip=9), 10)
+        for _ in range(2):
+            envs.restore(taken)
+            assert_same(expected, go_on(envs, actions_for(envs, skip=9), 10))
 
 
 @pytest.mark.parametrize("method", ["own", "pickle", "replay"])
@@ -183,3 +252,15 @@ def test_spilled_observations_are_part_of_the_state(where):
         envs.restore(taken)
         second = [copied(envs.step(zero)[0]) for _ in range(8)]
     assert_same(first, second)
+
+
+@pytest.mark.parametrize("where", QUICK)
+def test_a_replay_that_leads_elsewhere_is_refused(where):
+    with opened(DoesNotRepeatItself, 2, **where) as envs:
+        envs.reset(seed=0)
+        go_on(envs, actions_for(envs), 1)
+        taken = envs.snapshot()
+        with pytest.raises(EnvfleetError, match="does not repeat itself"):
+            envs.restore(taken)
+        envs.reset(seed=0)
+        go_on(envs, actions_for(envs), 1)

@@ -377,6 +377,34 @@ def test_an_incident_survives_the_journey_to_a_file_whole(tmp_path):
     assert [int(action) for action in again.actions] == [0, 0]
 
 
+class DrawsFromAnother(Counter):
+    """Its generator is none whose state can be kept, and it fails in its second episode."""
+
+    def reset(self, *, seed=None, options=None):
+        if seed is not None:
+            self.np_random = np.random.Generator(np.random.MT19937(seed))
+            self.num_resets = 0
+        self.num_resets += 1
+        self.t = 0
+        return self.observation(), {}
+
+    def step(self, action):
+        if self.num_resets == 2:
+            raise ValueError(self.np_random.random())
+        return super().step(action)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_an_episode_from_an_unknown_generator_is_not_called_complete(backend):
+    with opened([functools.partial(DrawsFromAnother, length=1)], backend=backend) as envs:
+        envs.reset(seed=0)
+        with pytest.raises(errors.EnvFailed):
+            step_through(envs, [zeros(1)] * 3)
+        (incident,) = envs.incidents
+    assert (incident.seed, incident.rng) == (None, None)
+    assert not incident.is_complete
+
+
 def test_a_long_episode_is_replayed_whole():
     with opened([functools.partial(Crashing, nth=3000, length=None)]) as envs:
         envs.reset(seed=0)

@@ -23,6 +23,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
 from envfleet.engine import Batch, Deadlines, Fleet, Incident, NativeFn, ResetPlan, Snapshot
+from envfleet.engine.apart import apart
 from envfleet.engine.auto import Plan, choose_start_method, plan_fleet
 from envfleet.engine.machine import usable_cores
 from envfleet.engine.options import (
@@ -232,11 +233,14 @@ class FleetVectorEnv(VectorEnv[Any, Any, Any]):
             seeds = [int(seed) + int(slot) for slot in numbers]
         elif seed is not None:
             seeds = _one_each("seed", seed, count, _is_whole, "a whole number")
-        each = [options] * count
-        if options is not None and not isinstance(options, Mapping):
-            each = _one_each("options", options, count, _is_mapping, "a mapping")
+        # plans outlive this call, and what a caller does to the options later is none of theirs
+        if options is None or isinstance(options, Mapping):
+            each = [None if options is None else apart(dict(options))] * count
+        else:
+            given = _one_each("options", options, count, _is_mapping, "a mapping")
+            each = [None if one is None else apart(dict(one)) for one in given]
         return [
-            ResetPlan(None if one is None else int(one), None if option is None else dict(option))
+            ResetPlan(None if one is None else int(one), option)
             for one, option in zip(seeds, each, strict=True)
         ]
 

@@ -29,6 +29,11 @@ WARNING = (
     "warning: an incident file contains pickled code, which runs when the file is read. Replay "
     "only files from somebody you trust."
 )
+INCOMPLETE = (
+    "This incident cannot be replayed as it was: its episode was too long for all of its actions "
+    "to be kept, or began without a seed from a generator whose state cannot be kept (only that of "
+    "numpy's PCG64 can). That it did not happen again says nothing."
+)
 
 _EPILOG = """\
 examples:
@@ -87,6 +92,8 @@ def run(args: argparse.Namespace, context: Context) -> Report:
         text = verdict(result)
     else:
         result, text = replay_in_child(path, incident.kind, args.timeout)
+    if not incident.is_complete and not result.reproduced:
+        text = INCOMPLETE
     blocks: list[Block] = [Heading(f"incident: {' '.join(str(incident).split())}")]
     if result.exception:
         blocks.append(Code(tuple(result.exception.strip().splitlines())))

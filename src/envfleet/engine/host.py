@@ -19,6 +19,7 @@ import numpy as np
 from envfleet.engine import rng
 from envfleet.engine import snapshot as snapshots
 from envfleet.engine.answers import read_reset
+from envfleet.engine.apart import apart
 from envfleet.engine.guard import Guard
 from envfleet.engine.infos import Info, InfoWriter
 from envfleet.engine.messages import EnvFacts, Failure, Op, Reply, place
@@ -26,6 +27,7 @@ from envfleet.engine.options import PLAIN_RESET, Autoreset, EnvFn, ResetPlan
 from envfleet.engine.rows import Desk, Line, step_rows
 from envfleet.engine.shortcut import way_to_step
 from envfleet.engine.slab import Control, Data
+from envfleet.errors import SnapshotError
 from envfleet.layout import Columns
 
 
@@ -193,7 +195,7 @@ class EnvHost:
     def queue(self, slots: Sequence[int], plans: Sequence[ResetPlan]) -> Reply | None:
         """Keep a plan for each slot's next autoreset that has none yet, in order."""
         for slot, plan in zip(slots, plans, strict=True):
-            self._queues[slot - self.first].append(plan)
+            self._queues[slot - self.first].append(plan.set_apart())
             self._ready[slot - self.first] = 0
         return None
 
@@ -237,11 +239,10 @@ class EnvHost:
             self._post[1] = place(Op.CALL, slot)
             try:
                 attribute = self._envs[slot - self.first].get_wrapper_attr(name)
-                value = (
-                    self._guard.wrap(attribute)(*args, **kwargs)
-                    if callable(attribute)
-                    else attribute
-                )
+                value = attribute
+                if callable(attribute):
+                    mine, named = apart((args, kwargs)) if args or kwargs else (args, kwargs)
+                    value = self._guard.wrap(attribute)(*mine, **named)
             except BaseException as exc:
                 self._note(slot, f"call of {name!r}", exc)
             else:
@@ -254,7 +255,7 @@ class EnvHost:
         for slot, (name, value) in zip(slots, pairs, strict=True):
             self._post[1] = place(Op.SET, slot)
             try:
-                self._envs[slot - self.first].set_wrapper_attr(name, value)
+                self._envs[slot - self.first].set_wrapper_attr(name, apart(value))
             except BaseException as exc:
                 self._note(slot, f"set_attr of {name!r}", exc)
         return self._take_reply()
@@ -283,8 +284,9 @@ class EnvHost:
             try:
                 if isinstance(taken, snapshots.Replay):
                     self._replace(row)
-                env = self._envs[row]
-                self._adopt(row, snapshots.put_back(env, taken))
+                    self._check_replay(row, snapshots.drive(self._envs[row], taken), wanted)
+                else:
+                    self._adopt(row, snapshots.put_back(self._envs[row], taken))
                 spill = self._write_obs[row](wanted.obs)
             except BaseException as exc:
                 self._fail(row, "restore", exc)
@@ -376,15 +378,15 @@ class EnvHost:
             self._fail(row, "step", RuntimeError("the slot was stepped before it was reset"))
 
     def _end_and_reset(self, row: int, obs: Any, info: Info) -> None:
-        # before the reset: an environment that reuses its array would overwrite its last
-        # observation
+        # before the reset: an environment that reuses its arrays and its dict would overwrite the
+        # last of them
         spill = self._write_final[row](obs)
         slot = self.first + row
         if spill is not None:
             self._reply.final_spills[slot] = spill
             self._is_plain = False
         if info:
-            self._reply.final_infos[slot] = dict(info)
+            self._reply.final_infos[slot] = apart(dict(info))
             self._is_plain = False
         self._try_reset(row, self._next_plan(row))
 
@@ -437,6 +439,19 @@ class EnvHost:
         self._last_spill[row] = spill
         self._reply.spills[self.first + row] = spill
         self._is_plain = False
+
+    def _check_replay(self, row: int, obs: Any, wanted: snapshots.Snapshot) -> None:
+        """Refuse an environment that is not where it was, unless it is to be reset in any case."""
+        kind, index = self._where[row]
+        spill = self._write_obs[row](obs)
+        found = self._data.obs[kind].read(index, spill)
+        if wanted.lineage.pending is None and not snapshots.are_alike(found, wanted.obs):
+            raise SnapshotError(
+                f"the environment of slot {self.first + row} does not repeat itself: after the "
+                "same reset and the same actions it observes something else. Let it draw "
+                "everything random from its np_random, or give it the methods get_state and "
+                "set_state"
+            )
 
     def _last_obs(self, row: int) -> Any:
         kind, index = self._where[row]

@@ -52,7 +52,8 @@ class Incident:
     rng: dict[str, Any] | None = field(repr=False)
     """The generator's state before the reset, if the reset was not seeded."""
     is_complete: bool
-    """False if the episode was too long for all of its actions to be kept."""
+    """False if a replay cannot be the same: the episode was too long for all of its actions to be
+    kept, or it began without a seed from a generator that is none of numpy's PCG64."""
     env_fn: bytes | None = field(repr=False)
 
     def __str__(self) -> str:

@@ -188,6 +188,8 @@ class Logbook:
             env_fn = cloudpickle.dumps(self._env_fns[event.slot])
         except Exception:  # it never had to travel, so it need not be picklable
             env_fn = None
+        start = rng.unpacked(self._rng[event.slot].tobytes())
+        is_start_known = log.plan.seed is not None or start is not None
         incident = Incident(
             kind=event.kind,
             slot=event.slot,
@@ -200,8 +202,9 @@ class Logbook:
             seed=log.plan.seed,
             options=log.plan.options,
             actions=log.actions,
-            rng=rng.unpacked(self._rng[event.slot].tobytes()),
-            is_complete=log.is_complete,
+            rng=start,
+            # nothing starts before there is an environment
+            is_complete=log.is_complete and (is_start_known or event.doing == "the constructor"),
             env_fn=env_fn,
         )
         self.incidents.append(incident)

@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeAlias, get_args
 import numpy as np
 
 from envfleet.engine.answers import read_reset
+from envfleet.engine.apart import apart
 from envfleet.errors import ConfigError
 
 EnvFn: TypeAlias = Callable[[], Any]
@@ -86,9 +87,13 @@ class ResetPlan:
         """Call `reset` by this plan; an empty one calls `reset()`, as Gymnasium's autoreset."""
         if self.seed is None and self.options is None:
             return read_reset(reset())
-        # the caller's mapping must not be changed by an environment that pops from its options
-        options = None if self.options is None else dict(self.options)
+        # environments change what they are given, and this may be somebody else's too
+        options = None if self.options is None else apart(dict(self.options))
         return read_reset(reset(seed=self.seed, options=options))
+
+    def set_apart(self) -> ResetPlan:
+        """This plan, with options that nobody else can change."""
+        return self if self.options is None else ResetPlan(self.seed, apart(dict(self.options)))
 
     def seeded_like(self, other: ResetPlan | None) -> ResetPlan:
         """This plan, with the other's seed if it has none of its own."""

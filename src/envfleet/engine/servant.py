@@ -15,6 +15,7 @@ from typing import Any
 import gymnasium
 from gymnasium.vector import VectorEnv
 
+from envfleet.engine.apart import apart
 from envfleet.engine.guard import Guard
 from envfleet.engine.host import EnvHost
 from envfleet.engine.messages import Command, EnvFacts, Failure, Op, Reply, place
@@ -81,6 +82,15 @@ class Servant:
             reply = self._fan_out(command)
             self._post[1] = 0
         self._post[2] += time.perf_counter_ns() - started
+        return reply
+
+    def handle_here(self, command: Command) -> Reply | None:
+        """`handle` for whoever shares this memory: infos are copied, as if they had travelled."""
+        reply = self.handle(command)
+        if reply is not None:
+            for infos in (reply.infos, reply.final_infos):
+                for slot, info in infos.items():
+                    infos[slot] = apart(info)
         return reply
 
     def step(

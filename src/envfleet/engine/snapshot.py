@@ -16,6 +16,7 @@ import cloudpickle
 import gymnasium
 import numpy as np
 
+from envfleet.engine.apart import apart
 from envfleet.engine.options import ResetPlan
 from envfleet.errors import SnapshotError
 
@@ -34,7 +35,7 @@ class OwnState:
     """Taken by the environment's own methods, plus its generator and its wrappers' counters."""
 
     method: Literal["own", "mujoco"]
-    inner: Any
+    inner: bytes
     around: bytes
 
 
@@ -94,7 +95,8 @@ def take(env: Any) -> Taken:
     pair = _own_methods(inner)
     try:
         if pair is not None:
-            return OwnState("own", _call_take(inner, pair[0]), _around(env, with_inner=False))
+            state = cloudpickle.dumps(_call_take(inner, pair[0]))
+            return OwnState("own", state, _around(env, with_inner=False))
         if _is_mujoco(inner):
             return OwnState("mujoco", pickle.dumps(inner.data), _around(env, with_inner=True))
         if any(isinstance(layer, gymnasium.utils.EzPickle) for layer in _layers(env)):
@@ -104,15 +106,12 @@ def take(env: Any) -> Taken:
         return None
 
 
-def put_back(env: Any, taken: OwnState | Pickled | Replay) -> Any:
-    """Bring `env` (for a replay: a new one) to a state; returns what to go on with."""
+def put_back(env: Any, taken: OwnState | Pickled) -> Any:
+    """Bring `env` to a state; returns what to go on with."""
     if isinstance(taken, Pickled):
         restored = pickle.loads(taken.blob)
         env.close()
         return restored
-    if isinstance(taken, Replay):
-        drive(env, taken)
-        return env
     inner = env.unwrapped
     if taken.method == "mujoco":
         import mujoco
@@ -122,17 +121,38 @@ def put_back(env: Any, taken: OwnState | Pickled | Replay) -> Any:
         pair = _own_methods(inner)
         if pair is None:
             raise SnapshotError(f"{inner} has no method to take back its own state")
-        getattr(inner, pair[1])(taken.inner)
+        getattr(inner, pair[1])(pickle.loads(taken.inner))
     for layer, attributes in zip(_layers(env), pickle.loads(taken.around), strict=True):
         vars(layer).update(attributes)
     return env
 
 
-def drive(env: Any, replay: Replay) -> None:
-    """Reset a new environment as the episode began and take its actions again."""
-    begin(env, replay)
+def drive(env: Any, replay: Replay) -> Any:
+    """Reset a new environment as the episode began and take its actions again.
+
+    Returns what it observes then.
+    """
+    obs, _ = begin(env, replay)
     for action in replay.actions:
-        env.step(action)
+        obs, *_ = env.step(apart(action))  # it may be changed there, and is needed again
+    return obs
+
+
+def are_alike(one: Any, other: Any) -> bool:
+    """Whether two observations, read from rows, are the same to the last bit."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, np.ndarray | np.generic) and not one.dtype.hasobject:
+        is_formed_alike = one.shape == other.shape and one.dtype == other.dtype
+        return bool(is_formed_alike and one.tobytes() == other.tobytes())
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(are_alike(one[key], other[key]) for key in one)
+    if isinstance(one, tuple | list):
+        return len(one) == len(other) and all(map(are_alike, one, other))
+    try:
+        return bool(one == other or (one != one and other != other))
+    except Exception:  # things that cannot be compared do not show that anything went wrong
+        return True
 
 
 def begin(env: Any, replay: Replay) -> tuple[Any, dict[str, Any]]:

@@ -51,7 +51,7 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 @pytest.fixture
 def saved(tmp_path):
-    def save(fault, kind="exception", reason="ValueError: out of grass"):
+    def save(fault, kind="exception", reason="ValueError: out of grass", *, is_complete=True):
         incident = Incident(
             kind=kind,
             slot=3,
@@ -65,7 +65,7 @@ def saved(tmp_path):
             options=None,
             actions=(0, 1, 0),
             rng=None,
-            is_complete=True,
+            is_complete=is_complete,
             env_fn=cloudpickle.dumps(lambda: Fragile(fault)),
         )
         return str(incident.save(tmp_path / f"{fault}.incident"))
@@ -106,6 +106,14 @@ def test_what_goes_well_is_not_reproduced(saved, capsys):
     assert code == 1
     assert document["reproduced"] is False
     assert "3 steps went well" in document["conclusion"]
+
+
+def test_what_cannot_be_done_again_as_it_was_is_not_judged(saved, capsys):
+    code, document, _ = run(capsys, saved("nothing", is_complete=False))
+
+    assert code == 1
+    assert document["reproduced"] is False
+    assert "cannot be replayed as it was" in document["conclusion"]
 
 
 @pytest.mark.parametrize(("fault", "said"), [("die", "exit code 7"), ("abort", "signal SIGABRT")])

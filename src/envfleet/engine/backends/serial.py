@@ -71,7 +71,7 @@ class SerialHandle:
         command, num_before = self._commands[0], len(self._done)
         try:
             self._servant.idle()  # no sooner: until now the environments were their caller's too
-            self._done.append(self._servant.handle(command))
+            self._done.append(self._servant.handle_here(command))
             self._commands.popleft()
         except BaseException as exc:  # Ctrl-C: the command is over all the same
             with whole:

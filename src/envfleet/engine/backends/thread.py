@@ -116,7 +116,7 @@ class ThreadHandle:
         if command.op is Op.BIND:
             servant.bind(command.payload.control, command.payload.data)
             return True
-        self._done.put(servant.handle(command))
+        self._done.put(servant.handle_here(command))
         self._news.put(self)
         return command.op is not Op.CLOSE
 

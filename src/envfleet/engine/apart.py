@@ -1,0 +1,62 @@
+"""Copies as a journey to another process makes them, for those who share one memory.
+
+What cannot be copied is handed over as it is; of dicts, lists and tuples all the rest is copied.
+"""
+
+from __future__ import annotations
+
+import pickle
+from copy import deepcopy
+from typing import Any
+
+import numpy as np
+
+from envfleet.engine.whole import whole
+
+_NEVER_CHANGE = {type(None), bool, int, float, complex, str, bytes}
+_NEVER_CHANGE |= {np.dtype(code).type for code in "?bhilqBHILQefdgFDG"}
+
+
+def apart(value: Any) -> Any:
+    """A copy of `value` that shares nothing with it that could change."""
+    kind = type(value)
+    if kind in _NEVER_CHANGE:
+        return value
+    if kind is dict:
+        copied = {}
+        for key, item in value.items():
+            if type(item) in _NEVER_CHANGE:
+                copied[key] = item
+            elif _is_plain_array(item):
+                copied[key] = item.copy()
+            else:
+                return _travelled(value)
+        return copied
+    return value.copy() if _is_plain_array(value) else _travelled(value)
+
+
+def _is_plain_array(value: Any) -> bool:
+    return type(value) is np.ndarray and not value.dtype.hasobject
+
+
+def _travelled(value: Any, above: tuple[int, ...] = ()) -> Any:
+    with whole:  # what a signal's handler raises is not to be taken for a failure to copy
+        for copy in (_by_pickle, deepcopy):  # the first is many times as fast, and as processes do
+            try:
+                return copy(value)
+            except KeyboardInterrupt:  # the second one: the first is waiting
+                raise
+            except BaseException:
+                continue
+    if id(value) in above:
+        return value
+    above = (*above, id(value))
+    if type(value) is dict:
+        return {key: _travelled(item, above) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_travelled(item, above) for item in value)
+    return value
+
+
+def _by_pickle(value: Any) -> Any:
+    return pickle.loads(pickle.dumps(value, pickle.HIGHEST_PROTOCOL))

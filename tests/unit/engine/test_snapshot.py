@@ -1,0 +1,43 @@
+"""What is kept of an environment, and how two observations are held against each other."""
+
+import numpy as np
+import pytest
+
+from envfleet.engine.snapshot import are_alike
+
+NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        np.array([1.0, NAN]),
+        np.float32(NAN),
+        NAN,
+        3,
+        "text",
+        None,
+        {"a": np.zeros(2), "b": (1, [np.ones(1)])},
+        np.array([[1], "x"], object).tolist(),
+    ],
+)
+def test_an_observation_is_like_itself(value):
+    assert are_alike(value, value)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (np.zeros(2), np.zeros(3)),
+        (np.zeros(2), np.zeros(2, np.float32)),
+        (np.array([1.0]), np.array([1.0 + 2**-52])),
+        (1, 1.0),
+        (NAN, 0.0),
+        ({"a": 1}, {"b": 1}),
+        ({"a": 1}, {"a": 2}),
+        ((1, 2), (1,)),
+        ([np.zeros(1)], [np.ones(1)]),
+    ],
+)
+def test_other_observations_are_not_alike(one, other):
+    assert not are_alike(one, other)
