@@ -1063,6 +1063,65 @@ def test_a_native_environment_that_raises_leaves_the_others_alone():
     fleet.close()
 
 
+class Picky(VectorCounter):
+    """Raises at an action of 1."""
+
+    def __init__(self, num_envs):
+        super().__init__((99,) * num_envs)
+
+    def step(self, actions):
+        if np.any(actions == 1):
+            raise RuntimeError("no such action")
+        return super().step(actions)
+
+
+@pytest.mark.parametrize("backend", ["serial", "thread", "process"])
+@pytest.mark.parametrize("on_failure", ["raise", "fallback"])
+def test_a_native_environment_that_raised_goes_on_after_a_reset(on_failure, backend):
+    native = envfleet.native(Picky)
+    with opened(native, 4, num_workers=2, backend=backend, on_failure=on_failure) as envs:
+        envs.reset(seed=0)
+        envs.step(zeros(4))
+        with pytest.raises(errors.EnvFailed, match=r"slots 2 to 3 raised during step.*reset"):
+            envs.step(np.array([0, 0, 0, 1]))
+        with pytest.raises(errors.ResetNeeded, match=r"\[2, 3\]"):
+            envs.step(zeros(4))
+        obs, _ = envs.reset(options={"reset_mask": np.array([False, False, True, True])})
+        assert obs[:, 0].tolist() == [2, 2, 0, 0]
+        assert envs.step(zeros(4))[0][:, 0].tolist() == [3, 3, 1, 1]
+        assert len(envs.incidents) == 1
+
+
+@pytest.mark.parametrize("backend", ["serial", "process"])
+def test_a_part_of_a_native_environment_is_refused_and_nothing_is_lost(backend):
+    """Two vectors of two in each worker: whole ones may be named alone."""
+    with opened([functools.partial(Picky, 2)] * 8, num_workers=2, backend=backend) as envs:
+        envs.reset(seed=0)
+        mask = np.zeros(8, np.bool_)
+        mask[5] = True
+        size = np.arange(3.0)
+        for use in (
+            lambda: envs.reset(options={"reset_mask": mask}),
+            lambda: envs.send(zeros(1), [5]),
+            lambda: envs.send(zeros(3), [0, 1, 4]),
+            lambda: envs.set_attr("lengths", 3, [4]),
+            lambda: envs.reset(options=[{"size": size}] + [{"size": size + 1}] * 7),
+            lambda: envs.queue_reset(seed=3),
+        ):
+            with pytest.raises(errors.ConfigError, match="natively vectorised"):
+                use()
+        with pytest.raises(errors.SnapshotError, match="natively vectorised"):
+            envs.snapshot()
+        assert envs.step(zeros(8))[0][:, 0].tolist() == [1] * 8
+        envs.send(zeros(2), [4, 5])
+        assert envs.recv().obs[:, 0].tolist() == [2, 2]
+        mask[4] = True
+        obs, _ = envs.reset(options={"reset_mask": mask})
+        assert obs[:, 0].tolist() == [1, 1, 1, 1, 0, 0, 1, 1]
+        envs.reset(options=[{"size": size + slot // 2} for slot in range(8)])
+        assert not envs.incidents
+
+
 @pytest.mark.parametrize("on_failure", ["raise", "restart"])
 def test_what_was_asked_behind_a_native_failure_is_not_taken_for_its_answer(on_failure):
     native = envfleet.native(functools.partial(Failing, steps=1))

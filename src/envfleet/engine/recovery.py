@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -92,35 +93,49 @@ class Recovery:
         assert pending.part is not None
         worker = pending.part.worker
         handle = self._crew.handles[worker]
-        if self._crew.facts[failures[0].slot].native:
-            event = self._event_of(pending, failures[0], self._slots_of(handle))
+        native = [one for one in failures if self._crew.facts[one.slot].native]
+        if native and self._on_failure == "restart":  # such a one comes back with its worker only
+            event = self._event_of(pending, native[0], self._slots_of(handle))
             owed = [pending, *self._traffic.outstanding[worker]]
-            self._lose(handle, event, env_failed(failures[0]), owed)
+            self._lose(handle, event, self._env_failed(native[0]), owed)
             return
-        left = set(pending.slots)
+        left, seen = set(pending.slots), set[int]()
         for failure in failures:
-            left.discard(failure.slot)
+            if failure.slot in seen:
+                continue
+            together = self._together(failure.slot)
+            seen.update(together)
+            left.difference_update(together)
             asked = pending
             if pending.command.op is Op.REBUILD:
                 asked = self._take_back(worker, failure.slot)
-            self._see_to(asked, failure)
+            self._see_to(asked, failure, together)
         pending.part = self._router.part_of(sorted(left)) if left else None
 
-    def _see_to(self, pending: Pending, failure: Failure) -> None:
+    def _see_to(self, pending: Pending, failure: Failure, together: Sequence[int]) -> None:
+        """The environment that fills these slots raised."""
         slot = failure.slot
-        incident = self._logbook.record(self._event_of(pending, failure, (slot,)))
+        incident = self._logbook.record(self._event_of(pending, failure, tuple(together)))
         verdict = self._judge(slot, is_lost=False)
         if verdict is Verdict.REBUILD:
             self._gatherer.attach(incident, [slot], set())
             self._rebuild(pending, slot)
             return
-        self._traffic.lose(slot)
-        self._logbook.set_needs_reset([slot], True)
-        error: EnvfleetError = env_failed(failure)
+        for one in together:
+            self._traffic.lose(one)
+        self._logbook.set_needs_reset(list(together), True)
+        error = self._env_failed(failure)
         if verdict is Verdict.QUARANTINE:
             error = self._quarantine(slot, incident, error)
-        if slot not in pending.unwanted:
+        if not set(together) <= pending.unwanted:
             self.errors.append(error)
+
+    def _together(self, slot: int) -> Sequence[int]:
+        """All slots of the environment that fills this one."""
+        return self._crew.facts[slot].together or (slot,)
+
+    def _env_failed(self, failure: Failure) -> EnvfleetError:
+        return env_failed(failure, self._together(failure.slot))
 
     def _take_back(self, worker: int, slot: int) -> Pending:
         """What was posted behind a rebuild that failed: it has no environment to be done by."""
@@ -400,9 +415,9 @@ def _who_goes(slots: tuple[int, ...]) -> str:
     return f"slot {slots[0]} goes" if len(slots) == 1 else f"slots {slots[0]} to {slots[-1]} go"
 
 
-def env_failed(failure: Failure) -> EnvfleetError:
+def env_failed(failure: Failure, slots: Sequence[int] = ()) -> EnvfleetError:
     """The error for an exception in an environment, with the remote traceback as its cause."""
-    error: EnvfleetError = EnvFailed(failure.slot, failure.doing, failure.reason)
+    error: EnvfleetError = EnvFailed(failure.slot, failure.doing, failure.reason, slots)
     if failure.kind == "AttributeError" and failure.doing not in ("step", "reset"):
         error = NoSuchAttribute(failure.slot, failure.reason)
     error.__cause__ = RemoteTraceback(failure.traceback)
