@@ -55,7 +55,7 @@ class Crew:
         self.env_fns, self.deadlines = tuple(env_fns), deadlines
         self.bounds = deal(len(self.env_fns), num_workers, num_here or None)
         self._autoreset, self._num_pages = autoreset, num_pages
-        self._owner_pid = os.getpid()
+        self.owner_pid = os.getpid()
         self.handles: list[WorkerHandle] = []
         self._here: set[int] = {num_workers - 1} if num_here else set()
         """Workers that are none: their slots live in this process, among processes."""
@@ -169,7 +169,7 @@ class Crew:
 
         `owed` says how many replies each worker still owes, so that the last one is recognised.
         """
-        if os.getpid() != self._owner_pid:
+        if os.getpid() != self.owner_pid:
             return []  # a forked copy: the workers answer to the original
         try:
             return self._ask_to_close(owed)
@@ -198,7 +198,7 @@ class Crew:
 
     def stop(self) -> None:
         """End all workers at once; in a forked copy of this process that is not its business."""
-        if os.getpid() != self._owner_pid or self._is_stopped:
+        if os.getpid() != self.owner_pid or self._is_stopped:
             return
         self._is_stopped = True
         with whole:

@@ -10,6 +10,7 @@ of slots is the `logbook`'s, and whatever goes wrong is `recovery`'s. Actions ar
 
 from __future__ import annotations
 
+import os
 import time
 import warnings
 import weakref
@@ -159,7 +160,8 @@ class Fleet:
         """The slots of each natively vectorised environment."""
         # natively vectorised slots cannot be replayed one by one
         self._scatterer = Scatterer(crew, None if self._is_native else self._logbook.journal)
-        self._is_closed = False
+        self._is_closed, self._why_closed = False, "this fleet is closed; open a new one"
+        _fleets.add(self)
         self._wait_s = self._copy_s = 0.0
         self._num_noted = 0
         """How often ends and beginnings were noted that must be noted once."""
@@ -187,11 +189,12 @@ class Fleet:
     @property
     def quarantined(self) -> dict[int, EnvfleetError]:
         """Slots that have been given up, with the reason."""
+        self._check_open()
         return dict(self._recovery.blocked)
 
     @property
     def is_closed(self) -> bool:
-        """True after `close`."""
+        """True after `close`, and in a copy of the process that opened it."""
         return self._is_closed
 
     @property
@@ -436,6 +439,8 @@ class Fleet:
 
         Plain ends may be noted twice.
         """
+        if self._is_closed:
+            return
         control, lane = self._crew.control, self._crew.lane
         if lane is None or self._num_noted != noted_before or not self._traffic.is_empty:
             return
@@ -730,7 +735,7 @@ class Fleet:
 
     def _check_open(self) -> None:
         if self._is_closed:
-            raise FleetClosed("this fleet is closed; open a new one")
+            raise FleetClosed(self._why_closed)
 
     def _open_books(self) -> None:
         """Make sure that the fleet is open and that its books know of everything."""
@@ -819,6 +824,29 @@ class Fleet:
         # nobody may read rows through a closed fleet, and their memory shall go
         del self._data, self._gatherer, self._logbook, self._recovery
         del self._express, self._scatterer
+
+
+    def _leave_to_parent(self) -> None:
+        """This is a copy of the process whose workers these are: they answer to the original."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._why_closed = (
+                f"this fleet belongs to process {self._crew.owner_pid}, of which this process is a "
+                "copy (os.fork): its workers answer to that one alone. Open one here"
+            )
+
+
+_fleets: weakref.WeakSet[Fleet] = weakref.WeakSet()
+"""All that this process has opened and somebody still holds."""
+
+
+def _leave_all_to_parent() -> None:
+    for fleet in _fleets:
+        fleet._leave_to_parent()
+
+
+# once for each copy, so that no step has to ask whose the fleet is
+os.register_at_fork(after_in_child=_leave_all_to_parent)
 
 
 def _check_here(
