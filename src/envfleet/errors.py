@@ -301,19 +301,24 @@ class RemoteTraceback(Exception):
 class EnvFailed(EnvfleetError, RuntimeError):
     """An environment raised; the worker's traceback is the cause."""
 
-    def __init__(self, slot: int, doing: str, reason: str) -> None:
-        super().__init__(slot, doing, reason)
+    def __init__(self, slot: int, doing: str, reason: str, slots: Sequence[int] = ()) -> None:
+        super().__init__(slot, doing, reason, tuple(slots))
         self.slot, self.doing, self.reason = slot, doing, reason
+        self.slots = tuple(slots) or (slot,)
+        """All that the environment fills: a natively vectorised one has several."""
 
     def __str__(self) -> str:
+        first, *others = self.slots
+        whose = f"slots {first} to {others[-1]}" if others else f"slot {self.slot}"
         text = (
-            f"the environment of slot {self.slot} raised during {self.doing}: {self.reason}. The "
-            "other slots are unharmed"
+            f"the environment of {whose} raised during {self.doing}: {self.reason}. The other "
+            "slots are unharmed"
         )
         if self.doing not in ("step", "reset"):
             return text
+        these = "these, all together," if others else "this one"
         return (
-            f"{text}; reset() starts this one again. With on_failure='restart' a fleet does that "
+            f"{text}; reset() starts {these} again. With on_failure='restart' a fleet does that "
             "by itself"
         )
 

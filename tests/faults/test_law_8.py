@@ -12,6 +12,7 @@ import pytest
 from gymnasium import spaces
 
 from envfleet import errors
+from envfleet.engine import messages, worker
 from envfleet.testing import (
     Counter,
     TwoArgumentError,
@@ -117,6 +118,81 @@ def test_an_odd_value_in_the_last_info_harms_nobody(mode, make):
             *_, infos = envs.step(zeros(2))
             assert infos is not None
         assert envs.incidents == ()
+
+
+class Nests(Resident):
+    """Gives an info that nests deep, or in itself, and one whose key cannot be pickled."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.how = how
+
+    def step(self, action):
+        obs, reward, terminated, truncated, _ = super().step(action)
+        tree = {"n": self.t, "children": []}
+        if self.how == "ring":
+            tree["self"] = tree
+        elif self.how == "tree":
+            tree["children"].append({"n": 2, "parent": tree})
+        elif self.how == "ring with a lock":
+            tree |= {"lock": threading.Lock(), "self": tree}
+        elif self.how == "key":
+            tree[NoRepr()] = 1
+        else:
+            for _ in range(900):
+                tree = [tree] if self.how == "deep lists" else {"in": tree}
+        ends = self.t == 2
+        return obs, reward, ends, truncated, {"t": self.t, "odd": tree, "even": {"t": self.t}}
+
+
+NESTS = ("ring", "tree", "ring with a lock", "deep lists", "deep dicts")
+
+
+@pytest.mark.parametrize("how", [*NESTS, "key"])
+@pytest.mark.parametrize("mode", ["same_step", "next_step"])
+def test_an_info_that_nests_too_deep_harms_nobody(mode, how):
+    with opened(
+        [functools.partial(Nests, how), Resident], num_workers=1, autoreset=mode
+    ) as envs:
+        envs.reset(seed=0)
+        (pid, _) = envs.fleet.call("pid")
+        for t in range(1, 6):
+            obs, _, _, _, infos = envs.step(zeros(2))
+            assert obs[1].tolist() == [t]
+            if t == 1:
+                assert "odd" in infos
+                assert infos["t"].tolist() == [1, 0]
+                assert infos["even"]["t"].tolist() == [1, 0]
+        assert envs.fleet.call("pid") == [pid, pid]
+        assert envs.incidents == ()
+
+
+@pytest.mark.parametrize("how", NESTS)
+@pytest.mark.parametrize("mode", ["same_step", "next_step"])
+def test_nor_does_it_in_this_process(mode, how):
+    """It arrives as it is, and the rest of the info in the usual form."""
+    with opened([functools.partial(Nests, how)] * 2, backend="serial", autoreset=mode) as envs:
+        envs.reset(seed=0)
+        *_, infos = envs.step(zeros(2))
+        assert infos["even"]["t"].tolist() == [1, 1]
+        assert infos["_odd"].tolist() == [True, True]
+        if how == "ring":
+            assert infos["odd"][1]["self"] is infos["odd"][1]
+        *_, infos = envs.step(zeros(2))
+        last = infos["final_info"] if mode == "same_step" else infos
+        assert last["even"]["t"].tolist() == [2, 2]
+        assert last["_odd"].tolist() == [True, True]
+
+
+def test_an_answer_that_cannot_travel_at_all_is_a_failure_of_its_slots(monkeypatch):
+    monkeypatch.setattr(worker, "_why_it_cannot_travel", lambda value: None)
+    known = messages.Failure.of(5, "step", ValueError("known"))
+    odd = {"lock": threading.Lock()}
+    reply = messages.Reply(failures=[known], infos={3: odd, 4: {"t": 1}, 5: {}})
+    arrived = pickle.loads(worker.encode_reply(reply))
+    assert arrived.failures[0] == known
+    assert [failure.slot for failure in arrived.failures] == [5, 3, 4]
+    assert "lock" in arrived.failures[1].reason
 
 
 # ---- exceptions ---------------------------------------------------------------------------------

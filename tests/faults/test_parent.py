@@ -421,6 +421,62 @@ def test_a_copy_of_the_parent_that_ends_does_not_end_the_workers(method, how, tm
         assert running.out.split() == ["2", "2", "closed"]
 
 
+USED_IN_A_COPY = """
+    import gc, os, sys
+
+    import numpy as np
+
+    import envfleet
+    from envfleet.testing import Counter
+
+    if __name__ == "__main__":
+        zeros = np.zeros(2, int)
+        envs = envfleet.make_vec(Counter, 2, num_workers=2, backend=sys.argv[1])
+        envs.reset(seed=0)
+        envs.step(zeros)
+        envs.send(zeros)
+        owner = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            refused = 0
+            uses = (
+                lambda: envs.recv(),
+                lambda: envs.step(zeros),
+                lambda: envs.fleet.step_plainly(zeros, np.zeros(2)),
+                lambda: envs.send(zeros),
+                lambda: envs.reset(seed=7),
+                lambda: envs.call("t"),
+                lambda: envs.snapshot(),
+                lambda: envs.fleet.worker_pids(),
+                lambda: envs.fleet.observations(),
+            )
+            for use in uses:
+                try:
+                    use()
+                except envfleet.errors.FleetClosed as error:
+                    refused += f"belongs to process {owner}" in str(error)
+            envs.close()
+            del envs, uses, use
+            gc.collect()
+            with envfleet.make_vec(Counter, 2, num_workers=2, backend=sys.argv[1]) as own:
+                own.reset(seed=0)
+                steps = own.step(zeros)[0].ravel().tolist()
+            print(refused, *steps, flush=True)
+            sys.exit(0)
+        print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+        print(*envs.recv().obs.ravel(), *envs.step(zeros)[0].ravel(), flush=True)
+        envs.close()
+"""
+
+
+@pytest.mark.parametrize("backend", ["serial", "thread", "process"])
+def test_a_copy_of_the_parent_cannot_use_its_fleet(backend, tmp_path):
+    with program(tmp_path, USED_IN_A_COPY, backend) as running:
+        code = running.finish(20.0)
+        assert code == 0, running.err
+        assert running.out.splitlines() == ["9 1 1", "0", "2 2 3 3"]
+
+
 # ---- garbage -------------------------------------------------------------------------------------
 
 

@@ -367,20 +367,106 @@ def test_a_slot_that_keeps_failing_is_quarantined(mode, num_workers):
         fleet.close()
 
 
-def test_neighbours_of_a_quarantined_slot_that_kills_are_lost_with_it():
-    """They live in the worker that it kills; the error they give names the culprit."""
+class Bad(Resident):
+    """Ends its worker, or lets it wait for ever, at an action of 1."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.how = how
+
+    def step(self, action):
+        if action == 1 and self.how == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if action == 1:
+            time.sleep(3600 if self.how == "hang" else 2.0)
+        return super().step(action)
+
+
+@pytest.mark.parametrize(
+    ("how", "backend"), [("kill", "process"), ("hang", "process"), ("late", "thread")]
+)
+@pytest.mark.parametrize("mode", MODES)
+def test_neighbours_of_a_quarantined_slot_that_kills_go_on(mode, how, backend):
+    """They live in the worker that it kills: they are truncated with it, and come back alone."""
     fleet = Fleet(
-        [Resident, functools.partial(Crashing, mode="kill"), Resident, Resident],
+        [Resident, functools.partial(Bad, how), Resident, Resident],
         num_workers=2,
+        backend=backend,
+        autoreset=mode,
         on_failure="restart",
+        deadlines=Deadlines(step_s=None if how == "kill" else 0.4),
         restarts=RestartPolicy(max_restarts=0),
     )
     fleet.reset(plans(0, 1, 2, 3))
+    step(fleet)
+    fleet.send(np.array([0, 1, 0, 0]))
     with pytest.raises(errors.SlotQuarantined, match="slot 1"):
-        step(fleet)
-    with pytest.raises(errors.SlotQuarantined, match="slot 1"):
-        fleet.send(zeros(1), [0])
-    assert fleet.recv().slots.tolist() == [2, 3]
+        fleet.recv()
+    batch = fleet.recv()
+    assert batch.slots.tolist() == [0, 2, 3]
+    assert batch.truncated.tolist() == [True, False, False]
+    assert batch.valid.tolist() == [False, True, True]
+    assert batch.obs[1:].tolist() == [[2], [2]]
+    assert batch.incidents == tuple(fleet.incidents)
+    assert fleet.quarantined.keys() == {1}
+    others = [0, 2, 3]
+    if mode == "disabled":
+        fleet.reset(plans(0, 2, 3), others)
+    for _ in range(3):
+        fleet.send(zeros(3), others)
+        assert fleet.recv().slots.tolist() == others
+    for use in (
+        lambda: fleet.send(zeros(1), [1]),
+        lambda: fleet.reset(plans(1), [1]),
+        lambda: fleet.call("t"),
+        lambda: step(fleet),
+    ):
+        with pytest.raises(errors.SlotQuarantined, match="slot 1"):
+            use()
+    fleet.reset(plans(0, 2, 3), others)
+    assert fleet.call("t", slots=others) == [0, 0, 0]
+    if backend == "process":  # and who dies later comes back without it as well
+        kill_and_wait(fleet.worker_pids()[0])
+        fleet.send(zeros(3), others)
+        with pytest.raises(errors.SlotQuarantined, match="slot 0"):
+            fleet.recv()
+        assert fleet.recv().slots.tolist() == [2, 3]
+    assert len(fleet.incidents) == 1 + (backend == "process")
+    fleet.close()
+
+
+def test_a_killer_in_reset_is_quarantined_alone():
+    fleet = Fleet(
+        [Resident, functools.partial(Crashing, mode="kill", at="reset"), Resident],
+        num_workers=1,
+        on_failure="restart",
+        restarts=RestartPolicy(max_restarts=1),
+    )
+    with pytest.raises(errors.SlotQuarantined, match="slot 1 failed 2 times"):
+        fleet.reset(plans(0, 1, 2))
+    fleet.reset(plans(0, 2), [0, 2])
+    fleet.send(zeros(2), [0, 2])
+    assert fleet.recv().obs.tolist() == [[1], [1]]
+    fleet.close()
+
+
+@pytest.mark.parametrize("how", ["exception", "exit"])
+def test_who_cannot_be_built_again_is_quarantined_alone(how, tmp_path):
+    """Its neighbour is the one that killed the worker, and has a budget left."""
+    fleet = Fleet(
+        [functools.partial(Bad, "kill"), functools.partial(BuildsOnce, tmp_path / "built", how)],
+        on_failure="restart",
+        restarts=RestartPolicy(max_restarts=2),
+    )
+    fleet.reset(plans(0, 1))
+    fleet.send(np.array([1, 0]))
+    with at_most(10.0), pytest.raises(errors.SlotQuarantined, match="slot 1 failed 3 times"):
+        fleet.recv()
+    assert fleet.recv().slots.tolist() == [0]
+    assert fleet.quarantined.keys() == {1}
+    assert [incident.slot for incident in fleet.incidents] == [0, 1, 1, 1]
+    fleet.send(zeros(1), [0])
+    assert fleet.recv().slots.tolist() == [0]
     fleet.close()
 
 
@@ -1060,6 +1146,85 @@ def test_a_native_environment_that_raises_leaves_the_others_alone():
         fleet.recv()
     fleet.send(zeros(2), [2, 3])
     assert fleet.recv().slots.tolist() == [2, 3]
+    fleet.close()
+
+
+class Picky(VectorCounter):
+    """Raises at an action of 1."""
+
+    def __init__(self, num_envs):
+        super().__init__((99,) * num_envs)
+
+    def step(self, actions):
+        if np.any(actions == 1):
+            raise RuntimeError("no such action")
+        return super().step(actions)
+
+
+@pytest.mark.parametrize("backend", ["serial", "thread", "process"])
+@pytest.mark.parametrize("on_failure", ["raise", "fallback"])
+def test_a_native_environment_that_raised_goes_on_after_a_reset(on_failure, backend):
+    native = envfleet.native(Picky)
+    with opened(native, 4, num_workers=2, backend=backend, on_failure=on_failure) as envs:
+        envs.reset(seed=0)
+        envs.step(zeros(4))
+        with pytest.raises(errors.EnvFailed, match=r"slots 2 to 3 raised during step.*reset"):
+            envs.step(np.array([0, 0, 0, 1]))
+        with pytest.raises(errors.ResetNeeded, match=r"\[2, 3\]"):
+            envs.step(zeros(4))
+        obs, _ = envs.reset(options={"reset_mask": np.array([False, False, True, True])})
+        assert obs[:, 0].tolist() == [2, 2, 0, 0]
+        assert envs.step(zeros(4))[0][:, 0].tolist() == [3, 3, 1, 1]
+        assert len(envs.incidents) == 1
+
+
+@pytest.mark.parametrize("backend", ["serial", "process"])
+def test_a_part_of_a_native_environment_is_refused_and_nothing_is_lost(backend):
+    """Two vectors of two in each worker: whole ones may be named alone."""
+    with opened([functools.partial(Picky, 2)] * 8, num_workers=2, backend=backend) as envs:
+        envs.reset(seed=0)
+        mask = np.zeros(8, np.bool_)
+        mask[5] = True
+        size = np.arange(3.0)
+        for use in (
+            lambda: envs.reset(options={"reset_mask": mask}),
+            lambda: envs.send(zeros(1), [5]),
+            lambda: envs.send(zeros(3), [0, 1, 4]),
+            lambda: envs.set_attr("lengths", 3, [4]),
+            lambda: envs.reset(options=[{"size": size}] + [{"size": size + 1}] * 7),
+            lambda: envs.queue_reset(seed=3),
+        ):
+            with pytest.raises(errors.ConfigError, match="natively vectorised"):
+                use()
+        with pytest.raises(errors.SnapshotError, match="natively vectorised"):
+            envs.snapshot()
+        assert envs.step(zeros(8))[0][:, 0].tolist() == [1] * 8
+        envs.send(zeros(2), [4, 5])
+        assert envs.recv().obs[:, 0].tolist() == [2, 2]
+        mask[4] = True
+        obs, _ = envs.reset(options={"reset_mask": mask})
+        assert obs[:, 0].tolist() == [1, 1, 1, 1, 0, 0, 1, 1]
+        envs.reset(options=[{"size": size + slot // 2} for slot in range(8)])
+        assert not envs.incidents
+
+
+@pytest.mark.parametrize("backend", ["serial", "process"])
+def test_a_native_environment_is_quarantined_as_a_whole(backend):
+    env_fns = [functools.partial(Picky, 2)] * 2 + [functools.partial(VectorCounter, (99, 99))] * 2
+    fleet = Fleet(
+        env_fns, backend=backend, on_failure="restart", restarts=RestartPolicy(max_restarts=0)
+    )
+    fleet.reset(plans(0, 1, 2, 3))
+    fleet.send(np.array([0, 1, 0, 0]))
+    with pytest.raises(errors.SlotQuarantined, match="slot 0"):
+        fleet.recv()
+    batch = fleet.recv()
+    assert batch.slots.tolist() == [2, 3]
+    assert batch.truncated.all()
+    assert fleet.quarantined.keys() == {0, 1}
+    fleet.reset(plans(2, 3), [2, 3])
+    fleet.send(zeros(2), [2, 3])
+    assert fleet.recv().obs.tolist() == [[1], [1]]
     fleet.close()
 
 

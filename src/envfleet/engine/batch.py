@@ -51,7 +51,7 @@ class Batch:
         """Gymnasium's vector form: `key` -> values, `_key` -> which rows have it."""
         if self._infos is None:
             has_any = self.packed.groups or self.plain
-            self._infos = collate(len(self), self.packed, self.plain) if has_any else {}
+            self._infos = _collated(len(self), self.packed, self.plain) if has_any else {}
         return self._infos
 
     def infos_among(self, num_slots: int) -> dict[str, Any]:
@@ -60,7 +60,7 @@ class Batch:
             tuple((schema, self.slots[where], cells) for schema, where, cells in self.packed.groups)
         )
         plain = [(int(self.slots[position]), info) for position, info in self.plain]
-        return collate(num_slots, packed, plain)
+        return _collated(num_slots, packed, plain)
 
     @cached_property
     def each_info(self) -> list[Info]:
@@ -69,3 +69,47 @@ class Batch:
         for position, info in (*self.packed.each(), *self.plain):
             each[position].update(info)
         return each
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """Keeps a dict from being taken apart."""
+
+    value: Info
+
+
+def _collated(num: int, packed: PackedInfos, plain: Sequence[tuple[int, Info]]) -> dict[str, Any]:
+    """Collate infos; what nests too deep for that, or in itself, is left as it is."""
+    try:
+        return collate(num, packed, plain)
+    except RecursionError:
+        held = [(position, _held(info)) for position, info in plain]
+    return _let_go(collate(num, packed, held))
+
+
+def _held(info: Info) -> Info:
+    held = dict(info)
+    for key, value in info.items():
+        if isinstance(value, dict) and _nests_too_deep(value):
+            held[key] = _held(value) if key == "final_info" else _Held(value)
+    return held
+
+
+def _nests_too_deep(info: Info) -> bool:
+    try:
+        # it shall fit a few levels further down as well
+        collate(1, PackedInfos(), [(0, {"": {"": {"": info}}})])
+    except RecursionError:
+        return True
+    return False
+
+
+def _let_go(vector: dict[str, Any]) -> dict[str, Any]:
+    for values in vector.values():
+        if isinstance(values, dict):
+            _let_go(values)
+        elif isinstance(values, np.ndarray) and values.dtype == object:
+            for position, value in enumerate(values):
+                if isinstance(value, _Held):
+                    values[position] = value.value
+    return vector

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import Any
 
 import cloudpickle
+import gymnasium
 
 from envfleet.engine.backends import Backend, Binding, Ground, Lane, Launch, WorkerHandle
 from envfleet.engine.backends.joint import JointLane
@@ -37,6 +38,12 @@ from envfleet.errors import (
 _UNREGISTERED = ("NameNotFound", "NamespaceNotFound", "VersionNotFound", "UnregisteredEnv")
 
 
+class Nobody(gymnasium.Env[Any, Any]):
+    """Stands in the place of an environment that has been given up; it is never asked anything."""
+
+    observation_space = action_space = gymnasium.spaces.Discrete(1)
+
+
 class Crew:
     """Workers, the block they share, and how they are come by."""
 
@@ -55,7 +62,7 @@ class Crew:
         self.env_fns, self.deadlines = tuple(env_fns), deadlines
         self.bounds = deal(len(self.env_fns), num_workers, num_here or None)
         self._autoreset, self._num_pages = autoreset, num_pages
-        self._owner_pid = os.getpid()
+        self.owner_pid = os.getpid()
         self.handles: list[WorkerHandle] = []
         self._here: set[int] = {num_workers - 1} if num_here else set()
         """Workers that are none: their slots live in this process, among processes."""
@@ -143,15 +150,18 @@ class Crew:
             self._backend.forget(handle)
         handle.stop()
 
-    def replace(self, worker: int, *, in_process: bool) -> None:
-        """Dismiss a worker and launch a new one in its place; `has_come` says when it is there."""
+    def replace(self, worker: int, *, in_process: bool, absent: Set[int]) -> None:
+        """Dismiss a worker and launch a new one in its place; `has_come` says when it is there.
+
+        It builds no environments for slots that are `absent`.
+        """
         assert self._backend is not None
         self.dismiss(worker)
         if in_process:
             self._here.add(worker)
             self._joint = None
         backend = self._local if worker in self._here else self._backend
-        self.handles[worker] = backend.launch(self._launch(worker))
+        self.handles[worker] = backend.launch(self._launch(worker, absent))
         self._dismissed.discard(worker)
         self._launched_s[worker] = time.monotonic()
 
@@ -169,7 +179,7 @@ class Crew:
 
         `owed` says how many replies each worker still owes, so that the last one is recognised.
         """
-        if os.getpid() != self._owner_pid:
+        if os.getpid() != self.owner_pid:
             return []  # a forked copy: the workers answer to the original
         try:
             return self._ask_to_close(owed)
@@ -198,7 +208,7 @@ class Crew:
 
     def stop(self) -> None:
         """End all workers at once; in a forked copy of this process that is not its business."""
-        if os.getpid() != self._owner_pid or self._is_stopped:
+        if os.getpid() != self.owner_pid or self._is_stopped:
             return
         self._is_stopped = True
         with whole:
@@ -212,9 +222,10 @@ class Crew:
         for name in ("control", "_ground", "_binding", "_local", "_backend", "_joint"):
             self.__dict__.pop(name, None)
 
-    def _launch(self, worker: int) -> Launch:
+    def _launch(self, worker: int, absent: Set[int] = frozenset()) -> Launch:
         lo, hi = self.bounds[worker]
-        return Launch(worker, lo, self.env_fns[lo:hi], self._autoreset)
+        env_fns = [Nobody if slot in absent else self.env_fns[slot] for slot in range(lo, hi)]
+        return Launch(worker, lo, env_fns, self._autoreset)
 
     def _bind_all(self, offset: int) -> Binding:
         kinds = group_kinds([(f.observation_space, f.action_space) for f in self.facts])

@@ -10,6 +10,7 @@ of slots is the `logbook`'s, and whatever goes wrong is `recovery`'s. Actions ar
 
 from __future__ import annotations
 
+import os
 import time
 import warnings
 import weakref
@@ -18,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from gymnasium.utils.env_checker import data_equivalence
 
 from envfleet.engine.backends import WorkerHandle
 from envfleet.engine.backends.process import refuse_unguarded_main
@@ -55,10 +57,12 @@ from envfleet.errors import (
     FleetClosed,
     NothingSent,
     ResetNeeded,
+    SnapshotError,
     StillInFlight,
 )
 
 Flags = npt.NDArray[np.bool_]
+_NO_STATE = "has no state of single slots to be taken or put back"
 
 
 class Fleet:
@@ -151,9 +155,13 @@ class Fleet:
             crew, self._traffic, self._router, self._logbook, self._gatherer, self._recovery
         )
         self._is_native = all(facts.native for facts in crew.facts)
+        together = [facts.together for facts in crew.facts if facts.together is not None]
+        self._together = tuple(dict.fromkeys(together))
+        """The slots of each natively vectorised environment."""
         # natively vectorised slots cannot be replayed one by one
         self._scatterer = Scatterer(crew, None if self._is_native else self._logbook.journal)
-        self._is_closed = False
+        self._is_closed, self._why_closed = False, "this fleet is closed; open a new one"
+        _fleets.add(self)
         self._wait_s = self._copy_s = 0.0
         self._num_noted = 0
         """How often ends and beginnings were noted that must be noted once."""
@@ -181,11 +189,12 @@ class Fleet:
     @property
     def quarantined(self) -> dict[int, EnvfleetError]:
         """Slots that have been given up, with the reason."""
+        self._check_open()
         return dict(self._recovery.blocked)
 
     @property
     def is_closed(self) -> bool:
-        """True after `close`."""
+        """True after `close`, and in a copy of the process that opened it."""
         return self._is_closed
 
     @property
@@ -245,6 +254,7 @@ class Fleet:
         route = self._router.find(slots)
         lane = self._express.lane_for(route)
         if lane is None:
+            self._check_together(route, "step")
             self._check_sendable(route)
         journal = self._logbook.journal
         before = journal.now
@@ -429,6 +439,8 @@ class Fleet:
 
         Plain ends may be noted twice.
         """
+        if self._is_closed:
+            return
         control, lane = self._crew.control, self._crew.lane
         if lane is None or self._num_noted != noted_before or not self._traffic.is_empty:
             return
@@ -562,7 +574,9 @@ class Fleet:
         theirs that nobody has received; plans queued for their autoresets stay.
         """
         route = self._named(slots, plans, "reset plans")
+        self._check_together(route, "reset")
         if any(plan.options is not None for plan in plans):
+            self._check_options(route, plans)
             self._crew.check_payload(list(plans), "an option for reset")
         self._start_over(route)
         try:
@@ -580,6 +594,7 @@ class Fleet:
                 "with autoreset='disabled' there is no autoreset to queue for; use reset"
             )
         route = self._named(slots, plans, "reset plans")
+        self._check_scalar(route, "resets itself; nothing can be queued")
         self._crew.check_payload(list(plans), "an option for reset")
         self._results(self._ask(lambda: self._traffic.post(route, Op.QUEUE, plans)))
 
@@ -628,6 +643,7 @@ class Fleet:
     ) -> None:
         """Set `name` on the environments of these slots, one value each."""
         route = self._named(slots, values, "values")
+        self._check_together(route, "set attributes of")
         self._crew.check_payload(list(values), f"a value for {name!r}")
         payload = [(name, value) for value in values]
         self._results(self._ask(lambda: self._traffic.post(route, Op.SET, payload)))
@@ -635,6 +651,7 @@ class Fleet:
     def snapshot(self, slots: Sequence[int] | None = None) -> tuple[Snapshot, ...]:
         """The state of these slots, which must not be in flight."""
         route = self._named(slots)
+        self._check_scalar(route, _NO_STATE, SnapshotError)
         self._check_sendable(route)
         values = self._results(self._ask(lambda: self._traffic.post(route, Op.SNAPSHOT)))
         snapshots = []
@@ -652,6 +669,7 @@ class Fleet:
         route = self._named(slots, snapshots, "snapshots")
         if not all(isinstance(snapshot, Snapshot) for snapshot in snapshots):
             raise ConfigError("restore takes what snapshot returned: one Snapshot per slot")
+        self._check_scalar(route, _NO_STATE, SnapshotError)
         self._crew.check_payload(list(snapshots), "a snapshot")
         self._start_over(route)
         self._results(self._ask(lambda: self._traffic.post(route, Op.RESTORE, snapshots)))
@@ -717,12 +735,50 @@ class Fleet:
 
     def _check_open(self) -> None:
         if self._is_closed:
-            raise FleetClosed("this fleet is closed; open a new one")
+            raise FleetClosed(self._why_closed)
 
     def _open_books(self) -> None:
         """Make sure that the fleet is open and that its books know of everything."""
         self._check_open()
         self._express.leave()
+
+    def _check_together(self, route: Route, doing: str) -> None:
+        """Refuse a part of what is one environment, before anybody is asked for it."""
+        if self._together and route.workers is None:
+            named = set(route.slots.tolist())
+            for together in self._together:
+                if 0 < len(named.intersection(together)) < len(together):
+                    raise ConfigError(
+                        f"slots {together[0]} to {together[-1]} are one natively vectorised "
+                        f"environment: {doing} all of them together"
+                    )
+
+    def _check_options(self, route: Route, plans: Sequence[ResetPlan]) -> None:
+        """Refuse options that differ where one environment can take only one."""
+        if not self._together:
+            return
+        options = dict(zip(route.slots.tolist(), (plan.options for plan in plans), strict=True))
+        for together in self._together:
+            first = options.get(together[0])
+            if together[0] in options and not all(
+                data_equivalence(first, options[slot], exact=True) for slot in together
+            ):
+                raise ConfigError(
+                    f"slots {together[0]} to {together[-1]} are one natively vectorised "
+                    "environment, which takes one options for all of them"
+                )
+
+    def _check_scalar(
+        self, route: Route, why: str, error: type[EnvfleetError] = ConfigError
+    ) -> None:
+        """Refuse for natively vectorised environments what they cannot do."""
+        named = set(route.slots.tolist())
+        for together in self._together:
+            if not named.isdisjoint(together):
+                raise error(
+                    f"slots {together[0]} to {together[-1]} are one natively vectorised "
+                    f"environment, which {why}"
+                )
 
     def _check_blocked(self, route: Route) -> None:
         blocked = self._recovery.blocked
@@ -768,6 +824,29 @@ class Fleet:
         # nobody may read rows through a closed fleet, and their memory shall go
         del self._data, self._gatherer, self._logbook, self._recovery
         del self._express, self._scatterer
+
+
+    def _leave_to_parent(self) -> None:
+        """This is a copy of the process whose workers these are: they answer to the original."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._why_closed = (
+                f"this fleet belongs to process {self._crew.owner_pid}, of which this process is a "
+                "copy (os.fork): its workers answer to that one alone. Open one here"
+            )
+
+
+_fleets: weakref.WeakSet[Fleet] = weakref.WeakSet()
+"""All that this process has opened and somebody still holds."""
+
+
+def _leave_all_to_parent() -> None:
+    for fleet in _fleets:
+        fleet._leave_to_parent()
+
+
+# once for each copy, so that no step has to ask whose the fleet is
+os.register_at_fork(after_in_child=_leave_all_to_parent)
 
 
 def _check_here(

@@ -108,3 +108,5 @@ class EnvFacts:
     render_mode: str | None
     spec: Any
     native: bool
+    together: range | None = None
+    """The slots of the natively vectorised environment that this one's is a share of."""

@@ -54,6 +54,7 @@ class NativeHost:
             env.render_mode,
             env.spec,
             native=True,
+            together=range(self.first, self.first + self.count),
         )
         return [facts] * self.count
 
@@ -71,9 +72,7 @@ class NativeHost:
         self._place = place(Op.STEP, self.first)
 
     def step(self, slots: Sequence[int] | None, spills: dict[int, Any] | None) -> Reply | None:
-        """Step the whole instance."""
-        if not self._is_whole(slots, "step"):
-            return self._take_reply()
+        """Step the whole instance; the fleet sends no less."""
         self._post[1] = self._place
         if self._plain_actions is not None:
             actions = self._plain_actions.copy()
@@ -103,14 +102,10 @@ class NativeHost:
         """Nothing to prepare."""
 
     def reset(self, slots: Sequence[int] | None, plans: Sequence[ResetPlan]) -> Reply | None:
-        """Reset the whole instance by its first slot's seed; options must be the same for all."""
-        if not self._is_whole(slots, "reset"):
-            return self._take_reply()
+        """Reset the whole instance by its first slot's seed; options are the same for all."""
         self._post[1] = place(Op.RESET, self.first)
         plan = plans[0]
         try:
-            if any(other.options != plan.options for other in plans):
-                raise ConfigError("a natively vectorised environment takes one options for all")
             obs, infos = plan.apply(self._reset)
             self._put_obs(obs)
         except BaseException as exc:
@@ -193,16 +188,6 @@ class NativeHost:
         )
         self._note(doing, error)
         return self._take_reply()
-
-    def _is_whole(self, slots: Sequence[int] | None, doing: str) -> bool:
-        if slots is None or len(slots) == self.count:
-            return True
-        error = ConfigError(
-            f"slots {self.first} to {self.first + self.count - 1} are one natively vectorised "
-            f"environment: {doing} all of them together"
-        )
-        self._note(doing, error)
-        return False
 
     def _come_back(self) -> Reply | None:
         self._owes_truncation = False

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,11 +25,14 @@ from envfleet.engine.supervise import Silence, Verdict, check_every, judge, limi
 from envfleet.engine.traffic import MOVES, Pending, Traffic
 from envfleet.errors import (
     DeadlineExceeded,
+    EnvConstructionFailed,
     EnvFailed,
     EnvfleetError,
+    EnvNotRegistered,
     NoSuchAttribute,
     RemoteTraceback,
     SlotQuarantined,
+    StartTimeout,
     WorkerDied,
     describe_exit,
     level_of_caller,
@@ -42,16 +46,28 @@ class _Loss:
     worker: int
     event: Event
     error: EnvfleetError
+    is_known: bool
+    """It is known that the event's slot was the one; else it may have been any, or none."""
     incident: Incident | None = None
     falls_back: bool = False
 
-    def fails_again(self, error: EnvfleetError) -> None:
-        """The successor did not come up: that is one more failure, with its own reason."""
+    def fails_again(self, error: EnvfleetError, slot: int | None) -> None:
+        """The successor did not come up: that is one more failure, with its own reason.
+
+        `slot` is the one whose environment was being built, if that is known.
+        """
         self.error = error
         reason = str(error).partition("\n")[0]
         exit_code = getattr(error, "exitcode", None)
+        self.is_known = slot is not None
         self.event = replace(
-            self.event, doing="a restart", reason=reason, text="", exit_code=exit_code, plan=None
+            self.event,
+            slot=self.event.slot if slot is None else slot,
+            doing="a restart",
+            reason=reason,
+            text="",
+            exit_code=exit_code,
+            plan=None,
         )
 
 
@@ -92,35 +108,49 @@ class Recovery:
         assert pending.part is not None
         worker = pending.part.worker
         handle = self._crew.handles[worker]
-        if self._crew.facts[failures[0].slot].native:
-            event = self._event_of(pending, failures[0], self._slots_of(handle))
+        native = [one for one in failures if self._crew.facts[one.slot].native]
+        if native and self._on_failure == "restart":  # such a one comes back with its worker only
+            event = self._event_of(pending, native[0], self._slots_of(handle))
             owed = [pending, *self._traffic.outstanding[worker]]
-            self._lose(handle, event, env_failed(failures[0]), owed)
+            self._lose(handle, event, self._env_failed(native[0]), owed, is_known=True)
             return
-        left = set(pending.slots)
+        left, seen = set(pending.slots), set[int]()
         for failure in failures:
-            left.discard(failure.slot)
+            if failure.slot in seen:
+                continue
+            together = self._together(failure.slot)
+            seen.update(together)
+            left.difference_update(together)
             asked = pending
             if pending.command.op is Op.REBUILD:
                 asked = self._take_back(worker, failure.slot)
-            self._see_to(asked, failure)
+            self._see_to(asked, failure, together)
         pending.part = self._router.part_of(sorted(left)) if left else None
 
-    def _see_to(self, pending: Pending, failure: Failure) -> None:
+    def _see_to(self, pending: Pending, failure: Failure, together: Sequence[int]) -> None:
+        """The environment that fills these slots raised."""
         slot = failure.slot
-        incident = self._logbook.record(self._event_of(pending, failure, (slot,)))
+        incident = self._logbook.record(self._event_of(pending, failure, tuple(together)))
         verdict = self._judge(slot, is_lost=False)
         if verdict is Verdict.REBUILD:
             self._gatherer.attach(incident, [slot], set())
             self._rebuild(pending, slot)
             return
-        self._traffic.lose(slot)
-        self._logbook.set_needs_reset([slot], True)
-        error: EnvfleetError = env_failed(failure)
+        for one in together:
+            self._traffic.lose(one)
+        self._logbook.set_needs_reset(list(together), True)
+        error = self._env_failed(failure)
         if verdict is Verdict.QUARANTINE:
             error = self._quarantine(slot, incident, error)
-        if slot not in pending.unwanted:
+        if not set(together) <= pending.unwanted:
             self.errors.append(error)
+
+    def _together(self, slot: int) -> Sequence[int]:
+        """All slots of the environment that fills this one."""
+        return self._crew.facts[slot].together or (slot,)
+
+    def _env_failed(self, failure: Failure) -> EnvfleetError:
+        return env_failed(failure, self._together(failure.slot))
 
     def _take_back(self, worker: int, slot: int) -> Pending:
         """What was posted behind a rebuild that failed: it has no environment to be done by."""
@@ -158,6 +188,7 @@ class Recovery:
         op, slot = read_place(self._crew.control.posts[handle.worker][1])
         if op is Op.IDLE and owed:
             op = owed[0].command.op
+        is_known = slot is not None
         if slot is None:
             slot = owed[0].slots[0] if owed and owed[0].slots else handle.first
         slots, exit_code, stack = self._slots_of(handle), handle.exit_code(), handle.stack()
@@ -168,7 +199,7 @@ class Recovery:
         )
         restart_helps = self._on_failure == "raise"
         error = WorkerDied(handle.worker, slots, exit_code, op.phrase, stack, restart_helps)
-        self._lose(handle, event, error, owed)
+        self._lose(handle, event, error, owed, is_known=is_known)
 
     def is_check_due(self, now_s: float) -> bool:
         """Whether it is time to look at silent workers again; replies must be taken in first."""
@@ -212,6 +243,7 @@ class Recovery:
         op, slot = read_place(silence.place)
         if op is Op.IDLE:
             op = oldest.command.op
+        is_known = slot is not None
         slot = handle.first if slot is None else slot
         limit_s, option = limit_for(op, self._deadlines)
         quiet_s = now_s - silence.since_s
@@ -224,7 +256,8 @@ class Recovery:
                 "timeout", handle.worker, slot, slots, op.phrase, reason, stack, None, plan
             )
             error = DeadlineExceeded(slot, handle.worker, op.phrase, limit_s, option, stack)
-            self._lose(handle, event, error, list(self._traffic.outstanding[handle.worker]))
+            owed = list(self._traffic.outstanding[handle.worker])
+            self._lose(handle, event, error, owed, is_known=is_known)
         elif limit_s is None and quiet_s >= self._deadlines.warn_s and not silence.is_warned:
             self._silences[handle.worker] = replace(silence, is_warned=True)
             warnings.warn(
@@ -241,7 +274,13 @@ class Recovery:
         return silence
 
     def _lose(
-        self, handle: WorkerHandle, event: Event, error: EnvfleetError, owed: list[Pending]
+        self,
+        handle: WorkerHandle,
+        event: Event,
+        error: EnvfleetError,
+        owed: list[Pending],
+        *,
+        is_known: bool,
     ) -> None:
         """A worker cannot go on: give its slots up, or put another in its place."""
         outstanding = self._traffic.outstanding[handle.worker]
@@ -253,7 +292,7 @@ class Recovery:
                 outstanding.append(pending)
             else:
                 pending.is_done, pending.error = True, error
-        self._replace(_Loss(handle.worker, event, error))
+        self._replace(_Loss(handle.worker, event, error, is_known))
 
     def _replace(self, loss: _Loss) -> None:
         while True:
@@ -261,22 +300,59 @@ class Recovery:
             verdict = self._judge(loss.event.slot, is_lost=True)
             if verdict is Verdict.QUARANTINE:
                 loss.error = self._quarantine(loss.event.slot, loss.incident, loss.error)
-            if verdict in (Verdict.RAISE, Verdict.QUARANTINE):
+            left = tuple(slot for slot in loss.event.slots if slot not in self.blocked)
+            if verdict is Verdict.QUARANTINE and loss.is_known and left:
+                self._go_on_without(loss.worker, self._together(loss.event.slot), loss.error)
+            elif verdict in (Verdict.RAISE, Verdict.QUARANTINE):
                 return self._fail(loss.worker, loss.error)
+            loss.event = replace(loss.event, slots=left)
             loss.falls_back = verdict is Verdict.FALL_BACK
             try:
-                self._crew.replace(loss.worker, in_process=loss.falls_back)
+                self._crew.replace(
+                    loss.worker, in_process=loss.falls_back, absent=self.blocked.keys()
+                )
                 break
             except EnvfleetError as exc:
                 if loss.falls_back:
                     return self._fail(loss.worker, exc)
-                loss.fails_again(exc)
+                loss.fails_again(exc, self._being_built(loss.worker, exc))
             except BaseException:  # no process to be had, or Ctrl-C: nobody comes
                 self._give_up(loss.worker, loss.error)
                 raise
         self._gatherer.mend_rows(loss.event.slots)
         self._traffic.hold(loss.worker)
         self.coming[loss.worker] = loss
+
+    def _go_on_without(self, worker: int, slots: Sequence[int], error: EnvfleetError) -> None:
+        """These slots have been given up: the worker's others are asked again, and these never."""
+        self.errors.append(error)
+        outstanding = self._traffic.outstanding[worker]
+        for pending in list(outstanding):
+            left = [slot for slot in pending.slots if slot not in slots]
+            if len(left) == len(pending.slots):
+                continue
+            command = pending.command
+            if not left or command.op not in MOVES:
+                outstanding.remove(pending)
+                pending.is_done, pending.error = True, error
+                continue
+            payload = command.payload
+            if payload is not None:
+                payload = [self._share_of(pending, slot) for slot in left]
+            pending.command = command._replace(slots=left, payload=payload)
+            pending.part = self._router.part_of(left)
+        for slot in slots:
+            self._traffic.lose(slot)
+        self._logbook.set_needs_reset(list(slots), True)
+        self._gatherer.mend_rows(slots)
+
+    def _being_built(self, worker: int, error: EnvfleetError) -> int | None:
+        """Whose environment a successor that did not come up was building, if that is known."""
+        if isinstance(error, EnvConstructionFailed | EnvNotRegistered):
+            return error.slot
+        if isinstance(error, WorkerDied | StartTimeout):
+            return read_place(self._crew.control.posts[worker][1])[1]
+        return None
 
     def welcome(self) -> None:
         """Let successors that have come up go on; one that could not is one more failure."""
@@ -289,7 +365,7 @@ class Recovery:
                 if loss.falls_back:
                     self._fail(worker, exc)
                 else:
-                    loss.fails_again(exc)
+                    loss.fails_again(exc, self._being_built(worker, exc))
                     self._replace(loss)
                 continue
             del self.coming[worker]
@@ -350,7 +426,7 @@ class Recovery:
             pending.is_done, pending.error = True, error
         for slot in self._slots_of(handle):
             self._traffic.lose(slot)
-            self.blocked[slot] = error
+            self.blocked.setdefault(slot, error)
 
     def _plan_of(self, pending: Pending, slot: int) -> ResetPlan:
         """How `slot` is reset by this command: as its caller said, or by itself."""
@@ -382,7 +458,7 @@ class Recovery:
         failures = len(self._logbook.ledgers[slot].failures)
         quarantined = SlotQuarantined(slot, failures, self._restarts.window_s, str(incident))
         quarantined.__cause__ = error
-        self.blocked[slot] = quarantined
+        self.blocked.update(dict.fromkeys(self._together(slot), quarantined))
         return quarantined
 
     def _judge(self, slot: int, *, is_lost: bool) -> Verdict:
@@ -400,9 +476,9 @@ def _who_goes(slots: tuple[int, ...]) -> str:
     return f"slot {slots[0]} goes" if len(slots) == 1 else f"slots {slots[0]} to {slots[-1]} go"
 
 
-def env_failed(failure: Failure) -> EnvfleetError:
+def env_failed(failure: Failure, slots: Sequence[int] = ()) -> EnvfleetError:
     """The error for an exception in an environment, with the remote traceback as its cause."""
-    error: EnvfleetError = EnvFailed(failure.slot, failure.doing, failure.reason)
+    error: EnvfleetError = EnvFailed(failure.slot, failure.doing, failure.reason, slots)
     if failure.kind == "AttributeError" and failure.doing not in ("step", "reset"):
         error = NoSuchAttribute(failure.slot, failure.reason)
     error.__cause__ = RemoteTraceback(failure.traceback)

@@ -252,14 +252,31 @@ def _waiter(post: memoryview, commands: Bell, may_spin: bool) -> Callable[[int],
 
 
 def encode_reply(reply: Reply) -> bytes:
-    """Pickle a reply; what cannot travel is replaced by what it looked like."""
-    has_values = reply.infos or reply.final_infos or reply.spills or reply.values
-    if has_values and not all(map(_is_plain, (reply.infos, reply.final_infos))):
-        reply = _readable(reply)
+    """Pickle a reply; what cannot travel is replaced by what it looked like.
+
+    Of a slot whose answer cannot travel at all it is told that it failed: nothing that an
+    environment says can end its worker.
+    """
     try:
+        has_values = reply.infos or reply.final_infos or reply.spills or reply.values
+        if has_values and not (_always_travels(reply.infos) and _always_travels(reply.final_infos)):
+            reply = _readable(reply)
         return _dumps(reply)
     except BaseException:
+        pass
+    try:
         return _dumps(_readable(reply))
+    except BaseException as exc:
+        return _dumps(_unanswered(reply, exc))
+
+
+def _unanswered(reply: Reply, exc: BaseException) -> Reply:
+    """What is left of a reply that cannot travel: who has failed, and who has failed by that."""
+    said = (reply.infos, reply.final_infos, reply.spills, reply.final_spills, reply.values)
+    failed = {failure.slot for failure in reply.failures}
+    slots = sorted({slot for by_slot in said for slot in by_slot} - failed)
+    failures = [Failure.of(slot, "sending an answer", exc) for slot in slots]
+    return Reply(failures=[*reply.failures, *failures], schemas=reply.schemas)
 
 
 def _readable(reply: Reply) -> Reply:
@@ -279,8 +296,8 @@ def _readable(reply: Reply) -> Reply:
                 failures.append(Failure.of(slot, doing, problem))
     return Reply(
         failures=failures,
-        infos={slot: _readable_info(info) for slot, info in reply.infos.items()},
-        final_infos={slot: _readable_info(info) for slot, info in reply.final_infos.items()},
+        infos={slot: _readable_items(info) for slot, info in reply.infos.items()},
+        final_infos={slot: _readable_items(info) for slot, info in reply.final_infos.items()},
         schemas=reply.schemas,
         values=kept["values"],
         spills=kept["spills"],
@@ -296,16 +313,41 @@ class Unpicklable:
     text: str
 
 
-def _readable_info(value: Any) -> Any:
-    if _is_plain(value) or _why_it_cannot_travel(value) is None:
+def _readable_items(info: dict[Any, Any]) -> dict[Any, Any]:
+    """An info of which everything can travel, or stands for what cannot."""
+    if _always_travels(info):
+        return info
+    return {_readable_item(key): _readable_item(item) for key, item in info.items()}
+
+
+def _readable_item(value: Any) -> Any:
+    try:
+        return _readable_value(value)
+    except RecursionError:  # it nests too deep, or in itself
+        return _stand_in(value)
+
+
+def _readable_value(value: Any) -> Any:
+    if _always_travels(value) or _why_it_cannot_travel(value) is None:
         return value
     if isinstance(value, dict):
-        return {key: _readable_info(item) for key, item in value.items()}
+        return {_readable_value(key): _readable_value(item) for key, item in value.items()}
+    return _stand_in(value)
+
+
+def _stand_in(value: Any) -> Unpicklable:
     try:
         text = repr(value)[:500]
     except BaseException as exc:
         text = f"<its repr raises {type(exc).__name__}>"
     return Unpicklable(type(value).__name__, text)
+
+
+def _always_travels(value: Any) -> bool:
+    try:
+        return _is_plain(value)
+    except RecursionError:
+        return False
 
 
 def _is_plain(value: Any) -> bool:
