@@ -255,16 +255,24 @@ class EnvNotRegistered(StartError):
 
 
 class EnvConstructionFailed(StartError):
-    """An environment's constructor raised; its traceback is the cause."""
+    """An environment's constructor raised, or what was tried at once; the cause has a traceback."""
 
-    def __init__(self, slot: int, reason: str, is_here: bool = False) -> None:
-        super().__init__(slot, reason, is_here)
+    def __init__(
+        self, slot: int, reason: str, is_here: bool = False, doing: str = "the constructor"
+    ) -> None:
+        super().__init__(slot, reason, is_here, doing)
         self.slot, self.reason = slot, reason
         self.is_here = is_here
         """It was to be built in this process, without a worker."""
+        self.doing = doing
 
     def __str__(self) -> str:
         what = f"building the environment of slot {self.slot} failed: {self.reason}."
+        if self.doing != "the constructor":
+            what = (
+                f"the environment of slot {self.slot} was built, but its {self.doing} failed when "
+                f"it was measured: {self.reason}."
+            )
         text = f"{what} Its cause has the"
         if self.is_here:
             return f"{text} constructor's traceback."

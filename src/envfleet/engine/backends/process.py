@@ -217,7 +217,7 @@ class ProcessHandle:
     def stack(self) -> str:
         """What faulthandler wrote when the process crashed, or writes now that it is asked to."""
         if self.process.is_alive() and STACK_SIGNAL is not None and not self.is_dead:
-            state = _state_of(self.process.pid)
+            state = state_of(self.process.pid)
             if state == "T":
                 return (
                     "the process is stopped (SIGSTOP, or a debugger); it cannot say where it stands"
@@ -525,7 +525,8 @@ def _ensure_server() -> None:
         server._preload_modules = asked
 
 
-def _state_of(pid: int) -> str:
+def state_of(pid: int | None) -> str:
+    """The kernel's letter for what a process is doing; empty where it does not tell."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             return file.read().rpartition(")")[2].split()[0]
