@@ -13,6 +13,7 @@
      │   └─ FleetClosed (gymnasium ClosedEnvironmentError)
      ├─ StartError (RuntimeError)           the fleet could not be opened; nothing is left running
      │   ├─ MissingMainGuard
+     │   ├─ MainNotImportable
      │   ├─ TooManyOpenFiles
      │   ├─ NotEnoughSharedMemory
      │   ├─ EnvNotPicklable
@@ -56,6 +57,7 @@ __all__ = [
     "EnvfleetError",
     "FleetClosed",
     "LayoutMismatch",
+    "MainNotImportable",
     "MissingExtra",
     "MissingMainGuard",
     "NoSuchAttribute",
@@ -166,6 +168,27 @@ class MissingMainGuard(StartError):
             "        ...\n\n"
             '    if __name__ == "__main__":\n'
             "        main()\n"
+        )
+
+
+class MainNotImportable(StartError):
+    """A worker cannot import the main script, as its start method demands."""
+
+    def __init__(self, script: str, start_method: str, reason: str) -> None:
+        super().__init__(script, start_method, reason)
+        self.script, self.start_method, self.reason = script, start_method, reason
+
+    def __str__(self) -> str:
+        every = f"start method {self.start_method!r} makes every worker import the main script"
+        if self.script == "<stdin>":
+            return (
+                f"{every}, and this one was read from standard input, where nobody can read it "
+                "again. Save it to a file, or use start_method='fork', which imports nothing."
+            )
+        return (
+            f"{every}, and {self.script} cannot be imported there: {self.reason}. Put what only "
+            'the program itself may do under `if __name__ == "__main__":` (in a worker the name is '
+            "another), or use start_method='fork', which imports nothing."
         )
 
 
