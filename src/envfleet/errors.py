@@ -13,6 +13,7 @@
      │   └─ FleetClosed (gymnasium ClosedEnvironmentError)
      ├─ StartError (RuntimeError)           the fleet could not be opened; nothing is left running
      │   ├─ MissingMainGuard
+     │   ├─ MainNotImportable
      │   ├─ TooManyOpenFiles
      │   ├─ NotEnoughSharedMemory
      │   ├─ EnvNotPicklable
@@ -56,6 +57,7 @@ __all__ = [
     "EnvfleetError",
     "FleetClosed",
     "LayoutMismatch",
+    "MainNotImportable",
     "MissingExtra",
     "MissingMainGuard",
     "NoSuchAttribute",
@@ -169,6 +171,27 @@ class MissingMainGuard(StartError):
         )
 
 
+class MainNotImportable(StartError):
+    """A worker cannot import the main script, as its start method demands."""
+
+    def __init__(self, script: str, start_method: str, reason: str) -> None:
+        super().__init__(script, start_method, reason)
+        self.script, self.start_method, self.reason = script, start_method, reason
+
+    def __str__(self) -> str:
+        every = f"start method {self.start_method!r} makes every worker import the main script"
+        if self.script == "<stdin>":
+            return (
+                f"{every}, and this one was read from standard input, where nobody can read it "
+                "again. Save it to a file, or use start_method='fork', which imports nothing."
+            )
+        return (
+            f"{every}, and {self.script} cannot be imported there: {self.reason}. Put what only "
+            'the program itself may do under `if __name__ == "__main__":` (in a worker the name is '
+            "another), or use start_method='fork', which imports nothing."
+        )
+
+
 class TooManyOpenFiles(StartError):
     """The process may not open as many descriptors as the workers need."""
 
@@ -255,16 +278,24 @@ class EnvNotRegistered(StartError):
 
 
 class EnvConstructionFailed(StartError):
-    """An environment's constructor raised; its traceback is the cause."""
+    """An environment's constructor raised, or what was tried at once; the cause has a traceback."""
 
-    def __init__(self, slot: int, reason: str, is_here: bool = False) -> None:
-        super().__init__(slot, reason, is_here)
+    def __init__(
+        self, slot: int, reason: str, is_here: bool = False, doing: str = "the constructor"
+    ) -> None:
+        super().__init__(slot, reason, is_here, doing)
         self.slot, self.reason = slot, reason
         self.is_here = is_here
         """It was to be built in this process, without a worker."""
+        self.doing = doing
 
     def __str__(self) -> str:
         what = f"building the environment of slot {self.slot} failed: {self.reason}."
+        if self.doing != "the constructor":
+            what = (
+                f"the environment of slot {self.slot} was built, but its {self.doing} failed when "
+                f"it was measured: {self.reason}."
+            )
         text = f"{what} Its cause has the"
         if self.is_here:
             return f"{text} constructor's traceback."

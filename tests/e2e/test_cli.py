@@ -397,7 +397,6 @@ class TestMistakes:
         ("arguments", "said"),
         [
             (("bench", "Cartpole"), "did you mean CartPole-v1?"),
-            (("tune", "CartPole-v1"), "--num-envs"),
             (("bench", "CartPole-v1", "--num-envs", "0"), "must be at least 1, got 0"),
             (("bench", "CartPole-v1", "--seconds", "-1"), "above 0"),
             (("bench", "CartPole-v1", "--contenders", "puffer"), "'puffer' is not known here"),

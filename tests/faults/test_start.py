@@ -7,7 +7,9 @@ import os
 import re
 import shutil
 import signal
+import subprocess
 import sys
+import textwrap
 import threading
 import time
 from pathlib import Path
@@ -112,23 +114,91 @@ FAILING_MAIN = """
     from envfleet.testing import Counter
 
     if multiprocessing.current_process().name != "MainProcess":
+        print("imported", flush=True)
+        if sys.argv[2] == "exit":
+            sys.exit("this script does not like workers")
+        if sys.argv[2] == "start":
+            multiprocessing.get_context("spawn").Process(target=print).start()
         raise RuntimeError("this script does not like workers")
 
     if __name__ == "__main__":
-        envfleet.make_vec(Counter, 2, num_workers=2, backend="process", start_method=sys.argv[1])
+        envfleet.make_vec(Counter, 4, num_workers=4, backend="process", start_method=sys.argv[1])
+"""
+
+
+@pytest.mark.parametrize(
+    ("way", "reason"),
+    [
+        ("raise", "RuntimeError: this script does not like workers"),
+        ("exit", "SystemExit: this script does not like workers"),
+        ("start", "An attempt has been made to start a new process before"),
+    ],
+)
+@pytest.mark.parametrize("method", NEW)
+def test_a_script_that_workers_cannot_import_is_one_error_that_says_why(
+    method, way, reason, tmp_path
+):
+    with at_most(10.0):
+        code, out, err = run_program(tmp_path, FAILING_MAIN, method, way)
+    assert code == 1
+    assert "imported" in out, "what it printed is not lost"
+    # the one of the worker, which is the cause, and the one of the program
+    assert err.count("Traceback (most") == 2, err
+    assert err.count("envfleet.errors.MainNotImportable") == 1
+    _, _, last = err.rpartition("envfleet.errors.MainNotImportable: ")
+    assert re.search(r"program\.py cannot be imported there: ", last)
+    assert reason in last
+    assert 'under `if __name__ == "__main__":`' in last
+    assert "start_method='fork'" in last
+
+
+@pytest.mark.parametrize("method", NEW)
+def test_a_program_from_standard_input_is_told_to_become_a_file(method, tmp_path):
+    with at_most(10.0):
+        done = subprocess.run(
+            [sys.executable, "-", method, "raise"],
+            input=textwrap.dedent(FAILING_MAIN),
+            capture_output=True,
+            text=True,
+            cwd=tmp_path,
+            timeout=60,
+            check=False,
+        )
+    assert done.returncode == 1
+    assert done.stderr.count("Traceback (most") == 2, done.stderr
+    _, _, last = done.stderr.rpartition("envfleet.errors.MainNotImportable: ")
+    assert "was read from standard input" in last
+    assert "Save it to a file, or use start_method='fork'" in last
+
+
+OTHER_PROCESSES = """
+    import multiprocessing, sys
+
+    import envfleet
+    from envfleet.testing import Counter
+
+    VALUE = len(sys.argv)
+
+
+    def show():
+        import __main__
+
+        print(__main__.VALUE, flush=True)
+
+
+    if __name__ == "__main__":
+        method = sys.argv[1]
+        envs = envfleet.make_vec(Counter, 2, num_workers=2, backend="process", start_method=method)
+        process = multiprocessing.get_context(method).Process(target=show)
+        process.start()
+        process.join()
+        envs.close()
 """
 
 
 @pytest.mark.parametrize("method", NEW)
-def test_a_script_that_workers_cannot_import_gives_a_named_error(method, tmp_path):
-    """The interpreter of the worker prints why; the parent's error is the last word."""
-    with at_most(10.0):
-        code, _, err = run_program(tmp_path, FAILING_MAIN, method)
-    assert code == 1
-    assert "this script does not like workers" in err
-    last = [line for line in err.splitlines() if line.startswith("envfleet.errors.")][-1]
-    assert "worker 0" in last or "worker 1" in last
-    assert "start" in last
+def test_processes_of_others_have_the_main_script_as_ever(method, tmp_path):
+    assert run_program(tmp_path, OTHER_PROCESSES, method) == (0, "2\n", "")
 
 
 # ---- limits of the machine ----------------------------------------------------------------------

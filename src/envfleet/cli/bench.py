@@ -37,7 +37,7 @@ from envfleet.cli.report import Block, Heading, Level, Report, Table, Text
 from envfleet.cli.speedup import measure_speedup
 from envfleet.engine.machine import usable_cores
 
-__all__ = ["KEYS", "add_arguments", "conclude", "contenders_for", "render", "run"]
+__all__ = ["KEYS", "NUM_ENVS", "add_arguments", "conclude", "contenders_for", "render", "run"]
 
 KEYS = (
     "loop",
@@ -51,6 +51,8 @@ KEYS = (
     "auto",
     "thread",
 )
+NUM_ENVS = 16
+"""How many environments are measured, here and by ``tune``, where nobody says."""
 _IN_PROCESS = {"loop", "gym-sync", "sb3-dummy", "serial", "thread"}
 
 _EPILOG = """\
@@ -82,7 +84,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="how much faster 1, 2, 4, 8 and 16 environments go than one in a plain loop",
     )
     parser.add_argument(
-        "--num-envs", type=at_least(1), metavar="N", help="environments (default: 16)"
+        "--num-envs",
+        type=at_least(1),
+        metavar="N",
+        help=f"environments (default: {NUM_ENVS})",
     )
     parser.add_argument(
         "--num-workers",
@@ -126,7 +131,7 @@ def run(args: argparse.Namespace, context: Context) -> Report:
         choice = choose(args.env, args.env_kwargs)
         return measure_speedup(choice, rounds, seconds, args.start_method, context)
     choice = choose(args.env, args.env_kwargs)
-    num_envs, baseline = args.num_envs or 16, args.baseline or "loop"
+    num_envs, baseline = args.num_envs or NUM_ENVS, args.baseline or "loop"
     autoreset = args.autoreset or "next_step"
     cores = usable_cores()
     num_workers = min(args.num_workers or cores, num_envs)

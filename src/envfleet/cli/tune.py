@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from envfleet.cli.bench import as_json
+from envfleet.cli.bench import NUM_ENVS, as_json
 from envfleet.cli.command import Context, add_pace_arguments, at_least, pace
 from envfleet.cli.contenders import FleetHalves, FleetStep, Workload, in_order_of_start
 from envfleet.cli.environments import EnvChoice, add_env_arguments, choose
@@ -26,7 +26,7 @@ __all__ = ["Advice", "Setting", "add_arguments", "advise", "line_to_paste", "run
 
 _EPILOG = """\
 examples:
-  envfleet tune CartPole-v1 --num-envs 64
+  envfleet tune CartPole-v1
   envfleet tune Ant-v5 --num-envs 16 --rounds 9 --seconds 1
   envfleet tune my_package:MyEnv --num-envs 8 --start-method spawn
 
@@ -84,7 +84,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _EPILOG
     add_env_arguments(parser)
     parser.add_argument(
-        "--num-envs", type=at_least(1), required=True, metavar="N", help="environments"
+        "--num-envs",
+        type=at_least(1),
+        default=NUM_ENVS,
+        metavar="N",
+        help=f"environments (default: {NUM_ENVS})",
     )
     parser.add_argument(
         "--max-workers",

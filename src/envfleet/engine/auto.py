@@ -6,6 +6,7 @@ by the caller's deadlines. The decision is a pure function of numbers.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import multiprocessing
 import resource
@@ -15,7 +16,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import gymnasium
 import numpy as np
@@ -25,10 +26,27 @@ from gymnasium.vector import VectorEnv
 from envfleet.engine.machine import usable_cores
 from envfleet.engine.options import BackendName, Deadlines, EnvFn, ResetPlan, StartMethod
 from envfleet.engine.servant import NativeFn
-from envfleet.errors import ConfigError, DeadlineExceeded, EnvConstructionFailed, EnvFailed
+from envfleet.errors import (
+    ConfigError,
+    DeadlineExceeded,
+    EnvConstructionFailed,
+    EnvFailed,
+    WorkerDied,
+    describe_exit,
+)
+
+if TYPE_CHECKING:
+    from envfleet.engine.fleet import Fleet
 
 PROBE_S = 0.05
 """How long the environment is stepped to learn what a step takes."""
+LONG_S = 1.0
+"""Whoever has measured for this long knows enough, by however few steps."""
+STEP_LIMIT_S = 5.0
+"""A step that takes longer is not waited for: it is slow, whatever it takes."""
+RESET_LIMIT_S = 30.0
+"""The same of a reset. Longer, because it may be starting a simulator, which would be left behind
+by a process that is ended halfway."""
 ROUND_TRIP_S = 120e-6
 """Waking workers, waiting for the slower one, being woken: per batch, on small virtual machines."""
 THREAD_TRIP_S = 30e-6
@@ -198,12 +216,18 @@ def plan_fleet(
             min_gain=min_gain,
             deadlines=deadlines,
         )
-    except DeadlineExceeded as exc:
-        if exc.seconds not in (deadlines.step_s, deadlines.reset_s):
-            raise
-        # what becomes of it is for the fleet to say, by `on_failure`
-        why = f"{exc.doing} passed {exc.option}={exc.seconds:g} at once, so it must be supervised"
-        return Plan("process", start_method, min(usable_cores(), len(env_fns)), why)
+    except _Unmeasured as exc:  # what becomes of it is for the fleet to say, by `on_failure`
+        is_waiting = exc.is_waiting and not isinstance(env_fns[0], NativeFn)
+        workers = MAX_WAITING_WORKERS if is_waiting else usable_cores()
+        return Plan("process", start_method, min(workers, len(env_fns)), exc.why)
+
+
+class _Unmeasured(Exception):
+    """An environment showed what it is like before anything could be measured: it needs workers."""
+
+    def __init__(self, why: str, *, is_waiting: bool = False) -> None:
+        super().__init__(why, is_waiting)
+        self.why, self.is_waiting = why, is_waiting
 
 
 def _measured_plan(
@@ -230,7 +254,7 @@ def _measured_plan(
         return Plan("serial", start_method, 1, "there is nothing to run beside it")
     if cores == 1 and may_be_serial:
         return Plan("serial", start_method, 1, "there is one core to use")
-    measured = measure(env_fns[0], start_method, deadlines)
+    measured = measure(first, start_method, deadlines)
     return decide(
         num_envs, cores, measured, start_method, may_be_serial=may_be_serial, min_gain=min_gain
     )
@@ -257,8 +281,8 @@ def _ask(probe: EnvFn, start_method: StartMethod, deadlines: Deadlines) -> Any:
 
     limits = replace(
         deadlines,
-        step_s=deadlines.step_s or deadlines.start_s,
-        reset_s=deadlines.reset_s or deadlines.start_s,
+        reset_s=min(deadlines.reset_s or math.inf, RESET_LIMIT_S),
+        start_s=max(deadlines.start_s, deadlines.reset_s or 0.0),
     )
     fleet = Fleet(
         [probe],
@@ -268,36 +292,67 @@ def _ask(probe: EnvFn, start_method: StartMethod, deadlines: Deadlines) -> Any:
         deadlines=limits,
     )
     try:
-        fleet.reset([ResetPlan()])
-        while not (batch := fleet.step(np.zeros(1, np.int64))).truncated[0]:
-            if batch.terminated[0]:
-                fleet.reset([ResetPlan()])
-        (result,) = fleet.call("result")
-        return result
+        return _result_of(fleet)
+    except DeadlineExceeded as exc:
+        if exc.seconds in (deadlines.step_s, deadlines.reset_s):
+            passed = f"{exc.doing} passed {exc.option}={exc.seconds:g} at once"
+            raise _Unmeasured(f"{passed}, so it must be supervised") from exc
+        raise _Unmeasured(f"one {exc.doing} takes more than {exc.seconds:g} s") from exc
+    except WorkerDied as exc:
+        died = f"its process died during {exc.doing} ({describe_exit(exc.exitcode)})"
+        raise _Unmeasured(f"{died} when it was measured, so it must be supervised") from exc
     except EnvFailed as exc:  # to whoever opens a fleet it is all one: it cannot be used
-        failed = EnvConstructionFailed(exc.slot, exc.reason)
+        failed = EnvConstructionFailed(exc.slot, exc.reason, doing=exc.doing)
         failed.__cause__ = exc.__cause__
     finally:
         fleet.close()
     raise failed
 
 
-class _Refused(Exception):
-    """An environment did not like an action drawn at random; whoever uses it knows better ones."""
+def _result_of(fleet: Fleet) -> Any:
+    """Let a probe go on until it knows."""
+    from envfleet.engine.backends.process import state_of
+
+    (pid,) = fleet.worker_pids()
+    fleet.reset([ResetPlan()])
+    while True:
+        begun_s = _cpu_s(pid)
+        fleet.send(np.zeros(1, np.int64))
+        batch = fleet.recv(timeout_s=STEP_LIMIT_S)
+        if not len(batch.slots):
+            took = f"one step takes more than {STEP_LIMIT_S:g} s"
+            # on a busy machine who gets little of it need not be waiting
+            if _cpu_s(pid) - begun_s < STEP_LIMIT_S * WAITING_SHARE and state_of(pid) != "R":
+                took = f"{took}, in which it waits"
+                raise _Unmeasured(f"{took}, so they wait side by side", is_waiting=True)
+            raise _Unmeasured(took)
+        if batch.truncated[0]:
+            (result,) = fleet.call("result")
+            if isinstance(result, str):
+                raise _Unmeasured(result)
+            return result
+        if batch.terminated[0]:
+            fleet.reset([ResetPlan()])
 
 
-def _step(env: gymnasium.Env[Any, Any], action: Any) -> Any:
+def _cpu_s(pid: int | None) -> float:
+    """How long another process has used processors; not a number where nobody can tell."""
     try:
-        return env.step(action)
-    except Exception as exc:
-        raise _Refused from exc
+        return time.clock_gettime((~(pid or 0) << 3) | 2)  # as clock_getcpuclockid(3) makes it
+    except OSError:
+        return math.nan
+
+
+class _Refused(Exception):
+    """An environment did not like a random action, or a reset without options."""
 
 
 class _Probe(gymnasium.Env[Any, Any]):
     """Steps another environment, for a slice of time by each of its own steps.
 
     Its step is terminated where it is to be reset, with the other, and truncated once `result` is
-    known. Without slices it resets the other by itself: going to and fro would count.
+    known. Without slices it resets the other by itself, if that is quick: going to and fro would
+    count.
     """
 
     observation_space = spaces.Discrete(1)
@@ -305,8 +360,10 @@ class _Probe(gymnasium.Env[Any, Any]):
 
     def __init__(self, env_fn: EnvFn, slice_s: float | None) -> None:
         env = env_fn()
-        self.result = Measured(1.0, 1.0)
+        self.result: Measured | str = "a function that builds a VectorEnv is not measured"
+        """What was measured, or why nothing was."""
         self._slice_s, self._clock, self._resets, self._steps = slice_s, _Clock(), 0, 0
+        self._is_warm = self._is_refused = False
         self._env: gymnasium.Env[Any, Any] | None = None
         if isinstance(env, VectorEnv):
             env.close()
@@ -319,46 +376,80 @@ class _Probe(gymnasium.Env[Any, Any]):
 
     def reset(self, *, seed: Any = None, options: Any = None) -> tuple[int, dict[str, Any]]:
         self._resets += 1
-        if self._env is not None and self._resets <= 2:
-            self._env.reset(seed=0)
-        elif self._env is not None:
-            with self._clock:
-                self._env.reset()
+        with contextlib.suppress(_Refused):
+            if self._resets > 2:
+                with self._clock:
+                    self._reset()
+            elif self._env is not None:
+                begun_s = time.perf_counter()
+                self._reset(seed=0)
+                self._reset_s = time.perf_counter() - begun_s
+                if self._reset_s > PROBE_S and self._slice_s is None:
+                    self._slice_s = PROBE_S
         return 0, {}
 
     def step(self, action: Any) -> tuple[int, float, bool, bool, dict[str, Any]]:
-        if self._env is None:
+        if self._env is None or self._is_refused:
             return 0, 0.0, False, True, {}
         try:
-            if self._resets == 1:  # the first step often builds caches, and counts for nothing
-                _step(self._env, self._actions[0])
-                return 0, 0.0, True, False, {}
-            has_ended = False
-            if not self._is_known:
-                with self._clock:
-                    has_ended = self._play(self._env)
+            return 0, 0.0, *self._measure(), {}
         except _Refused:
             return 0, 0.0, False, True, {}
+
+    def _measure(self) -> tuple[bool, bool]:
+        """Go on for a while: whether the other is to be reset, and whether all is known."""
+        if not self._is_warm:  # the first step often builds caches, and counts for nothing
+            self._is_warm = True
+            with self._clock:
+                has_ended = self._step()
+            if self._clock.spent_s < LONG_S:
+                self._clock, self._steps = _Clock(), 0
+                return has_ended or self._reset_s < LONG_S, False
+        has_ended = False
+        if not self._is_known:
+            with self._clock:
+                has_ended = self._play()
         if has_ended or not self._is_known:  # the reset behind an end counts too
-            return 0, 0.0, has_ended, False, {}
+            return has_ended, False
         self.result = self._clock.shared_by(self._steps)
-        return 0, 0.0, False, True, {}
+        return False, True
 
     @property
     def _is_known(self) -> bool:
-        return self._clock.spent_s >= PROBE_S and self._steps >= 3
+        spent_s = self._clock.spent_s
+        return spent_s >= PROBE_S and (self._steps >= 3 or spent_s >= LONG_S)
 
-    def _play(self, env: gymnasium.Env[Any, Any]) -> bool:
+    def _play(self) -> bool:
         """Step until time is up or the other has to be reset; whether it has."""
         until_s = time.perf_counter() + (self._slice_s or PROBE_S)
         while time.perf_counter() < until_s:
-            _, _, terminated, truncated, _ = _step(env, self._actions[self._steps % 64])
-            self._steps += 1
-            if terminated or truncated:
+            if self._step():
                 if self._slice_s is not None:
                     return True
-                env.reset()
+                self._reset()
         return False
+
+    def _step(self) -> bool:
+        assert self._env is not None
+        try:
+            answer = self._env.step(self._actions[self._steps % 64])
+        except Exception as exc:
+            raise self._refuse("step", exc) from exc
+        self._steps += 1
+        _, _, terminated, truncated, _ = answer
+        return bool(terminated or truncated)
+
+    def _reset(self, **seed: Any) -> None:
+        assert self._env is not None
+        try:
+            self._env.reset(**seed)
+        except Exception as exc:
+            raise self._refuse("reset", exc) from exc
+
+    def _refuse(self, doing: str, exc: Exception) -> _Refused:
+        text = " ".join(f"{type(exc).__name__}: {exc}".split())[:200]
+        self.result, self._is_refused = f"{doing} raised {text!r} when it was measured", True
+        return _Refused()
 
     def close(self) -> None:
         if self._env is not None:
@@ -439,7 +530,8 @@ class _NativeProbe(gymnasium.Env[Any, Any]):
             self._turn += 1
         self._spent_s += now_s - begun_s
         count = len(self._envs)
-        is_known = self._spent_s >= PROBE_S * count and self._turn >= 3 * count
+        rounds = 1 if self._spent_s >= LONG_S else 3
+        is_known = self._spent_s >= PROBE_S * count and self._turn >= rounds * count
         if is_known:
             self.result += tuple(self._shortest_s)
             self.close()
@@ -459,4 +551,4 @@ def _waits() -> int:
 def _micros(seconds: float) -> str:
     if seconds < 1e-3:
         return f"{seconds * 1e6:.0f} us"
-    return f"{seconds * 1e3:.1f} ms"
+    return f"{seconds * 1e3:.1f} ms" if seconds < 1.0 else f"{seconds:.1f} s"

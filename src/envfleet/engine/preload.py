@@ -12,8 +12,8 @@ import signal
 import numpy as np
 
 from envfleet.engine.rng import has_usual_stream
+from envfleet.engine.script import begin  # noqa: F401  what workers would import one by one
 from envfleet.engine.variables import as_before
-from envfleet.engine.worker import main  # noqa: F401  what workers would import one by one
 
 __all__: list[str] = []
 

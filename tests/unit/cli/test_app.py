@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from envfleet.cli import app, main
+from envfleet.cli.bench import NUM_ENVS
 from envfleet.cli.command import Usage, at_least, comma_list, one_of, positive_seconds
 from envfleet.cli.report import Report, Text
 from envfleet.errors import ConfigError, MissingExtra
@@ -317,6 +318,12 @@ def test_the_options_are_these():
     }
 
     assert found == {name: own | COMMON for name, own in OPTIONS.items()}
+
+
+def test_tune_needs_no_more_than_the_environment():
+    args = app.build_parser().parse_args(["tune", "CartPole-v1"])
+
+    assert args.num_envs == NUM_ENVS
 
 
 class TestTypes:

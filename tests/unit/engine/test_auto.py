@@ -1,6 +1,9 @@
 """What `auto` decides for natively vectorised environments, and what it says of it."""
 
+import functools
+import os
 import re
+import time
 from contextlib import closing
 
 import gymnasium
@@ -10,10 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import envfleet
+from envfleet import errors
 from envfleet.engine import auto
 from envfleet.engine.auto import JOINT_GAIN, JOINT_TRIP_S, Plan, decide_native, own_share
 from envfleet.engine.schedule import deal
-from envfleet.testing import VectorCounter
+from envfleet.testing import Counter, Slow, VectorCounter
 
 US, MS = 1e-6, 1e-3
 
@@ -164,3 +168,143 @@ def test_an_environment_that_refuses_actions_drawn_at_random_can_be_planned_for(
     with closing(envfleet.make_vec(Refuses, 2)) as envs:
         envs.reset(seed=0)
         assert envs.step(np.full(2, 123_456))[1].tolist() == [1.0, 1.0]
+
+
+# ---- what is slow, or goes wrong, while it is measured ------------------------------------------
+
+
+class Noted(Slow):
+    """Writes down what it is asked for."""
+
+    def __init__(self, path, **pauses):
+        super().__init__(**pauses)
+        self.path = path
+
+    def note(self, what):
+        with open(self.path, "a") as file:
+            file.write(f"{what}\n")
+
+    def reset(self, *, seed=None, options=None):
+        self.note("reset")
+        return super().reset(seed=seed, options=options)
+
+    def step(self, action):
+        self.note("step")
+        return super().step(action)
+
+
+@pytest.mark.parametrize(
+    ("pauses", "asked"),
+    [
+        ({"step_s": 0.3}, ["reset", "step"]),
+        ({"step_s": 0.15}, ["reset", "step", "reset", "step", "step"]),
+        ({"step_s": 0.01, "reset_s": 0.3, "length": None}, ["reset", *["step"] * 6]),
+        ({"step_s": 0.01, "reset_s": 0.3, "length": 1}, ["reset", "step"] * 2 + ["reset"]),
+    ],
+    ids=["long steps", "steps", "long resets", "long resets at each step"],
+)
+def test_what_takes_long_is_not_measured_longer_than_need_be(pauses, asked, tmp_path, monkeypatch):
+    monkeypatch.setattr(auto, "usable_cores", lambda: 2)
+    monkeypatch.setattr(auto, "LONG_S", 0.2)
+    notes = tmp_path / "notes"
+    env_fn = functools.partial(Noted, notes, **pauses)
+    plan = auto.plan_fleet([env_fn] * 8, "fork", may_be_serial=True)
+    assert plan.backend == "thread"
+    found = notes.read_text().split()
+    assert found[: len(asked)] == asked
+    assert len(found) <= len(asked) + 1
+
+
+class Busy(Counter):
+    def step(self, action):
+        while True:
+            pass
+
+
+class HangingReset(Counter):
+    def reset(self, *, seed=None, options=None):
+        time.sleep(3600)
+
+
+@pytest.mark.parametrize(
+    ("env_fn", "workers", "why"),
+    [
+        (functools.partial(Slow, 3600.0), 5, "step takes more than 0.4 s, in which it waits, so"),
+        (Busy, 2, "one step takes more than 0.4 s"),
+        (HangingReset, 2, "one reset takes more than 0.5 s"),
+    ],
+)
+@pytest.mark.parametrize("limits", [{}, {"step_timeout_s": 60.0, "reset_timeout_s": 200.0}])
+def test_what_takes_longer_than_anybody_waits_is_slow_and_no_error(
+    env_fn, workers, why, limits, monkeypatch
+):
+    monkeypatch.setattr(auto, "usable_cores", lambda: 2)
+    monkeypatch.setattr(auto, "STEP_LIMIT_S", 0.4)
+    monkeypatch.setattr(auto, "RESET_LIMIT_S", 0.5)
+    begun_s = time.monotonic()
+    with closing(envfleet.make_vec(env_fn, 5, start_method="fork", **limits)) as envs:
+        assert time.monotonic() - begun_s < 30.0
+        assert f"5 environments in {workers} worker processes (fork)" in envs.plan
+        assert why in envs.plan
+
+
+class SlowVector(VectorCounter):
+    def __init__(self, path, num_envs):
+        super().__init__((5,) * num_envs)
+        self.path = path
+
+    def step(self, actions):
+        with open(self.path, "a") as file:
+            file.write("step\n")
+        time.sleep(0.15)
+        return super().step(actions)
+
+
+def test_a_native_one_that_takes_long_is_stepped_once_in_each_size(tmp_path, monkeypatch):
+    monkeypatch.setattr(auto, "usable_cores", lambda: 2)
+    monkeypatch.setattr(auto, "LONG_S", 0.2)
+    native = envfleet.native(functools.partial(SlowVector, tmp_path / "notes"))
+    assert auto.plan_fleet([native] * 4, "fork", may_be_serial=True).backend == "serial"
+    assert len((tmp_path / "notes").read_text().split()) == 2
+
+
+class Picky(Counter):
+    def reset(self, *, seed=None, options=None):
+        if options is None:
+            raise KeyError("level")
+        return super().reset(seed=seed)
+
+
+def test_an_environment_whose_reset_needs_options_can_be_planned_for():
+    with closing(envfleet.make_vec(Picky, 2)) as envs:
+        assert "reset raised \"KeyError: 'level'\" when it was measured" in envs.plan
+        envs.reset(options={"level": 1})
+        with pytest.raises(errors.EnvFailed, match="raised during reset"):
+            envs.reset()
+
+
+class Mortal(Counter):
+    def __init__(self, at):
+        super().__init__()
+        self.at = at
+
+    def reset(self, *, seed=None, options=None):
+        if self.at == "reset":
+            os._exit(5)
+        return super().reset(seed=seed, options=options)
+
+    def step(self, action):
+        os._exit(5)
+
+
+@pytest.mark.parametrize("at", ["step", "reset"])
+def test_an_early_death_is_told_by_what_it_was_in_and_left_to_the_fleet(at):
+    with closing(envfleet.make_vec(functools.partial(Mortal, at), 2)) as envs:
+        assert f"died during {at} (exit code 5) when it was measured" in envs.plan
+        with pytest.raises(errors.WorkerDied, match=f"died during {at}"):
+            step_once(envs)
+
+
+def step_once(envs):
+    envs.reset(seed=0)
+    envs.step(np.zeros(envs.num_envs, np.int64))

@@ -34,6 +34,8 @@ from envfleet.engine.machine import open_files, usable_cores
 from envfleet.engine.messages import Command, EnvFacts, Failure, Op, Reply
 from envfleet.engine.options import StartMethod
 from envfleet.engine.rows import Port
+from envfleet.engine.script import GUARD_EXIT as GUARD_EXIT
+from envfleet.engine.script import WORKER_NAME, ScriptFailed, begin, main_script
 from envfleet.engine.signals import Bell
 from envfleet.engine.slab import unnamed_file
 from envfleet.engine.variables import changed, changed_at_start
@@ -52,12 +54,18 @@ from envfleet.engine.worker import (
     main,
     without_watcher,
 )
-from envfleet.errors import EnvNotPicklable, MissingMainGuard, StillInFlight, TooManyOpenFiles
+from envfleet.errors import (
+    EnvNotPicklable,
+    MainNotImportable,
+    MissingMainGuard,
+    RemoteTraceback,
+    StartError,
+    StillInFlight,
+    TooManyOpenFiles,
+)
 
 FILES_PER_WORKER = 8
 """What the parent holds open for one worker while it is being started."""
-GUARD_EXIT = 117
-"""Exit code by which a child says that it found itself importing a script without a guard."""
 _PRELOADED = "envfleet.engine.preload"
 _STACK_WAIT_S = 0.3
 
@@ -77,6 +85,8 @@ class ProcessHandle:
         self.worker, self.first, self.count = launch.worker, launch.first, len(launch.env_fns)
         self.facts: list[EnvFacts] | None = None
         self.start_failure: tuple[str, Failure] | None = None
+        self.script_failure: Failure | None = None
+        """Why it could not import the main script; it ends with `GUARD_EXIT` then."""
         self.is_dead = False
         self._ring = ground.control.rings[launch.worker]
         self._post_words = ground.control.posts[launch.worker]
@@ -105,10 +115,11 @@ class ProcessHandle:
                 stack=self._stack_fd,
             )
             undo.callback(os.close, self._stack_fd)
+            is_fork = context.get_start_method() == "fork"
             self.process = context.Process(
-                target=main,
-                args=(spec, descriptors),
-                name=f"envfleet-worker-{launch.worker}",
+                target=main if is_fork else begin,
+                args=(spec, descriptors) if is_fork else (main_script(), spec, descriptors),
+                name=f"{WORKER_NAME}{launch.worker}",
                 daemon=True,
             )
             with _one_thread_each(), _interrupts_wait(context.get_start_method()):
@@ -200,6 +211,8 @@ class ProcessHandle:
                 self.facts = load_facts(message.facts)
             elif isinstance(message, NotReady):
                 self.start_failure = (message.why, message.failure)
+            elif isinstance(message, ScriptFailed):
+                self.script_failure = message.failure
 
     def note_end(self) -> None:
         """The process has ended: what it finished before still counts."""
@@ -217,7 +230,7 @@ class ProcessHandle:
     def stack(self) -> str:
         """What faulthandler wrote when the process crashed, or writes now that it is asked to."""
         if self.process.is_alive() and STACK_SIGNAL is not None and not self.is_dead:
-            state = _state_of(self.process.pid)
+            state = state_of(self.process.pid)
             if state == "T":
                 return (
                     "the process is stopped (SIGSTOP, or a debugger); it cannot say where it stands"
@@ -263,6 +276,7 @@ class ProcessBackend:
         self._may_spin = num_workers <= usable_cores()
         self._num_workers = num_workers
         self._watch = _Watch()
+        self._handles: dict[int, ProcessHandle] = {}
         self._check_files()
         self.lane = ProcessLane.open(num_workers, self._watch.urgent_fd)
 
@@ -285,6 +299,7 @@ class ProcessBackend:
                 raise self._too_many_files() from exc
             raise
         self._watch.add(handle)
+        self._handles[launch.worker] = handle
         if self.lane is not None:
             self.lane.ports[launch.worker] = handle.port
         return handle
@@ -308,10 +323,16 @@ class ProcessBackend:
     def forget(self, handle: ProcessHandle) -> None:
         """Stop watching a worker; to be called before it is stopped."""
         self._watch.remove(handle)
+        self._handles.pop(handle.worker, None)
 
-    def guard_error(self) -> MissingMainGuard:
+    def guard_error(self) -> StartError:
         """What to raise for a worker that ended with `GUARD_EXIT`."""
         script = getattr(sys.modules.get("__main__"), "__file__", None) or "the main script"
+        for handle in self._handles.values():
+            if (failure := handle.script_failure) is not None:
+                error = MainNotImportable(script, self.start_method, failure.reason)
+                error.__cause__ = RemoteTraceback(failure.traceback)
+                return error
         return MissingMainGuard(script, self.start_method)
 
     def close(self) -> None:
@@ -525,7 +546,8 @@ def _ensure_server() -> None:
         server._preload_modules = asked
 
 
-def _state_of(pid: int) -> str:
+def state_of(pid: int | None) -> str:
+    """The kernel's letter for what a process is doing; empty where it does not tell."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             return file.read().rpartition(")")[2].split()[0]
