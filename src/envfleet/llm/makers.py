@@ -14,16 +14,17 @@ import pickle
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
 import cloudpickle
 
-from envfleet.engine import Incident, ResetPlan
+from envfleet.engine import Fleet, Incident, ResetPlan
 from envfleet.engine.options import StartMethod
 from envfleet.llm.losses import FROM_OUTSIDE, Losses, Verdict
 from envfleet.llm.moving import Beginner, Moved
-from envfleet.llm.places import GIVEN_UP, Booth, batch_of, open_fleet
+from envfleet.llm.places import GIVEN_UP, Booth, batch_of, is_worn, open_fleet
 from envfleet.llm.settings import Tag
 from envfleet.llm.turns import Failure, Opening
 
@@ -87,9 +88,9 @@ class Makers:
             max_restarts: How many workers one beginning may cost.
             deadly: Tags that must not begin here, because workers have died of them; it grows.
         """
-        known, num_slots = dict(tags), _AHEAD * num_workers
+        self._tags, self._start_method = dict(tags), start_method
         self._num_processes = num_workers + 1
-        self.fleet = open_fleet([lambda: _Maker(known)] * num_slots, num_workers, start_method)
+        self.fleet = self._open()
         self._deadly = deadly
         self._losses = Losses(max_restarts)
         self._waiting: deque[tuple[int, Wanted]] = deque()
@@ -105,6 +106,7 @@ class Makers:
 
     def send(self, wanted: Mapping[int, Wanted]) -> None:
         """Begin with these episodes."""
+        self._mend()
         num_slots = self.fleet.num_slots
         self._waiting, self._handed = deque(wanted.items()), {}
         self._elsewhere.clear()
@@ -122,6 +124,19 @@ class Makers:
         except GIVEN_UP:
             if not self.fleet.quarantined:
                 raise  # else `recv` begins them here
+
+    def _mend(self) -> None:
+        """Have workers that are there."""
+        if self.fleet.quarantined or is_worn(self.fleet):
+            with suppress(*GIVEN_UP):  # `recv` does without, if there are none to be had
+                fleet = self._open()
+                self.fleet.close()
+                self.fleet, self._is_idle = fleet, False
+
+    def _open(self) -> Fleet:
+        tags, num_workers = self._tags, self._num_processes - 1
+        makers = [lambda: _Maker(tags)] * (_AHEAD * num_workers)
+        return open_fleet(makers, num_workers, self._start_method)
 
     def recv(
         self,
