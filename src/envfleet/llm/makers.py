@@ -205,7 +205,7 @@ class Makers:
                     for env_id, _ in handful:  # one of them cannot travel
                         begin_here(env_id)
                 else:
-                    self._blame(handful, incident, begin_here, fail)
+                    self._blame(handful, incident, fail)
                 self._hand(slot)
             looked_s = time.perf_counter()
 
@@ -213,21 +213,18 @@ class Makers:
         self,
         handful: Handful,
         incident: Incident,
-        begin_here: Callable[[int], None],
         fail: Callable[[int, Failure], None],
     ) -> None:
         """A worker died of one of these."""
         verdict = Verdict("again")
         if len(handful) == 1:
             verdict = self._losses.add(handful[0][0], incident)
-        if verdict.what == "again":
+        if verdict.what != "failed":  # it is alone in any case
             self._suspects.update(env_id for env_id, _ in handful)
             self._elsewhere.extendleft(reversed(handful))
-        elif verdict.what == "here":
-            begin_here(handful[0][0])
         else:
             fail(handful[0][0], Failure("reset", verdict.why))
-        if incident.exitcode not in FROM_OUTSIDE:
+        if verdict.what == "failed" or incident.exitcode not in FROM_OUTSIDE:
             self._deadly.update(tag for _, (tag, _, _) in handful)
         self._bar()
 

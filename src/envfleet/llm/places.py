@@ -242,7 +242,9 @@ class Seats:
     """Environments in the slots of a fleet; each stays with one worker for as long as both live.
 
     An environment that is lost is built again, led through its episode turn by turn, each with the
-    deadline that it had at first, and asked again.
+    deadline that it had at first, and asked again. Once it has cost too many workers that somebody
+    may have killed, it is tried in a worker of its own: who ends that one too fails, and who does
+    not may come home.
     """
 
     def __init__(
@@ -250,6 +252,7 @@ class Seats:
         makers: Mapping[int, Callable[[], Any]],
         house: House,
         max_restarts: int,
+        tried: Losses | None = None,
     ) -> None:
         """Build the environment of every id.
 
@@ -257,12 +260,15 @@ class Seats:
             makers: How, by id.
             house: Where.
             max_restarts: How many workers each may cost in one episode.
+            tried: Given for the worker that one has of its own: what it has cost so far.
         """
         self._makers, self._house, self._max_restarts = dict(makers), house, max_restarts
         self._slots = {env_id: slot for slot, env_id in enumerate(makers)}
         self._ids = list(makers)
-        self._losses = Losses(max_restarts)
+        self._is_trial = tried is not None
+        self._losses = Losses(max_restarts) if tried is None else tried
         self._era = _Era()
+        self._trial: Seats | None = None
         self.fleet = self._open()
         self._era.is_first = False
         self._ordered: dict[int, Order] = {}
@@ -279,6 +285,11 @@ class Seats:
     def ids(self) -> list[int]:
         """Who lives here."""
         return list(self._slots)
+
+    @property
+    def fleets(self) -> list[Fleet]:
+        """The fleet, and that of whoever is tried alone."""
+        return [self.fleet] if self._trial is None else [self.fleet, self._trial.fleet]
 
     def refresh(self) -> None:
         """Forget the past: a new episode begins for everybody."""
@@ -298,7 +309,6 @@ class Seats:
     def send(self, orders: Mapping[int, Order]) -> None:
         """Have these environments begin with their orders."""
         self._ordered, self._pieces = dict(orders), {}
-        self._losses.begin_turn()
         gone = self.fleet.quarantined
         ready = {
             one: order
@@ -314,10 +324,10 @@ class Seats:
     ) -> tuple[dict[int, Answer], dict[int, str]]:
         """Everybody's answer, and who has to come home, with the reason."""
         answers: dict[int, Answer] = {}
-        leaving: dict[int, str] = {}
+        suspects: dict[int, str] = {}
         while True:
-            self._judge(answers, leaving)
-            missing = self._ordered.keys() - answers.keys() - leaving.keys()
+            self._judge(answers, suspects)
+            missing = self._ordered.keys() - answers.keys() - suspects.keys()
             if not missing:
                 break
             lost = sorted(missing - self._owing)
@@ -330,6 +340,13 @@ class Seats:
             except GIVEN_UP:
                 if not self._has_news(missing):
                     raise
+        leaving: dict[int, str] = {}
+        for env_id, why in suspects.items():
+            answer = self._tried_alone(env_id, standing_of, why)
+            if answer.failure is None:
+                leaving[env_id] = why
+            else:
+                answers[env_id] = answer
         return answers, leaving
 
     def close(self) -> None:
@@ -412,25 +429,43 @@ class Seats:
         is_any_gone = any(self._slots[one] in gone for one in missing)
         return is_any_gone or len(self.fleet.incidents) > self._num_seen
 
-    def _judge(self, answers: dict[int, Answer], leaving: dict[int, str]) -> None:
+    def _judge(self, answers: dict[int, Answer], suspects: dict[int, str]) -> None:
         """Settle those that have cost too many workers to be asked again."""
         for incident in self._note_losses():
             env_id = self._ids[incident.slot]
-            if env_id not in self._ordered or env_id in answers or env_id in leaving:
+            if env_id not in self._ordered or env_id in answers or env_id in suspects:
                 continue
             verdict = self._losses.add(env_id, incident)
             if verdict.what == "failed":
                 order = self._ordered[env_id]
                 answers[env_id] = _failed(order, Failure(_doing(order), verdict.why))
                 self._owing.discard(env_id)
-            elif verdict.what == "here":
-                leaving[env_id] = verdict.why
+            elif verdict.what == "alone" and not self._is_trial:
+                suspects[env_id] = verdict.why
                 self._owing.discard(env_id)
         for slot, error in self.fleet.quarantined.items():
             env_id = self._ids[slot]
-            if env_id in self._ordered and env_id not in answers and env_id not in leaving:
-                answers[env_id] = _not_built(self._ordered[env_id], _reason(error))
+            if env_id in self._ordered and env_id not in answers and env_id not in suspects:
+                suspects[env_id] = _reason(error)
                 self._owing.discard(env_id)
+
+    def _tried_alone(self, env_id: int, standing_of: Callable[[int], Standing], why: str) -> Answer:
+        """What one answers in a worker of its own, before it may do the same in this process."""
+        order = self._ordered[env_id]
+        if self._is_trial:
+            return _not_built(order, why)
+        try:
+            makers = {env_id: self._makers[env_id]}
+            self._trial = Seats(makers, self._house, self._max_restarts, self._losses)
+        except GIVEN_UP as exc:
+            return _not_built(order, _reason(exc))
+        try:
+            self._trial.send({env_id: order})
+            answers, _ = self._trial.recv(standing_of)
+            return answers[env_id]
+        finally:
+            trial, self._trial = self._trial, None
+            trial.close()
 
     # ---- new workers ----------------------------------------------------------------------------
 
@@ -525,7 +560,7 @@ def _failed(order: Order, failure: Failure) -> Answer:
 
 def _not_built(order: Order, reason: str) -> Answer:
     error = f"it was lost and could not be built again: {reason}"
-    return _failed(order, Failure(_doing(order), error))
+    return _failed(order, Failure("the constructor", error))
 
 
 def _doing(order: Order) -> str:

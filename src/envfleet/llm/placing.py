@@ -160,7 +160,7 @@ class Places:
 
     def _fleets(self) -> list[Fleet]:
         makers = [] if self._makers is None else [self._makers.fleet]
-        return [*(seats.fleet for seats in self._seats), *makers]
+        return [*(fleet for seats in self._seats for fleet in seats.fleets), *makers]
 
     def come_home(self, orders: Mapping[int, Order]) -> dict[int, Failure]:
         """Build everybody here by these orders, and end the workers; who did not come back."""
