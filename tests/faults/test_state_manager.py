@@ -13,6 +13,7 @@ import pytest
 
 from envfleet.engine.backends.process import ProcessBackend
 from envfleet.errors import ConfigError, OutOfOrder
+from envfleet.llm import places
 from envfleet.llm.manager import EnvStateManager
 from tests.gates import wait_for
 from tests.unit.llm import games
@@ -26,7 +27,7 @@ def _games() -> None:
 
 def troubled(folder: Path, way: Any = True, **manager: Any) -> EnvStateManager:
     (folder / "pid").write_text(str(os.getpid()))
-    settings = config(("Trouble", 2), use_multiprocessing=way, max_workers=2, **manager)
+    settings = config(("Trouble", 2), use_multiprocessing=way, **{"max_workers": 2, **manager})
     settings["custom_envs"]["Trouble"] |= {
         "env_config": {"folder": str(folder)},
         "max_actions_per_traj": 20,
@@ -66,6 +67,49 @@ def test_a_deadline_costs_a_worker_and_no_turn(tmp_path: Path) -> None:
         disturbed = played(manager, turns)
     with troubled(tmp_path, way=False) as manager:
         assert disturbed == played(manager, turns)
+
+
+def test_what_is_repeated_has_the_deadline_of_each_turn(tmp_path: Path) -> None:
+    with troubled(tmp_path, step_timeout_s=1) as manager:
+        manager.reset(seed=1)
+        for _ in range(4):
+            manager.step(inputs(e0=["nap"]))
+        os.kill(manager.worker_pids()[0], signal.SIGKILL)
+        assert len(manager.step(inputs(e0=["nap"], e1=["a"]))) == 2
+        assert manager.render()[:2] == ["train 1 nap nap nap nap nap", "train 1 a"]
+
+
+def test_who_lives_beside_one_that_hangs_does_not_notice(tmp_path: Path) -> None:
+    settings = {"max_restarts": 1, "step_timeout_s": 1, "max_workers": 1}
+    with troubled(tmp_path, **settings) as manager:
+        manager.reset(seed=1)
+        for _ in range(4):
+            manager.step(inputs(e0=["nap"], e1=["a"], e2=["b"]))
+        with pytest.warns(RuntimeWarning, match="its worker passed its deadline 2 times"):
+            going_on = manager.step(inputs(e0=["nap"], e1=["hang"], e2=["b"]))
+        assert [cache["env_id"] for cache in going_on] == [0, 2]
+        assert manager.render()[0] == "train 1 nap nap nap nap nap"
+
+
+@pytest.mark.parametrize("kill_at", [1, 2, 3])
+def test_news_are_shown_again_turn_by_turn(kill_at: int) -> None:
+    turns = [inputs(e0=["a", "b"], e1=["c"]), inputs(e0=[]), inputs(e1=["d"], e0=["e", "f"])]
+    turns.append(inputs(e0=["g"], e1=["h"]))
+
+    def shown(manager: EnvStateManager, trouble: Any) -> list[Any]:
+        manager.reset(seed=1)
+        for number, turn in enumerate(turns):
+            if number == kill_at:
+                trouble()
+            manager.step(turn)
+        return manager.get_rollout_states()
+
+    with EnvStateManager(config(("News", 1))) as manager:
+        alone = shown(manager, list)
+    settings = config(("News", 1), use_multiprocessing=True, max_workers=1)
+    with EnvStateManager(settings) as manager:
+        assert shown(manager, lambda: _kill_all(manager.worker_pids())) == alone
+        assert shown(manager, lambda: setattr(manager, "use_multiprocessing", False)) == alone
 
 
 @pytest.mark.parametrize(
@@ -158,42 +202,65 @@ def test_who_does_not_come_back_fails_alone(
 
 
 def test_who_is_killed_too_often_goes_on_here(tmp_path: Path) -> None:
-    turns = [*TURNS, inputs(e0=["killed in workers"], e2=["g"]), inputs(e0=["h"], e1=["i"])]
+    turns = [*TURNS, inputs(e0=["h"], e1=["i"])]
     with troubled(tmp_path, way=False) as manager:
         alone = played(manager, turns)
     with troubled(tmp_path, max_restarts=1) as manager:
-        with pytest.warns(RuntimeWarning, match="environment 0 goes on in this process"):
-            assert played(manager, turns) == alone
+        manager.reset(seed=1)
+        _kill_all(manager.worker_pids())
+        manager.step(turns[0])
+        _kill_all(manager.worker_pids()[:1])
+        with pytest.warns(RuntimeWarning, match="environment 0 goes on in this process, with its"):
+            manager.step(turns[1])
         assert isinstance(manager.envs[0]["env"], games.Trouble)
         assert not isinstance(manager.envs[2]["env"], games.Trouble)
-        assert played(manager, TURNS)[0]["history"][-1]["state"] == "train 1 a f"
+        manager.step(turns[2])
+        assert manager.get_rollout_states() == alone
 
 
-KILLED = (
-    "its worker was killed 4 times in one episode (exit code -9), 4 times while it did the same "
-    "thing"
-)
-
-
-def test_who_kills_every_worker_in_one_turn_fails_alone(tmp_path: Path) -> None:
-    with troubled(tmp_path) as manager:
+@pytest.mark.parametrize("max_restarts", [0, 1, 3])
+def test_who_kills_every_worker_fails_alone(tmp_path: Path, max_restarts: int) -> None:
+    error = (
+        f"its worker was killed {max_restarts + 4} times in one episode (exit code -9), 3 times "
+        "with nobody else in it"
+    )
+    with troubled(tmp_path, max_restarts=max_restarts) as manager:
         manager.reset(seed=1)
-        with pytest.warns(RuntimeWarning, match="4 times while it did the same thing"):
+        with pytest.warns(RuntimeWarning, match="3 times with nobody else in it"):
             going_on = manager.step(inputs(e0=["killed in workers"], e1=["a"], e2=["b"]))
         assert [cache["env_id"] for cache in going_on] == [1, 2]
-        assert manager.rollout_cache[0]["failure"] == {"doing": "step", "error": KILLED, "turn": 1}
+        assert manager.rollout_cache[0]["failure"] == {"doing": "step", "error": error, "turn": 1}
         assert not isinstance(manager.envs[0]["env"], games.Trouble)
+        assert len(manager.worker_pids()) == 2
+
+
+@pytest.mark.parametrize("trouble", ["closed", "deadly"])
+def test_who_cannot_live_alone_does_not_come_home(tmp_path: Path, trouble: str) -> None:
+    with troubled(tmp_path, max_restarts=0) as manager:
+        manager.reset(seed=1)
+        (tmp_path / trouble).touch()
+        _kill_all(manager.worker_pids())
+        with warnings.catch_warnings(record=True):
+            warnings.simplefilter("always")
+            assert manager.step(TURNS[0]) == []
+        assert all("failure" in cache for cache in manager.rollout_cache)
 
 
 @pytest.mark.parametrize("way", [True, "resets"])
 @pytest.mark.parametrize(
-    ("number", "error"), [(0, "its worker died 4 times in one episode"), (signal.SIGKILL, KILLED)]
+    ("number", "max_restarts", "error"),
+    [
+        (0, 3, "its worker died 4 times in one episode"),
+        (signal.SIGKILL, 3, r"its worker was killed 7 times in one episode (exit code -9), "),
+        (signal.SIGKILL, 0, r"its worker was killed 4 times in one episode (exit code -9), "),
+    ],
 )
 def test_a_beginning_that_ends_its_process_fails_alone(
-    tmp_path: Path, number: int, error: str, way: Any
+    tmp_path: Path, number: int, max_restarts: int, error: str, way: Any
 ) -> None:
     (tmp_path / "pid").write_text(str(os.getpid()))
     settings = config(("Trouble", 12), group_size=1, use_multiprocessing=way, max_workers=2)
+    settings["es_manager"]["max_restarts"] = max_restarts
     # the first ones, which workers are handed before this process lends a hand
     settings["custom_envs"]["Trouble"]["env_config"] = {
         "folder": str(tmp_path),
@@ -204,7 +271,7 @@ def test_a_beginning_that_ends_its_process_fails_alone(
         for _ in range(2):
             with pytest.warns(RuntimeWarning, match="environment 0 .* failed in reset"):
                 caches = manager.reset(seed=1)
-            assert caches[0]["failure"] == {"doing": "reset", "error": error, "turn": 0}
+            assert caches[0]["failure"]["error"].startswith(error)
             assert [cache["env_id"] for cache in caches if "failure" in cache] == [0]
             states = [cache["history"][0]["state"] for cache in caches[1:]]
             assert states == [f"train {seed}" for seed in range(2, 13)]
@@ -235,6 +302,45 @@ def test_who_cannot_be_built_again_fails_alone(tmp_path: Path) -> None:
         (tmp_path / "closed").unlink()
         manager.reset(seed=1)
         assert len(manager.step(TURNS[0])) == 4
+
+
+@pytest.mark.parametrize("trouble", ["closed", "deadly"])
+def test_who_cannot_be_built_again_fails_alone_in_reset_too(tmp_path: Path, trouble: str) -> None:
+    with troubled(tmp_path, max_restarts=1) as manager:
+        (tmp_path / trouble).touch()
+        for _ in range(2):
+            os.kill(manager.worker_pids()[0], signal.SIGKILL)
+            with pytest.warns(RuntimeWarning, match="environment . .* failed in (reset|the con)"):
+                caches = manager.reset(seed=1)
+            assert [cache["env_id"] for cache in caches if "failure" in cache] == [0, 1]
+            assert len(manager.step(inputs(e2=["g"], e3=["h"]))) == 2
+        (tmp_path / trouble).unlink()
+        manager.reset(seed=1)
+        assert len(manager.step(TURNS[0])) == 4
+
+
+@pytest.mark.parametrize("worn", [50, 5])
+@pytest.mark.parametrize("is_idle", [True, False])
+def test_a_budget_is_for_one_episode(
+    tmp_path: Path, is_idle: bool, worn: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(places, "WORN", worn)
+    with troubled(tmp_path, max_workers=1) as manager:
+        for _ in range(25):
+            manager.reset(seed=1)
+            _kill_all(manager.worker_pids())
+            if not is_idle:
+                assert len(manager.step(TURNS[0])) == 4
+        assert not any("failure" in cache for cache in manager.reset(seed=1))
+
+
+def test_who_fails_in_every_rollout_fails_alone(tmp_path: Path) -> None:
+    with troubled(tmp_path) as manager:
+        for _ in range(7):
+            manager.reset(seed=1)
+            with pytest.warns(RuntimeWarning, match="its worker died 4 times in one episode"):
+                going_on = manager.step(inputs(e0=["die"], e1=["a"], e2=["b"]))
+            assert [cache["env_id"] for cache in going_on] == [1, 2]
 
 
 def test_makers_that_cannot_be_started_again_are_done_without(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """What environments have cost in workers, and what is to become of one that is lost again.
 
-Law: what may end this process is never tried in it. Somebody outside who kills workers may kill one
-at any time; but not always while one and the same environment does one and the same thing.
+Law: what may end this process is never tried in it. An environment whose workers were killed, by
+somebody outside or by itself, has first to live through the same in a worker of its own.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from envfleet.engine import Incident
 
 FROM_OUTSIDE = {-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP}
 """Exit codes of workers that somebody else ended, the kernel short of memory say."""
-NO_CHANCE = 3
-"""So many workers killed in one turn of one environment are its own doing."""
+ALONE = 3
+"""How many workers more are left to one that is alone in them; then it is its own doing."""
 _ANSWERING = ("step", "sending an observation")
 """What a slot does when its answer cannot be pickled, in a thread and in a worker."""
 
@@ -25,7 +25,7 @@ _ANSWERING = ("step", "sending an observation")
 class Verdict:
     """What is to become of an environment, and why if it is not asked again."""
 
-    what: Literal["again", "here", "failed"]
+    what: Literal["again", "alone", "failed"]
     why: str = ""
 
 
@@ -36,23 +36,15 @@ class Losses:
         """Let each environment cost so many workers in one episode."""
         self._max_restarts = max_restarts
         self._in_episode: Counter[int] = Counter()
-        self._in_turn: Counter[tuple[int, int | None]] = Counter()
-        """By exit code too."""
 
     def begin_episodes(self) -> None:
         """Everybody has their whole budget again."""
         self._in_episode.clear()
-        self._in_turn.clear()
-
-    def begin_turn(self) -> None:
-        """Something else is asked now."""
-        self._in_turn.clear()
 
     def add(self, env_id: int, incident: Incident) -> Verdict:
         """An environment was lost by this."""
         self._in_episode[env_id] += 1
-        self._in_turn[env_id, incident.exitcode] += 1
-        losses, alike = self._in_episode[env_id], self._in_turn[env_id, incident.exitcode]
+        losses = self._in_episode[env_id]
         # what an environment raises is caught beside it: here its answer could not be pickled, and
         # the next one cannot either
         if incident.kind == "exception" and incident.doing in _ANSWERING:
@@ -67,6 +59,6 @@ class Losses:
         if incident.exitcode not in FROM_OUTSIDE:
             return Verdict("failed", f"its worker died {times}")
         killed = f"its worker was killed {times} (exit code {incident.exitcode})"
-        if alike < NO_CHANCE:
-            return Verdict("here", killed)
-        return Verdict("failed", f"{killed}, {alike} times while it did the same thing")
+        if losses <= self._max_restarts + ALONE:
+            return Verdict("alone", killed)
+        return Verdict("failed", f"{killed}, {ALONE} times with nobody else in it")

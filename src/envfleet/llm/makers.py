@@ -14,16 +14,17 @@ import pickle
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
 import cloudpickle
 
-from envfleet.engine import Incident, ResetPlan
+from envfleet.engine import Fleet, Incident, ResetPlan
 from envfleet.engine.options import StartMethod
 from envfleet.llm.losses import FROM_OUTSIDE, Losses, Verdict
 from envfleet.llm.moving import Beginner, Moved
-from envfleet.llm.places import GIVEN_UP, Booth, batch_of, open_fleet
+from envfleet.llm.places import GIVEN_UP, Booth, batch_of, is_worn, open_fleet
 from envfleet.llm.settings import Tag
 from envfleet.llm.turns import Failure, Opening
 
@@ -87,9 +88,9 @@ class Makers:
             max_restarts: How many workers one beginning may cost.
             deadly: Tags that must not begin here, because workers have died of them; it grows.
         """
-        known, num_slots = dict(tags), _AHEAD * num_workers
+        self._tags, self._start_method = dict(tags), start_method
         self._num_processes = num_workers + 1
-        self.fleet = open_fleet([lambda: _Maker(known)] * num_slots, num_workers, start_method)
+        self.fleet = self._open()
         self._deadly = deadly
         self._losses = Losses(max_restarts)
         self._waiting: deque[tuple[int, Wanted]] = deque()
@@ -105,6 +106,7 @@ class Makers:
 
     def send(self, wanted: Mapping[int, Wanted]) -> None:
         """Begin with these episodes."""
+        self._mend()
         num_slots = self.fleet.num_slots
         self._waiting, self._handed = deque(wanted.items()), {}
         self._elsewhere.clear()
@@ -122,6 +124,19 @@ class Makers:
         except GIVEN_UP:
             if not self.fleet.quarantined:
                 raise  # else `recv` begins them here
+
+    def _mend(self) -> None:
+        """Have workers that are there."""
+        if self.fleet.quarantined or is_worn(self.fleet):
+            with suppress(*GIVEN_UP):  # `recv` does without, if there are none to be had
+                fleet = self._open()
+                self.fleet.close()
+                self.fleet, self._is_idle = fleet, False
+
+    def _open(self) -> Fleet:
+        tags, num_workers = self._tags, self._num_processes - 1
+        makers = [lambda: _Maker(tags)] * (_AHEAD * num_workers)
+        return open_fleet(makers, num_workers, self._start_method)
 
     def recv(
         self,
@@ -190,7 +205,7 @@ class Makers:
                     for env_id, _ in handful:  # one of them cannot travel
                         begin_here(env_id)
                 else:
-                    self._blame(handful, incident, begin_here, fail)
+                    self._blame(handful, incident, fail)
                 self._hand(slot)
             looked_s = time.perf_counter()
 
@@ -198,21 +213,18 @@ class Makers:
         self,
         handful: Handful,
         incident: Incident,
-        begin_here: Callable[[int], None],
         fail: Callable[[int, Failure], None],
     ) -> None:
         """A worker died of one of these."""
         verdict = Verdict("again")
         if len(handful) == 1:
             verdict = self._losses.add(handful[0][0], incident)
-        if verdict.what == "again":
+        if verdict.what != "failed":  # it is alone in any case
             self._suspects.update(env_id for env_id, _ in handful)
             self._elsewhere.extendleft(reversed(handful))
-        elif verdict.what == "here":
-            begin_here(handful[0][0])
         else:
             fail(handful[0][0], Failure("reset", verdict.why))
-        if incident.exitcode not in FROM_OUTSIDE:
+        if verdict.what == "failed" or incident.exitcode not in FROM_OUTSIDE:
             self._deadly.update(tag for _, (tag, _, _) in handful)
         self._bar()
 

@@ -51,8 +51,8 @@ class EnvStateManager:
         tags = [tag for tag, groups in self.settings.groups for _ in range(groups)]
         self._tags: list[Tag] = [tag for tag in tags for _ in range(self.group_size)]
         self._seed_counter = 0
-        self._done: list[list[Any]] = [[] for _ in self._tags]
-        """What has been done in each environment's episode, to bring it back if it is lost."""
+        self._done: list[list[tuple[Any, ...]]] = [[] for _ in self._tags]
+        """The actions of each turn of each episode, to bring an environment back if it is lost."""
         self._states: list[State] = ["" for _ in self._tags]
         self._answers: list[Any] = [None for _ in self._tags]
         self._places = Places(self._tags, self.settings)
@@ -150,8 +150,8 @@ class EnvStateManager:
             self.rollout_cache, self._untold = [], {}
             for entry in self.envs:
                 entry["status"] = EnvStatus(seed=first + entry["group_id"])
-            for actions in self._done:
-                actions.clear()
+            for turns in self._done:
+                turns.clear()
 
         def open_one(env_id: int, opening: Answer) -> None:
             caches[env_id] = self._opened(self.envs[env_id], opening)
@@ -305,7 +305,7 @@ class EnvStateManager:
             cache["penalty"] += self.settings.format_penalty
         status.num_actions += len(turn.actions)
         status.rewards.append(turn.reward)
-        self._done[env_id] += turn.actions
+        self._done[env_id].append(tuple(turn.actions))
         cache["history"][-1].update(
             actions=list(turn.actions),
             reward=turn.reward,

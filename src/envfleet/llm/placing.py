@@ -22,6 +22,7 @@ from envfleet.llm.moving import arrived
 from envfleet.llm.places import (
     Answer,
     Here,
+    House,
     Order,
     Seats,
     Standing,
@@ -57,7 +58,7 @@ class Places:
 
     def settle(self, wish: UseMultiprocessing) -> None:
         """Build every environment where it is to live; nothing to do if that is known already."""
-        if wish == self._settled and not self._is_broken():
+        if wish == self._settled:
             return
         self.close()
         placements = self._placements(wish)
@@ -85,10 +86,6 @@ class Places:
                 deadly=self._deadly,
             )
         self._settled = wish
-
-    def _is_broken(self) -> bool:
-        """Whether workers are missing that could not be started again."""
-        return any(fleet.quarantined for fleet in self._fleets())
 
     def refresh(self) -> None:
         """A new episode begins for everybody."""
@@ -163,7 +160,7 @@ class Places:
 
     def _fleets(self) -> list[Fleet]:
         makers = [] if self._makers is None else [self._makers.fleet]
-        return [*(seats.fleet for seats in self._seats), *makers]
+        return [*(fleet for seats in self._seats for fleet in seats.fleets), *makers]
 
     def come_home(self, orders: Mapping[int, Order]) -> dict[int, Failure]:
         """Build everybody here by these orders, and end the workers; who did not come back."""
@@ -221,14 +218,8 @@ class Places:
 
     def _open(self, makers: Mapping[int, Callable[[], Any]], backend: Any) -> Seats:
         settings = self._settings
-        return Seats(
-            makers,
-            backend=backend,
-            max_workers=settings.max_workers,
-            start_method=settings.start_method,
-            step_timeout_s=settings.step_timeout_s,
-            max_restarts=settings.max_restarts,
-        )
+        house = House(backend, settings.max_workers, settings.start_method, settings.step_timeout_s)
+        return Seats(makers, house, settings.max_restarts)
 
     def _placements(self, wish: UseMultiprocessing) -> dict[str, Placement]:
         counts = Counter(tag.name for tag in self._tags)

@@ -25,7 +25,7 @@ State = str | list[Any]
 _MAX_ERROR = 500
 """Characters of an exception's text that are kept."""
 _NEVER_CHANGE = frozenset((bool, int, float, str, bytes, type(None)))
-_ITS_OWN = (Exception, SystemExit)
+ITS_OWN = (Exception, SystemExit)
 """What an environment is to blame for; Ctrl-C is somebody else's."""
 
 
@@ -104,18 +104,28 @@ class Player:
         try:
             self.env.reset(**asked)
             return Opening(self._state(), getattr(self.env, "correct_answer", None))
-        except _ITS_OWN as exc:
+        except ITS_OWN as exc:
             return Opening("", failure=Failure.of("reset", exc))
 
-    def repeat(self, actions: Sequence[Any], expected: State | None) -> Failure | None:
-        """Take actions whose answers are known; what went wrong if they do not lead there again."""
+    def repeat(
+        self, turns: Sequence[Sequence[Any]], shown: State, expected: State | None
+    ) -> Failure | None:
+        """Play turns whose answers are known; what went wrong if they do not lead there again.
+
+        Args:
+            turns: The actions of each.
+            shown: What the environment shows before.
+            expected: What it must show then, if that is known.
+        """
         try:
-            for action in actions:
-                self.env.step(action)
+            for actions in turns:
+                for action in actions:
+                    self.env.step(action)
+                shown = self._state()  # it may show what is new since it was looked at last
             problem = "it shows something else now"
-            if expected is None or is_same_state(self._state(), expected):
+            if expected is None or is_same_state(shown, expected):
                 return None
-        except _ITS_OWN as exc:
+        except ITS_OWN as exc:
             problem = Failure.of("step", exc).error
         return Failure(
             "step", f"it was lost, and its seed and actions do not bring it back ({problem})"
@@ -137,7 +147,7 @@ class Player:
                     break
             turn.is_success = bool(turn.info.get("success", False))
             turn.state = self._state()
-        except _ITS_OWN as exc:
+        except ITS_OWN as exc:
             turn.failure, turn.is_done = Failure.of("step", exc), True
         return turn
 

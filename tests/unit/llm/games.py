@@ -58,6 +58,8 @@ class Trouble:
         if Path(config.folder, "closed").exists():
             raise RuntimeError("no licence left")
         self.config = config
+        if Path(config.folder, "deadly").exists():
+            self._end_worker(0)
 
     def reset(self, seed: int, mode: str) -> None:
         if seed == 666:
@@ -91,6 +93,8 @@ class Trouble:
                 time.sleep(60)
             case "wait":
                 time.sleep(0.02)
+            case "nap":
+                time.sleep(0.3)
             case "NaN":
                 return "", float("nan"), False, {}
             case "odd lookup":
@@ -119,6 +123,25 @@ class Trouble:
             return False
         mark.touch()
         return True
+
+
+class News:
+    """Shows what is new since it was looked at last."""
+
+    def __init__(self, config: TroubleConfig) -> None:
+        self.config = config
+
+    def reset(self, seed: int, mode: str) -> None:
+        self._news, self._count = [f"{mode} {seed}"], 0
+
+    def step(self, action: str) -> tuple[str, float, bool, dict[str, Any]]:
+        self._count += 1
+        self._news.append(f"{self._count}. {action}")
+        return action, 0.5, False, {}
+
+    def render(self) -> str:
+        news, self._news = self._news, []
+        return " ".join(news)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -150,12 +173,13 @@ def register() -> None:
     """Make them known by name."""
     register_env("climb", Climb, replace=True)
     register_env("trouble", Trouble, TroubleConfig, replace=True)
+    register_env("news", News, TroubleConfig, replace=True)
     register_env("picture", Picture, replace=True)
 
 
 def config(*tags: tuple[str, int], group_size: int = 2, **manager: Any) -> dict[str, Any]:
     """A configuration with groups of these tags."""
-    names = {"Climb": "climb", "Trouble": "trouble", "Picture": "picture"}
+    names = {"Climb": "climb", "Trouble": "trouble", "News": "news", "Picture": "picture"}
     block = {
         "env_groups": sum(count for _, count in tags),
         "group_size": group_size,

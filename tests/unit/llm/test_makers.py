@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from envfleet.llm import places
 from envfleet.llm.environments.base import Mode
 from envfleet.llm.makers import _RESET_EVERY, Makers
 from envfleet.llm.moving import arrived
@@ -109,16 +110,28 @@ def test_what_a_worker_died_of_begins_in_no_other_process(makers: Makers) -> Non
     assert made_of(makers, "Slow", 40)[1]
 
 
-def test_who_is_left_when_all_workers_have_died_of_a_kind_fails(makers: Makers) -> None:
-    makers._deadly.add("AllDeadly")
+def test_who_is_left_when_all_workers_have_died_of_a_kind_fails(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(places, "WORN", 10)
     failed: dict[int, str] = {}
+    deadly = {"AllDeadly"}
+    makers = Makers(TAGS, num_workers=1, start_method=None, max_restarts=1, deadly=deadly)
     openings, _ = made_of(makers, "AllDeadly", 60, failed)
+    makers.close()
     assert openings == {}
     assert sorted(failed) == list(range(60))
     assert {error.partition(":")[0] for error in failed.values()} == {
         "its worker died 2 times in one episode",
         "workers died of its kind, and none is left",
     }
+
+
+def test_workers_that_died_in_many_rollouts_are_there_for_the_next(makers: Makers) -> None:
+    for _ in range(25):
+        failed: dict[int, str] = {}
+        made_of(makers, "Deadly", 8, failed)
+        assert failed == {0: "its worker died 2 times in one episode"}
 
 
 def test_what_is_left_of_a_rollout_that_broke_off_is_not_the_next_ones(makers: Makers) -> None:

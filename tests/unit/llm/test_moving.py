@@ -14,10 +14,10 @@ from envfleet.llm.environments.base import Mode, Step, TextEnv
 from envfleet.llm.environments.sokoban import SokobanEnv
 from envfleet.llm.manager import EnvStateManager
 from envfleet.llm.moving import Beginner, arrived, can_part, packed
-from envfleet.llm.places import Order
+from envfleet.llm.places import Order, carry_out
 from envfleet.llm.registry import env_type
 from envfleet.llm.turns import Failure, Opening, Player, Turn
-from tests.unit.llm.games import Climb, Trouble, TroubleConfig
+from tests.unit.llm.games import Climb, News, Trouble, TroubleConfig
 
 OURS = ["bandit", "countdown", "frozen_lake", "metamathqa", "sokoban", "webshop"]
 
@@ -192,7 +192,7 @@ def test_an_environment_that_failed_begins_nothing_more() -> None:
 @pytest.mark.parametrize(
     "sent",
     [
-        Order(3, "val", is_new=True, repeat=(1, 2), named=("Up",), left=4),
+        Order(3, "val", is_new=True, repeat=((1, 2), (3,)), named=("Up",), left=4),
         Order(3, "train"),
         Opening("a state", answer=7, failure=Failure("reset", "why")),
         Turn("s", [1], 2, -0.5, {"success": True}, is_done=True, failure=Failure("step", "why")),
@@ -201,6 +201,22 @@ def test_an_environment_that_failed_begins_nothing_more() -> None:
 def test_what_travels_arrives_with_every_field(sent: Any) -> None:
     assert pickle.loads(pickle.dumps(sent)) == sent
     assert copy.deepcopy(sent) is sent
+
+
+@pytest.mark.parametrize("num_turns", [0, 1, 3])
+def test_an_order_in_pieces_leads_to_the_same_answer(num_turns: int) -> None:
+    player = Player(News(TroubleConfig()))
+    state = player.begin(3, "val").state
+    turns = [("a", "b"), (), ("c",)][:num_turns]
+    for turn in turns:
+        state = player.play(turn, 9).state
+    expected = player.play(["d"], 9)
+    order = Order(3, "val", named=("d",), left=9).anew((turns, state))
+    for orders in ([order], order.pieces()):
+        player = Player(News(TroubleConfig()))
+        answers = [carry_out(player, one) for one in orders]
+        assert answers[-1] == expected
+    assert len(order.pieces()) == num_turns + 2
 
 
 @pytest.mark.parametrize("count", [2, 60])
