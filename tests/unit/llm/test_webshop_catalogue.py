@@ -256,6 +256,16 @@ class TestStore:
         }
         assert len(digests) == 6
 
+    def test_a_file_that_has_changed_is_read_again(self, tmp_path):
+        write_catalogue(tmp_path, 5, 0)
+        config = WebShopConfig(file_path=str(tmp_path), dataset="full", cache_dir=str(tmp_path))
+        shops = []
+        for seed in (0, 1):
+            write_catalogue(tmp_path, 5, seed)
+            shops.append(WebShopEnv(config).reset(seed=3)[0])
+        again = WebShopEnv(config)
+        assert again.reset(seed=3)[0] == shops[1] != shops[0]
+
     def test_processes_that_want_one_store_at_once_share_it(self, tmp_path):
         context = multiprocessing.get_context("spawn")
         with context.Pool(2) as pool:
