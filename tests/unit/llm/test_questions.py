@@ -69,6 +69,9 @@ class TestRows:
             ({"query": "q", "response": "The answer is: "}, None),
             ({"query": "q", "response": "The answer is 5"}, None),
             ({"query": "q", "response": None}, None),
+            ({"query": None, "question": "q", "response": None, "answer": "#### 18"}, "18"),
+            ({"query": "q", "question": None, "response": "#### 18", "answer": None}, "18"),
+            ({"query": "q", "response": None, "answer": None}, None),
         ],
     )
     def test_answer_is_found(self, row, answer):
@@ -80,6 +83,7 @@ class TestRows:
             ({}, "no field 'query' or 'question'; it has none"),
             ({"prompt": "q", "answer": "1"}, "no field 'query' or 'question'; it has 'prompt'"),
             ({"query": "q"}, "no field 'answer' or 'response'"),
+            ({"query": None, "answer": "1"}, "field 'query' should be text, got a NoneType"),
             ({"query": 5, "response": ""}, "field 'query' should be text, got a int"),
             ({"query": "", "response": ""}, "field 'query' should be text, got ''"),
             ({"query": "q", "response": ["a"]}, "field 'response' should be text, got a list"),
