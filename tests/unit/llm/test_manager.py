@@ -375,14 +375,19 @@ class TestWrongInput:
 
 
 class TestFailures:
+    @pytest.mark.parametrize(
+        ("how", "error"), [("closed", "RuntimeError"), ("exits", "SystemExit")]
+    )
     @pytest.mark.parametrize("way", [*WAYS, "auto"])
-    def test_one_that_cannot_be_built_is_named(self, way: Any, tmp_path: Path) -> None:
-        (tmp_path / "closed").touch()
+    def test_one_that_cannot_be_built_is_named(
+        self, way: Any, how: str, error: str, tmp_path: Path
+    ) -> None:
+        (tmp_path / how).touch()
         settings = config(("Trouble", 1), use_multiprocessing=way, max_workers=1)
         settings["custom_envs"]["Trouble"]["env_config"] = {"folder": str(tmp_path)}
         said = (
             r"an environment of custom_envs.Trouble \(trouble\) cannot be built: "
-            "RuntimeError: no licence left"
+            f"{error}: no licence left"
         )
         with pytest.raises(StartError, match=said):
             EnvStateManager(settings)
