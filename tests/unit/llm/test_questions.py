@@ -135,6 +135,14 @@ class TestFiles:
         assert [found[index] for index in range(3)] == EXPECTED[:3]
         assert len(found) == 3
 
+    @pytest.mark.parametrize("blank", ["   ", "\t", " \r", "\x0b\x0c ", "\r"])
+    def test_lines_that_look_empty_do_not_count(self, blank, tmp_path):
+        path = tmp_path / "a.jsonl"
+        first, second = (f"{json.dumps(row)}\n" for row in ROWS[:2])
+        path.write_text(f"{blank}\n{first}{blank}\n  {second}{blank}")
+        found = load_questions(str(path))
+        assert [found[index] for index in range(len(found))] == EXPECTED[:2]
+
     def test_lines_in_a_file_named_json(self, tmp_path):
         path = tmp_path / "a.json"
         path.write_text(lines(ROWS))
@@ -234,6 +242,16 @@ class TestElsewhere:
         place = str(tmp_path) if name == "a folder" else name
         with pytest.raises(MissingExtra, match="pip install datasets"):
             load_questions(place)
+
+    def test_a_broken_folder_is_named(self, tmp_path, monkeypatch):
+        def load_from_disk(path):
+            raise KeyError("_data_files")
+
+        fake = types.SimpleNamespace(load_from_disk=load_from_disk)
+        monkeypatch.setitem(sys.modules, "datasets", fake)
+        said = f"{tmp_path} is no folder made by save_to_disk: '_data_files'"
+        with pytest.raises(ConfigError, match=said):
+            load_questions(str(tmp_path))
 
     def test_parquet_asks_for_pyarrow(self, tmp_path, monkeypatch):
         (tmp_path / "a.parquet").write_bytes(b"PAR1")

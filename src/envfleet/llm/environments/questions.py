@@ -241,8 +241,10 @@ def _of_folder(path: Path, split: str) -> DatasetRows:
     datasets = need("datasets", wanted_by=f"the folder {path}", install="pip install datasets")
     try:
         found = datasets.load_from_disk(str(path))
-    except FileNotFoundError as exc:
-        raise ConfigError(f"{path} is no folder made by save_to_disk: {exc}") from exc
+    except Exception as exc:  # whatever is wrong in there: JSON, Arrow, a key that is missing
+        raise ConfigError(
+            f"{path} is no folder made by save_to_disk: {' '.join(str(exc).split())}"
+        ) from exc
     if isinstance(found, Mapping):
         if split not in found:
             raise ConfigError(f"{path} has no split {split!r}; it has {', '.join(found)}")
