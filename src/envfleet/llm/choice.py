@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import resource
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from envfleet.errors import level_of_caller
 from envfleet.llm.moving import arrived, packed
-from envfleet.llm.turns import Player
+from envfleet.llm.turns import Failure, Player
 
 Where = Literal["here", "thread", "process"]
 TRANSPORT_S = 30e-6
@@ -70,9 +72,7 @@ def measure(make: Callable[[], Any]) -> Cost:
         if time.perf_counter() - begun_s > (_PROBE_S if seed else _FIRST_PROBE_S):
             break
     move_s = _move_s(env)
-    close = getattr(env, "close", None)
-    if close is not None:
-        close()
+    _close(env)
     return Cost(*resets.means, *turns.means, move_s)
 
 
@@ -111,6 +111,18 @@ def _soonest(
     if workers > 1 and here_s > LEAST_S and here_s > WORTH * away[best]:
         return best, away[best]
     return "here", here_s
+
+
+def _close(env: Any) -> None:
+    """One that cannot be closed can be played all the same."""
+    try:
+        getattr(env, "close", lambda: None)()
+    except (Exception, SystemExit) as exc:
+        warnings.warn(
+            f"{type(env).__name__} failed in close: {Failure.of('close', exc).error}",
+            RuntimeWarning,
+            stacklevel=level_of_caller(),
+        )
 
 
 def _some_actions(env: Any) -> list[str]:

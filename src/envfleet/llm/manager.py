@@ -353,19 +353,28 @@ class EnvStateManager:
     def _entry(self, env_id: int) -> Entry:
         tag = self._tags[env_id]
         config = tag.env_type.config(tag.env_config)
-        return {
+        entry: Entry = {
             "tag": tag.name,
             "group_id": env_id // self.group_size,
             "env_id": env_id,
-            "env": self._env(env_id, config),
+            "env": Elsewhere(config, "in a worker"),
             "config": config,
             "status": EnvStatus(),
             "max_actions_per_traj": tag.max_actions_per_traj,
         }
+        self._show(entry)
+        return entry
 
-    def _env(self, env_id: int, config: Any) -> Any:
-        player = self._places.here.players.get(env_id)
-        return Elsewhere(config, "in a worker") if player is None else player.env
+    def _show(self, entry: Entry) -> None:
+        """Have an entry hold the environment with its own configuration, or say where it is."""
+        player = self._places.here.players.get(entry["env_id"])
+        if player is not None:
+            entry["env"] = player.env
+            entry["config"] = getattr(player.env, "config", entry["config"])
+        elif not isinstance(entry["env"], Elsewhere):
+            tag = self._tags[entry["env_id"]]
+            entry["config"] = tag.env_type.config(tag.env_config)
+            entry["env"] = Elsewhere(entry["config"], "in a worker")
 
     def _move(self) -> None:
         """Have everybody live where the options say now."""
@@ -377,13 +386,13 @@ class EnvStateManager:
 
     def _show_where(self) -> None:
         for entry in self.envs:
-            entry["env"] = self._env(entry["env_id"], entry["config"])
+            self._show(entry)
 
     def _go_on_here(self, env_id: int, order: Order, why: str) -> Answer:
         make: Callable[[], Any] = partial(Tag.make, self._tags[env_id])
         standing = self._standing(env_id)
         answer = bring_home(self._places.here, env_id, make, order, standing, why)
-        self.envs[env_id]["env"] = self._env(env_id, self.envs[env_id]["config"])
+        self._show(self.envs[env_id])
         return answer
 
     def _standing(self, env_id: int) -> Standing:

@@ -30,7 +30,7 @@ class EnvType:
         return self.env_class(self.config(settings))
 
     def config(self, settings: Mapping[str, Any] | None) -> Any:
-        """Its configuration, checked by name."""
+        """Its configuration, checked by name; what is in it is no other environment's."""
         return configured(self.config_class, settings)
 
 

@@ -114,7 +114,7 @@ class Tag:
             raise ConfigError(f"custom_envs.{self.name}: {exc}") from exc
         except EnvfleetError:
             raise
-        except Exception as exc:
+        except (Exception, SystemExit) as exc:  # to end the program is not an environment's affair
             raise StartError(
                 f"an environment of custom_envs.{self.name} ({self.type_name}) cannot be built: "
                 f"{Failure.of('the constructor', exc).error}"

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
+import gymnasium
 import numpy as np
 
 State = str | list[Any]
@@ -92,7 +93,8 @@ class Player:
     def __init__(self, env: Any) -> None:
         self.env = env
         reset = env.reset
-        self._takes = _parameters(getattr(reset, "__func__", reset))
+        rest = "options" if isinstance(env, gymnasium.Env) else "mode"
+        self._takes = _parameters(getattr(reset, "__func__", reset), rest)
 
     def begin(self, seed: int, mode: str) -> Opening:
         """Begin the episode of this seed."""
@@ -194,8 +196,11 @@ def _snapshot(info: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 @lru_cache(maxsize=64)
-def _parameters(function: Any) -> frozenset[str]:
-    return frozenset(inspect.signature(function).parameters)
+def _parameters(function: Any, rest: str) -> frozenset[str]:
+    """What a function can be told by name; `rest` too if it takes whatever it is told."""
+    found = inspect.signature(function).parameters
+    takes_all = any(one.kind is one.VAR_KEYWORD for one in found.values())
+    return frozenset(found) | ({rest} if takes_all and "options" not in found else set())
 
 
 def _outcome(result: Any) -> tuple[float, bool, Mapping[str, Any]]:

@@ -17,11 +17,20 @@ from dataclasses import dataclass
 from typing import Any
 
 from envfleet.engine.options import StartMethod
-from envfleet.errors import ConfigError
+from envfleet.errors import ConfigError, EnvfleetError
 from envfleet.llm.config import plain
 from envfleet.llm.recordings import Parting, Recording, first_parting
 from envfleet.llm.settings import AgentProxy, Settings, read_agent_proxy, read_settings
-from envfleet.llm.ways import AGAIN, HERE, OTHER_RANDOM, Way, played, ways_for, who_draws
+from envfleet.llm.ways import (
+    AGAIN,
+    HERE,
+    OTHER_RANDOM,
+    Way,
+    played,
+    ways_for,
+    who_draws,
+    who_ends_processes,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,10 +115,26 @@ def verify(
         workers: Numbers of workers to play with.
         start_methods: How workers are started.
         on_way: Called with the name of each way before it is played.
+
+    Raises:
+        EnvfleetError: An environment ends the process that plays it, or passes its deadline; it is
+            tried in workers first.
     """
     whole = plain(config)
     settings, proxy = read_settings(whole, mode), read_agent_proxy(whole)
     on_way(HERE.name)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        deadly = who_ends_processes(
+            whole,
+            settings,
+            proxy,
+            seed,
+            max_workers=max(workers),
+            start_method=start_methods[0],
+        )
+    if deadly is not None:
+        raise EnvfleetError(deadly)
     reference = played(whole, settings, proxy, HERE, seed)
     with warnings.catch_warnings():
         # what the reference said of failures need not be said again, and kills are our own

@@ -16,7 +16,9 @@ from typing import Any
 import numpy as np
 
 from envfleet.engine.options import StartMethod
+from envfleet.errors import EnvfleetError, StartError, StartTimeout, WorkerDied
 from envfleet.llm.entries import Cache
+from envfleet.llm.losses import NO_CHANCE
 from envfleet.llm.manager import EnvStateManager
 from envfleet.llm.policies import make_policy
 from envfleet.llm.recordings import Recording, record
@@ -24,6 +26,9 @@ from envfleet.llm.rollout import play
 from envfleet.llm.settings import AgentProxy, Settings, UseMultiprocessing
 from envfleet.testing.global_random import shared_states, untouched_states
 
+_TRIES = NO_CHANCE
+"""So often an environment may end its worker before nobody dares to play it here."""
+_NOT_HERE = "cannot be played by one loop in this process, which it would take along"
 _MOST_WATCHED = 4
 """Groups of a kind that are watched for their use of shared random numbers."""
 
@@ -205,6 +210,55 @@ def _surroundings(way: Way) -> Iterator[None]:
 def _seed_everybody(seed: int) -> None:
     random.seed(seed)
     np.random.seed(seed)
+
+
+# ---- who must not be played in this process -----------------------------------------------------
+
+
+def who_ends_processes(
+    whole: Mapping[str, Any],
+    settings: Settings,
+    proxy: AgentProxy,
+    seed: int,
+    *,
+    max_workers: int,
+    start_method: StartMethod,
+) -> str | None:
+    """A sentence on the first environment that a process cannot play to its end.
+
+    Found out in workers, within the configuration's deadline if it has one.
+    """
+    changes: dict[str, Any] = {
+        "use_multiprocessing": True,
+        "max_workers": max_workers,
+        "start_method": start_method,
+        "sequential_env_types": [],
+        "max_restarts": _TRIES - 1,
+    }
+    config = {**whole, "es_manager": {**whole["es_manager"], **changes}}
+    tags = [tag for tag, _ in settings.groups]
+    try:
+        with _surroundings(HERE), EnvStateManager(config, settings.mode) as manager:
+            pids = manager.worker_pids()
+            play(manager, make_policy("random", tags, proxy, seed), proxy, seed=seed)
+            if manager.worker_pids() == pids:
+                return None
+            for cache, entry in zip(manager.rollout_cache, manager.envs, strict=True):
+                failure = cache.get("failure", {"error": ""})
+                if "worker" in failure["error"]:
+                    return (
+                        f"environment {entry['env_id']} ({entry['tag']}, seed "
+                        f"{entry['status'].seed}) {_NOT_HERE}: in {failure['doing']} "
+                        f"{failure['error']}"
+                    )
+    except (WorkerDied, StartTimeout) as exc:
+        names = " or ".join(dict.fromkeys(tag.name for tag in tags))
+        return f"an environment of {names} {_NOT_HERE}: {str(exc).partition(';')[0]}"
+    except EnvfleetError as exc:
+        # a class that cannot be put into workers may do well here, and what its constructor raises
+        # is better raised here; only what has no class of its own may stand for a death
+        return str(exc) if type(exc) is StartError else None
+    return None
 
 
 # ---- random numbers that everybody shares -------------------------------------------------------

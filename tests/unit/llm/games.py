@@ -57,6 +57,8 @@ class Trouble:
     def __init__(self, config: TroubleConfig) -> None:
         if Path(config.folder, "closed").exists():
             raise RuntimeError("no licence left")
+        if Path(config.folder, "exits").exists():
+            raise SystemExit("no licence left")
         self.config = config
         if Path(config.folder, "deadly").exists():
             self._end_worker(0)

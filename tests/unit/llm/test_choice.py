@@ -111,3 +111,13 @@ def test_what_only_the_first_takes_does_not_count() -> None:
             super()._begin(seed, mode)
 
     assert measure(ReadsFirst).reset_s < 0.05
+
+
+@pytest.mark.parametrize("error", [RuntimeError("it is stuck"), SystemExit("it is stuck")])
+def test_one_that_cannot_be_closed_is_measured_all_the_same(error: BaseException) -> None:
+    class Stuck(Climb):
+        def close(self) -> None:
+            raise error
+
+    with pytest.warns(RuntimeWarning, match="Stuck failed in close: .*: it is stuck"):
+        assert measure(Stuck).reset_s > 0

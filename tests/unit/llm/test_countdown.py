@@ -5,6 +5,7 @@ import os
 import pickle
 import sys
 from itertools import product
+from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
 
@@ -227,6 +228,19 @@ class TestFiles:
         assert num_reads == 1
         assert len({id(env._table()) for env in envs}) == 1
 
+    def test_stay_where_they_were_when_the_process_goes_elsewhere(self, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        env = CountdownEnv(CountdownConfig(path=os.path.basename(written(tmp_path))))
+        monkeypatch.chdir("/")
+        assert env.reset(seed=0)[0] == "Target: 98, nums: [44, 19, 35]"
+
+    @pytest.mark.parametrize("name", ["rows.jsonl", "rows.json"])
+    def test_the_mark_that_some_editors_write_is_passed_over(self, tmp_path, name):
+        path = Path(written(tmp_path, name=name))
+        path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+        env = CountdownEnv(CountdownConfig(path=str(path)))
+        assert env.reset(seed=0)[0] == "Target: 98, nums: [44, 19, 35]"
+
     def test_are_read_again_when_they_changed(self, tmp_path):
         path = written(tmp_path)
         env = CountdownEnv(CountdownConfig(path=path))
@@ -262,6 +276,7 @@ class TestFiles:
             ("rows.csv", "target,nums", r"read from \.jsonl, \.json, \.parquet; got .*rows\.csv"),
             ("rows.jsonl", "", r"has no rows that \+ and - alone solve"),
             ("rows.jsonl", "{", "cannot be read: Expecting property name"),
+            ("rows.jsonl", '{"target": 3, "nums": [1, 2]}\n \n{', "rows.jsonl, line 3 cannot be"),
             ("rows.json", "[" * 100_000, "cannot be read: "),
             ("rows.json", '{"target": 1}', "must be a list of rows, got a dict"),
             ("rows.jsonl", b"\xff\xfe", "cannot be read: .*utf-8"),

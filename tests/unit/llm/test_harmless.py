@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envfleet.llm.environments.harmless import is_arithmetic, is_value_or_words
+from envfleet.llm.environments.harmless import is_arithmetic, is_value_or_words, repeats_little
 from tests.gates import computes_within
 
 
@@ -17,7 +17,7 @@ def test_values_and_words(text):
 
 
 @pytest.mark.parametrize(
-    "text", ["(3 + 4) * 5 - 6/2", "2*x**2 - 7*x*y + 1", "-8", "(x+1)**2", "2.5"]
+    "text", ["(3 + 4) * 5 - 6/2", "2*x**2 - 7*x*y + 1", "-8", "(x+1)**2", "2.5", "1e3", "2e-5*x"]
 )
 def test_arithmetic(text):
     assert is_arithmetic(text)
@@ -54,16 +54,28 @@ EVIL = (
     "1 << 99",
     "\x00",
     "True+True",
+    "1e9999999",
+    "1e999999*x",
+    "3-1.e-999999",
+    "1E+10",
 )
 
 
 @pytest.mark.parametrize("allows", [is_arithmetic, is_value_or_words])
 def test_everything_else_is_refused_in_no_time(allows):
     plain = {"9" * 13, "1j", "_", "x if y else z", "-" * 1999 + "1", "9" * 5000}
+    plain |= {"1e9999999", "1E+10"}
     for text in EVIL:
         with computes_within(0.1, text):
             is_allowed = allows(text)
         assert not is_allowed or (allows is is_value_or_words and text in plain), text[:40]
+
+
+def test_moves_are_repeated_a_little():
+    assert repeats_little("R2 U' F A+3")
+    assert not repeats_little("A+1001")
+    assert not repeats_little("R99 " * 11)
+    assert not repeats_little("R" + "9" * 5000)
 
 
 def test_no_deep_tree_passes():

@@ -11,6 +11,7 @@ import pytest
 from PIL import Image
 
 from envfleet.errors import ActionError, ConfigError, FleetClosed, OutOfOrder, StartError
+from envfleet.llm.config import load_config
 from envfleet.llm.entries import Elsewhere, EnvStatus
 from envfleet.llm.environments.base import TextEnv
 from envfleet.llm.manager import EnvStateManager
@@ -52,6 +53,24 @@ class TestBeforeAnyReset:
         assert all(isinstance(one["env"], Elsewhere) != is_here for one in climbing.envs)
         assert climbing.envs[0]["env"].config == games.ClimbConfig()
         assert "as asked" in climbing.plan
+
+    def test_an_entry_has_its_environment_s_own_configuration(self) -> None:
+        for where in ("auto", *WAYS):
+            settings = load_config("bandit", ["es_manager.train.group_size=1"])
+            settings["es_manager"]["use_multiprocessing"] = where
+            with EnvStateManager(settings) as manager:
+                for _ in range(2):
+                    manager.reset(seed=1)
+                    entry = manager.envs[0]
+                    assert entry["config"] is entry["env"].config
+                    is_here = not isinstance(entry["env"], Elsewhere)
+                    assert (entry["config"].action_lookup is not None) == is_here
+                manager.use_multiprocessing = False
+                assert manager.envs[0]["config"] is manager.envs[0]["env"].config
+                assert manager.envs[0]["config"].action_lookup is not None
+                manager.use_multiprocessing = True
+                manager.reset(seed=1)
+                assert manager.envs[0]["config"].action_lookup is None
 
     def test_nothing_can_be_stepped_and_nothing_summed_up(self) -> None:
         manager = made(("Climb", 1))
@@ -356,14 +375,19 @@ class TestWrongInput:
 
 
 class TestFailures:
+    @pytest.mark.parametrize(
+        ("how", "error"), [("closed", "RuntimeError"), ("exits", "SystemExit")]
+    )
     @pytest.mark.parametrize("way", [*WAYS, "auto"])
-    def test_one_that_cannot_be_built_is_named(self, way: Any, tmp_path: Path) -> None:
-        (tmp_path / "closed").touch()
+    def test_one_that_cannot_be_built_is_named(
+        self, way: Any, how: str, error: str, tmp_path: Path
+    ) -> None:
+        (tmp_path / how).touch()
         settings = config(("Trouble", 1), use_multiprocessing=way, max_workers=1)
         settings["custom_envs"]["Trouble"]["env_config"] = {"folder": str(tmp_path)}
         said = (
             r"an environment of custom_envs.Trouble \(trouble\) cannot be built: "
-            "RuntimeError: no licence left"
+            f"{error}: no licence left"
         )
         with pytest.raises(StartError, match=said):
             EnvStateManager(settings)

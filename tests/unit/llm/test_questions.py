@@ -69,6 +69,9 @@ class TestRows:
             ({"query": "q", "response": "The answer is: "}, None),
             ({"query": "q", "response": "The answer is 5"}, None),
             ({"query": "q", "response": None}, None),
+            ({"query": None, "question": "q", "response": None, "answer": "#### 18"}, "18"),
+            ({"query": "q", "question": None, "response": "#### 18", "answer": None}, "18"),
+            ({"query": "q", "response": None, "answer": None}, None),
         ],
     )
     def test_answer_is_found(self, row, answer):
@@ -80,6 +83,7 @@ class TestRows:
             ({}, "no field 'query' or 'question'; it has none"),
             ({"prompt": "q", "answer": "1"}, "no field 'query' or 'question'; it has 'prompt'"),
             ({"query": "q"}, "no field 'answer' or 'response'"),
+            ({"query": None, "answer": "1"}, "field 'query' should be text, got a NoneType"),
             ({"query": 5, "response": ""}, "field 'query' should be text, got a int"),
             ({"query": "", "response": ""}, "field 'query' should be text, got ''"),
             ({"query": "q", "response": ["a"]}, "field 'response' should be text, got a list"),
@@ -130,6 +134,14 @@ class TestFiles:
         found = load_questions(str(path))
         assert [found[index] for index in range(3)] == EXPECTED[:3]
         assert len(found) == 3
+
+    @pytest.mark.parametrize("blank", ["   ", "\t", " \r", "\x0b\x0c ", "\r"])
+    def test_lines_that_look_empty_do_not_count(self, blank, tmp_path):
+        path = tmp_path / "a.jsonl"
+        first, second = (f"{json.dumps(row)}\n" for row in ROWS[:2])
+        path.write_text(f"{blank}\n{first}{blank}\n  {second}{blank}")
+        found = load_questions(str(path))
+        assert [found[index] for index in range(len(found))] == EXPECTED[:2]
 
     def test_lines_in_a_file_named_json(self, tmp_path):
         path = tmp_path / "a.json"
@@ -230,6 +242,16 @@ class TestElsewhere:
         place = str(tmp_path) if name == "a folder" else name
         with pytest.raises(MissingExtra, match="pip install datasets"):
             load_questions(place)
+
+    def test_a_broken_folder_is_named(self, tmp_path, monkeypatch):
+        def load_from_disk(path):
+            raise KeyError("_data_files")
+
+        fake = types.SimpleNamespace(load_from_disk=load_from_disk)
+        monkeypatch.setitem(sys.modules, "datasets", fake)
+        said = f"{tmp_path} is no folder made by save_to_disk: '_data_files'"
+        with pytest.raises(ConfigError, match=said):
+            load_questions(str(tmp_path))
 
     def test_parquet_asks_for_pyarrow(self, tmp_path, monkeypatch):
         (tmp_path / "a.parquet").write_bytes(b"PAR1")

@@ -1,5 +1,6 @@
 """reasoning-gym's tasks as environments, with the real package; what it would evaluate is kept."""
 
+import functools
 import pickle
 import random
 import re
@@ -8,6 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from envfleet.errors import ConfigError, MissingExtra
 from envfleet.llm.environments import reasoning_gym as ours
@@ -21,6 +24,8 @@ HOSTILE: tuple[object, ...] = (
     "", " \n", None, 3.5, {}, 10**5000, "9" * 2**20, "9**9**9", "(" * 5000, "[" * 5000, "{" * 5000,
     "__import__('os').system('false')", "().__class__", "\x00\x1b", "\ud800", "'a'*9**9", "1/0",
     "[x for x in range(10**9)]", "-" * 5000 + "1", "lambda: 0", "nan", "inf", "1e999", "٣",
+    "1e9999999", "1e999999", "1e-999999", "-1E+99999999", "1.e9_999_999", "1e٩٩٩٩٩٩٩",
+    "x*1e9999999", "R99999999", "A+99999999 B-99999999", "R99 " * 2400,
 )  # fmt: skip
 
 
@@ -32,7 +37,7 @@ def test_without_the_package_the_pip_line_is_said(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("fields", "said"),
     [
         ({"task_config": {"seed": 1}}, "task_config cannot hold seed: say dataset_seed"),
         ({"max_tries": 0}, "at least 1"),
@@ -41,10 +46,15 @@ def test_without_the_package_the_pip_line_is_said(monkeypatch):
         ({"task": "word_ladder"}, "start Python with PYTHONHASHSEED=0"),
     ],
 )
-def test_mistakes_of_settings_are_named(settings, said, monkeypatch):
+def test_mistakes_of_settings_are_named(fields, said, monkeypatch):
     monkeypatch.delenv("PYTHONHASHSEED", raising=False)
     with pytest.raises(ConfigError, match=said):
-        ReasoningGymConfig(**settings)
+        ReasoningGymConfig(**fields)
+
+
+@functools.cache
+def env_of(task):
+    return ReasoningGymEnv(ReasoningGymConfig(task=task))
 
 
 class TestWithThePackage:
@@ -53,16 +63,16 @@ class TestWithThePackage:
         monkeypatch.setenv("PYTHONHASHSEED", "0")  # only looked at: some tasks ask for it
 
     @pytest.mark.parametrize(
-        ("settings", "said"),
+        ("fields", "said"),
         [
             ({"task": "chain_summ"}, "no task 'chain_summ'; did you mean chain_sum"),
             ({"task_config": {"min_terms": 9, "max_terms": 2}}, "refuses the task_config"),
             ({"task_config": {"colour": 2}}, "refuses the task_config of chain_sum"),
         ],
     )
-    def test_mistakes_are_named(self, settings, said):
+    def test_mistakes_are_named(self, fields, said):
         with pytest.raises(ConfigError, match=said):
-            ReasoningGymEnv(ReasoningGymConfig(**settings))
+            ReasoningGymEnv(ReasoningGymConfig(**fields))
 
     def test_an_episode(self):
         env = env_type("reasoning_gym").make({"task": "gcd", "dataset_seed": 3})
@@ -85,10 +95,10 @@ class TestWithThePackage:
     @pytest.mark.parametrize(
         "task",
         [
-            "basic_arithmetic", "binary_matrix", "chain_sum", "countdown",
+            "basic_arithmetic", "binary_matrix", "chain_sum", "coin_flip", "countdown",
             "fraction_simplification", "gsm_symbolic", "n_queens", "polynomial_multiplication",
-            "propositional_logic", "puzzle24", "simple_equations", "spiral_matrix",
-            "string_insertion",
+            "propositional_logic", "puzzle24", "rubiks_cube", "rush_hour", "simple_equations",
+            "spiral_matrix", "string_insertion",
         ],
     )  # fmt: skip
     def test_the_author_s_answer_is_right_and_any_other_is_answered(self, task):
@@ -104,6 +114,15 @@ class TestWithThePackage:
             env.reset(seed=seed)
             if env.correct_answer is not None:
                 assert env.step(env.correct_answer)[4]["success"] is True
+
+    @pytest.mark.parametrize("task", sorted(ours._EVALUATES_ARITHMETIC | ours._MAKES_FRACTIONS))
+    @settings(max_examples=150, deadline=None)
+    @given(st.lists(st.sampled_from([*"0189x.eE+-*/() ", "**", "e9", "99", "1e"]), max_size=25))
+    def test_any_number_is_scored_at_once(self, task, pieces):
+        env = env_of(task)
+        env.reset(seed=1)
+        with computes_within(0.3, "".join(pieces)):
+            env.step("".join(pieces))
 
     def test_code_is_not_run(self, tmp_path):
         mark = tmp_path / "mark"

@@ -1,12 +1,13 @@
 """Environment types by name: found, made with settings, registered; mistakes named."""
 
-from dataclasses import dataclass
+import threading
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import pytest
 
 from envfleet.errors import ConfigError, OutOfOrder
-from envfleet.llm import registry
+from envfleet.llm import EnvStateManager, registry
 from envfleet.llm.environments.base import TextEnv, TextEnvConfig
 from envfleet.llm.registry import env_type, env_types, register_env
 
@@ -110,3 +111,48 @@ def test_nothing_is_shown_or_done_before_a_reset() -> None:
             env.render()
         with pytest.raises(OutOfOrder, match="no running episode; call reset first"):
             env.step(1)
+
+
+@dataclass
+class DeckConfig:
+    cards: list[str] = field(default_factory=list)
+    lock: Any = None
+    action_lookup: None = None
+
+
+class Deck(Echo):
+    """Deals the cards of its own configuration, as an environment of the older form may."""
+
+    config: Any
+
+    def reset(self, seed: int) -> None:
+        self.config.cards.sort()
+
+    def step(self, action: str) -> tuple[str, float, bool, dict[str, Any]]:
+        return self.config.cards.pop(0), 0.0, False, {}
+
+    def render(self) -> str:
+        return " ".join(self.config.cards)
+
+
+def test_environments_share_nothing_of_their_settings() -> None:
+    register_env("deck", Deck, DeckConfig)
+    given = {"cards": ["b", "a", "c"]}
+    groups = {"env_groups": 1, "group_size": 3, "env_configs": {"tags": ["D"], "n_groups": [1]}}
+    custom = {"D": {"env_type": "deck", "max_actions_per_traj": 9, "env_config": given}}
+    for where in (False, "threads", True):
+        manager_block = {"use_multiprocessing": where, "max_workers": 2, "train": groups}
+        with EnvStateManager({"es_manager": manager_block, "custom_envs": custom}) as manager:
+            manager.reset(seed=0)
+            manager.step([{"env_id": env_id, "actions": ["deal"]} for env_id in range(3)])
+            assert manager.render() == ["b c"] * 3
+    assert given == {"cards": ["b", "a", "c"]}
+
+
+def test_what_cannot_be_copied_and_long_lists_of_rows_are_shared() -> None:
+    lock, rows = threading.Lock(), [{"query": "1 + 1?", "answer": "2"}]
+    deck = registry.EnvType(Deck, DeckConfig)
+    assert deck.make({"lock": lock}).config.lock is lock
+    questions = env_type("metamathqa")
+    one, other = (questions.config({"dataset_path": rows}).dataset_path[0] for _ in range(2))
+    assert one is other is rows[0]

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from envfleet.engine.options import StartMethod
-from envfleet.errors import ConfigError
+from envfleet.errors import ConfigError, EnvfleetError
 from envfleet.llm.environments.base import Mode, Step
 from envfleet.llm.registry import register_env
 from envfleet.llm.settings import read_agent_proxy, read_settings
@@ -80,6 +80,46 @@ def test_a_deadline_that_cannot_be_kept_is_no_proof() -> None:
     config = games.config(("Climb", 2), step_timeout_s=60, use_multiprocessing="resets")
     with pytest.raises(ConfigError, match="step_timeout_s cannot be kept with use_multiprocessing"):
         verify(config, workers=[1], start_methods=FORK)
+
+
+class Deadly(Climb):
+    """Ends its process in a step, or holds it up, or cannot even be built."""
+
+    how = ""
+
+    def __init__(self, config: Any = None) -> None:
+        super().__init__(config)
+        if self.how == "constructor":
+            os._exit(7)
+
+    def _act(self, action: Any) -> Step:
+        match self.how:
+            case "step":
+                os._exit(7)
+            case "killed":
+                os.kill(os.getpid(), signal.SIGKILL)
+            case "hang":
+                time.sleep(60)
+        return super()._act(action)
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ("step", r"environment 2 \(Climb, seed 1\) cannot be played .* in step its worker died"),
+        ("killed", "environment 2 .* in step its worker was killed"),
+        ("hang", "environment 2 .* in step its worker passed its deadline"),
+        ("constructor", "an environment of .*Climb cannot be played .* died during the constr"),
+    ],
+)
+def test_what_would_end_this_process_is_told_by_workers(
+    how: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Deadly, "how", how)
+    config = with_climb(Deadly)
+    config["es_manager"] |= {"step_timeout_s": 0.5, "sequential_env_types": ["climb"]}
+    with pytest.raises(EnvfleetError, match=said):
+        verify(config, workers=(1,), start_methods=FORK)
 
 
 def with_climb(env_class: type[Climb]) -> dict[str, Any]:

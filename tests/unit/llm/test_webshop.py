@@ -214,7 +214,12 @@ class TestClicks:
         env.step("search[<r>]")
         infos = [env.step("click[next >]")[4] for _ in range(5)]
         assert [info["end_of_page"] for info in infos] == [False] * 4 + [True]
-        assert not env.step("click[next >]")[4]["action_is_valid"]
+        shown = env.render()
+        info = env.step("click[next >]")[4]
+        assert not info["action_is_valid"]
+        assert not info["action_is_effective"]
+        assert env.render() == shown
+        assert env.step("click[< prev]")[4]["end_of_page"] is False
 
     @pytest.mark.parametrize(
         "action",

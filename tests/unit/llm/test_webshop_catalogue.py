@@ -153,6 +153,20 @@ class TestStreams:
         with pytest.raises(ConfigError, match=r"x\.json is not the JSON"):
             list(items_of(tmp_path / "x.json"))
 
+    @pytest.mark.parametrize("name", ["x.json", "x.jsonl"])
+    def test_a_file_in_another_encoding_is_named(self, tmp_path, name):
+        (tmp_path / name).write_bytes('["caf\xe9"]'.encode("latin-1"))
+        with pytest.raises(ConfigError, match=rf"{name} is not the JSON it should be: .*utf-8"):
+            list(items_of(tmp_path / name))
+
+    def test_the_mark_that_some_editors_write_is_passed_over(self, tmp_path):
+        for name in ("x.json", "x.jsonl"):
+            (tmp_path / name).write_text("[1]", encoding="utf-8-sig")
+        (tmp_path / "y.json").write_text('{"a": 1}', encoding="utf-8-sig")
+        assert list(items_of(tmp_path / "x.json")) == [1]
+        assert list(items_of(tmp_path / "x.jsonl")) == [[1]]
+        assert list(pairs_of(tmp_path / "y.json")) == [("a", 1)]
+
     def test_a_bad_line_is_named(self, tmp_path):
         (tmp_path / "x.jsonl").write_text('{"a": 1}\n\nnope\n')
         with pytest.raises(ConfigError, match=r"x\.jsonl:3 is not JSON"):
@@ -255,6 +269,16 @@ class TestStore:
             Files(items, tmp_path / "items_ins_v2.json").digest(),
         }
         assert len(digests) == 6
+
+    def test_a_file_that_has_changed_is_read_again(self, tmp_path):
+        write_catalogue(tmp_path, 5, 0)
+        config = WebShopConfig(file_path=str(tmp_path), dataset="full", cache_dir=str(tmp_path))
+        shops = []
+        for seed in (0, 1):
+            write_catalogue(tmp_path, 5, seed)
+            shops.append(WebShopEnv(config).reset(seed=3)[0])
+        again = WebShopEnv(config)
+        assert again.reset(seed=3)[0] == shops[1] != shops[0]
 
     def test_processes_that_want_one_store_at_once_share_it(self, tmp_path):
         context = multiprocessing.get_context("spawn")

@@ -64,6 +64,9 @@ class Words(spaces.Space[str]):
 class TextEnvConfig:
     """What every text environment can be told."""
 
+    shared: ClassVar[tuple[str, ...]] = ()
+    """Fields whose values are large and never change: environments share them."""
+
     action_lookup: dict[int, str] | None = None
     """Names of the actions, by number; None if an action is free text."""
     render_mode: str = "text"
@@ -91,7 +94,7 @@ class TextEnv(gymnasium.Env[str, Any]):
     ) -> None:
         """Take a configuration of this environment's kind, or the fields that differ in one."""
         if config is None or isinstance(config, Mapping):
-            self.config: TextEnvConfig = configured(self.config_class, deepcopy(config))
+            self.config: TextEnvConfig = configured(self.config_class, config)
         else:
             self.config = deepcopy(config)
         if not isinstance(self.config, self.config_class):

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
+from pathlib import Path
 from typing import Any, ClassVar
 
 from envfleet.errors import ConfigError
@@ -47,6 +48,9 @@ class CountdownConfig(TextEnvConfig):
     def __post_init__(self) -> None:
         check_kinds(self)
         self.num_numbers = tuple(self.num_numbers)
+        if self.path is not None and Path(self.path).expanduser().exists():
+            # An episode may begin when the process is somewhere else.
+            self.path = str(Path(self.path).expanduser().resolve())
         if self.action_lookup is not None:
             raise ConfigError("an answer is free text: Countdown has no action_lookup")
         if self.max_instances < 1:

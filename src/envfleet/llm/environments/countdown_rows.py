@@ -23,6 +23,8 @@ Row = tuple[int, tuple[int, ...]]
 
 MAX_NUMBERS = 12
 """In one row: whether + and - solve it is tried with every sign of every number."""
+_ENCODING = "utf-8-sig"
+"""UTF-8, with the mark at its beginning that some editors write."""
 LARGEST_NUMBER = 99
 LARGEST_TARGET = 99
 
@@ -74,7 +76,7 @@ def plus_minus_solves(row: Row) -> bool:
 def rows_of_file(path: str, max_rows: int, is_plus_minus_only: bool) -> RowTable:
     """The first `max_rows` rows of the file, or those of them that + and - alone solve."""
     try:
-        whole = Path(path).resolve(strict=True)
+        whole = Path(path).expanduser().resolve(strict=True)
         state = whole.stat()
     except OSError as exc:
         raise ConfigError(f"Countdown's rows {path} cannot be read: {exc.strerror}") from exc
@@ -106,14 +108,20 @@ def _records(path: Path) -> Iterator[Any]:
 
 
 def _jsonl_records(path: Path) -> Iterator[Any]:
-    with path.open(encoding="utf-8") as lines:
-        for line in lines:
-            if not line.isspace():
+    with path.open(encoding=_ENCODING) as lines:
+        for number, line in enumerate(lines, start=1):
+            if line.isspace():
+                continue
+            try:
                 yield json.loads(line)
+            except (RecursionError, json.JSONDecodeError) as exc:
+                raise ConfigError(
+                    f"Countdown's rows {path}, line {number} cannot be read: {exc}"
+                ) from exc
 
 
 def _json_records(path: Path) -> Iterator[Any]:
-    whole = json.loads(path.read_text(encoding="utf-8"))
+    whole = json.loads(path.read_text(encoding=_ENCODING))
     if not isinstance(whole, list):
         raise ConfigError(f"{path} must be a list of rows, got a {type(whole).__name__}")
     yield from whole

@@ -1,7 +1,7 @@
 """Text that may be shown to code which evaluates it as Python: plain values, plain arithmetic.
 
 Law: nothing here evaluates. Whatever passes has no call, no attribute, no comprehension, and no
-power that is worth more than some thousand digits.
+power that is worth more than some thousand digits, be it written 9**9 or 9e9.
 """
 
 from __future__ import annotations
@@ -15,9 +15,12 @@ MAX_TREE_DEPTH = 200
 MAX_DIGITS = 12
 MAX_EXPONENT = 30
 MAX_NESTED_EXPONENT = 60
+MAX_REPEATS = 1_000
 
 _WORDS = re.compile(r"[A-Za-z0-9_ \n]*")
 _LETTERS_IN_A_ROW = re.compile(r"[^\W\d_]{2,}|_")
+_NUMBER = re.compile(r"\d+")
+_LONG_EXPONENT = re.compile(r"\d\.?_?[eE][-+]?_?\d_?\d")
 
 
 def is_value_or_words(text: str) -> bool:
@@ -37,13 +40,28 @@ def is_arithmetic(text: str) -> bool:
     """Whether it is a sum of products and small powers of numbers and single letters."""
     if len(text) > MAX_CHARS or not text.isascii() or not _is_shallow(text):
         return False
-    if _LETTERS_IN_A_ROW.search(text):
+    if _LETTERS_IN_A_ROW.search(text) or has_long_exponent(text):
         return False
     try:
         tree = ast.parse(text.strip(), mode="eval")
     except (ValueError, SyntaxError, MemoryError, RecursionError):
         return False
     return _power_in(tree.body) <= MAX_NESTED_EXPONENT
+
+
+def has_long_exponent(text: str) -> bool:
+    """Whether a number in it is written with an exponent of several digits, like 1e999999.
+
+    For Python that is infinite, or 0 with a minus; for sympy and fractions it is a number with as
+    many digits.
+    """
+    return _LONG_EXPONENT.search(text) is not None
+
+
+def repeats_little(text: str) -> bool:
+    """Whether the numbers in it, as counts of something to be done, add up to little."""
+    counts = _NUMBER.findall(text)
+    return all(len(one) <= MAX_DIGITS for one in counts) and sum(map(int, counts)) <= MAX_REPEATS
 
 
 def _is_shallow(text: str) -> bool:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import types
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import fields
 from functools import lru_cache
 from numbers import Integral, Real
@@ -32,7 +33,11 @@ _PLAIN: dict[Any, tuple[str, Test]] = {
 
 
 def configured(config_class: type[Any], settings: Mapping[str, Any] | None) -> Any:
-    """A configuration whose fields are as given; one that does not exist is a ConfigError."""
+    """A configuration whose fields are as given; one that does not exist is a ConfigError.
+
+    Its values are its own: two configurations of the same settings share nothing that could change,
+    but for fields that their class names in `shared`.
+    """
     given = dict(settings or {})
     known = [one.name for one in fields(config_class) if one.init]
     for key in given:
@@ -41,7 +46,18 @@ def configured(config_class: type[Any], settings: Mapping[str, Any] | None) -> A
                 f"{config_class.__name__} has no field {key!r}"
                 f"{did_you_mean(str(key), known) or '; it has ' + ', '.join(known)}"
             )
-    return config_class(**given)
+    shared = getattr(config_class, "shared", ())
+    return config_class(
+        **{name: one if name in shared else _own(one) for name, one in given.items()}
+    )
+
+
+def _own(value: Any) -> Any:
+    """A copy; or the value itself if it is of a kind of which there is only one: a lock, say."""
+    try:
+        return deepcopy(value)
+    except Exception:
+        return value
 
 
 def check_kinds(config: Any) -> None:

@@ -34,6 +34,8 @@ WRONG = "Incorrect. Please think again."
 class MetaMathQAConfig(TextEnvConfig):
     """Where questions are from, and how answers are compared."""
 
+    shared: ClassVar[tuple[str, ...]] = ("dataset_path",)
+
     dataset_path: str | Sequence[Mapping[str, Any]] | None = None
     """A file, a folder made by `save_to_disk`, a hub id, or rows; None: generated word problems."""
     split: str = "train"

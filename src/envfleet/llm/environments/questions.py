@@ -116,8 +116,7 @@ class DatasetRows:
 
 def question_of(row: Mapping[str, Any], place: Callable[[], str] = lambda: "the row") -> Question:
     """The question in one row; `place()` is what an error calls it."""
-    query = next((name for name in QUERY_FIELDS if name in row), None)
-    answer = next((name for name in ANSWER_FIELDS if name in row), None)
+    query, answer = _field(row, QUERY_FIELDS), _field(row, ANSWER_FIELDS)
     if query is None or answer is None:
         missing = QUERY_FIELDS if query is None else ANSWER_FIELDS
         raise ConfigError(
@@ -135,6 +134,15 @@ def question_of(row: Mapping[str, Any], place: Callable[[], str] = lambda: "the 
     if said is None:
         return Question(asked, None)
     return Question(asked, answer_in(str(said), is_bare=answer == "answer"))
+
+
+def _field(row: Mapping[str, Any], names: Sequence[str]) -> str | None:
+    """The first of these that holds something: where files were joined, a row has columns of both.
+
+    Else the first that is there at all.
+    """
+    there = [name for name in names if name in row]
+    return next((name for name in there if row[name] is not None), there[0] if there else None)
 
 
 def answer_in(text: str, *, is_bare: bool = False) -> str | None:
@@ -233,8 +241,10 @@ def _of_folder(path: Path, split: str) -> DatasetRows:
     datasets = need("datasets", wanted_by=f"the folder {path}", install="pip install datasets")
     try:
         found = datasets.load_from_disk(str(path))
-    except FileNotFoundError as exc:
-        raise ConfigError(f"{path} is no folder made by save_to_disk: {exc}") from exc
+    except Exception as exc:  # whatever is wrong in there: JSON, Arrow, a key that is missing
+        raise ConfigError(
+            f"{path} is no folder made by save_to_disk: {' '.join(str(exc).split())}"
+        ) from exc
     if isinstance(found, Mapping):
         if split not in found:
             raise ConfigError(f"{path} has no split {split!r}; it has {', '.join(found)}")

@@ -18,7 +18,12 @@ from typing import Any, ClassVar
 from envfleet.errors import ConfigError, did_you_mean
 from envfleet.llm.environments.base import Mode, Step, TextEnv, TextEnvConfig
 from envfleet.llm.environments.extras import need
-from envfleet.llm.environments.harmless import is_arithmetic, is_value_or_words
+from envfleet.llm.environments.harmless import (
+    has_long_exponent,
+    is_arithmetic,
+    is_value_or_words,
+    repeats_little,
+)
 from envfleet.llm.environments.kinds import check_kinds
 from envfleet.llm.environments.questions import checked_fractions, rows_of_mode
 
@@ -27,6 +32,9 @@ MAX_ANSWER_CHARS = 10_000
 # Found by reading the scorers of version 0.1.25: each of these evaluates what it is answered.
 _EVALUATES_VALUES = frozenset({"binary_matrix", "n_queens", "spiral_matrix", "string_insertion"})
 _EVALUATES_ARITHMETIC = frozenset({"countdown", "polynomial_multiplication", "puzzle24"})
+# Found by answering every task with 1e9999999 and its like, and by a move said 99999999 times.
+_MAKES_FRACTIONS = frozenset({"coin_flip"})
+_REPEATS_MOVES = frozenset({"rubiks_cube", "rush_hour"})
 _SIMPLIFIES = frozenset({"intermediate_integration", "simple_integration"})
 # Found by asking each task for twelve questions under two hash seeds.
 _FOLLOWS_HASHES = frozenset(
@@ -169,6 +177,10 @@ class ReasoningGymEnv(TextEnv):
         if task in _EVALUATES_VALUES and not is_value_or_words(answer):
             return None
         if task in _EVALUATES_ARITHMETIC and not is_arithmetic(answer):
+            return None
+        if task in _MAKES_FRACTIONS and has_long_exponent(answer):
+            return None
+        if task in _REPEATS_MOVES and not repeats_little(answer):
             return None
         try:
             score = float(self._questions().score_answer(answer, self._question()))

@@ -162,6 +162,8 @@ class WebShopEnv(TextEnv):
         if words == BACK.lower():
             return Visit(visit.goal, visit.seed, "search")
         if visit.place == "results":
+            if words == NEXT.lower() and self._page.is_past_the_end:
+                return visit  # the only way is back
             if words in (NEXT.lower(), PREVIOUS.lower()):
                 return replace(visit, number=visit.number + (1 if words == NEXT.lower() else -1))
             asins = self._page.choices

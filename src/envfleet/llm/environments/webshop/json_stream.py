@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from json.decoder import JSONDecoder
 from pathlib import Path
 from typing import Any, TextIO
@@ -21,7 +22,7 @@ MAX_PIECE = 64 << 20
 
 def items_of(path: Path) -> Iterator[Any]:
     """Every item of a file: of a JSON array, or one per line if the name ends in .jsonl."""
-    with path.open(encoding="utf-8") as file:
+    with _opened(path) as file:
         if path.suffix == ".jsonl":
             yield from _lines(file, path)
         else:
@@ -30,8 +31,18 @@ def items_of(path: Path) -> Iterator[Any]:
 
 def pairs_of(path: Path) -> Iterator[tuple[str, Any]]:
     """Every key and value of a file that is one JSON object."""
-    with path.open(encoding="utf-8") as file:
+    with _opened(path) as file:
         yield from _object(_Scanner(file, path))
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[TextIO]:
+    """A file of UTF-8, with or without the mark that some editors begin it with."""
+    try:
+        with path.open(encoding="utf-8-sig") as file:
+            yield file
+    except UnicodeDecodeError as exc:
+        raise ConfigError(f"{path} is not the JSON it should be: {exc}") from exc
 
 
 def _lines(file: TextIO, path: Path) -> Iterator[Any]:

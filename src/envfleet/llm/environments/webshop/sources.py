@@ -11,7 +11,7 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
@@ -70,12 +70,15 @@ class Files:
     num_products: int | None = None
 
     def digest(self) -> str:
-        """Of sizes, dates and both ends of each file; read once in a process."""
-        return _digest_of_files(self)
+        """Of sizes, dates and both ends of each file; read again only if it changed."""
+        return _digest_of_files(self, tuple(map(_stamp, self._paths)))
 
     def _look(self) -> str:
-        parts = [_file_digest(path) for path in (self.items, self.attributes, self.human)]
-        return _digest("files", str(self.num_products), *parts)
+        return _digest("files", str(self.num_products), *map(_file_digest, self._paths))
+
+    @property
+    def _paths(self) -> tuple[Path | None, ...]:
+        return self.items, self.attributes, self.human
 
     def products(self, scratch: Path) -> Iterator[Product]:
         """Read one at a time; the other two files are put where they can be looked up by id."""
@@ -165,9 +168,17 @@ def _first(paths: Iterator[Path]) -> Path | None:
     return next((path for path in paths if path.is_file()), None)
 
 
-@cache
-def _digest_of_files(files: Files) -> str:
+# The stamps are there to be part of the key.
+@lru_cache(maxsize=64)
+def _digest_of_files(files: Files, stamps: tuple[tuple[int, int, int] | None, ...]) -> str:
     return files._look()
+
+
+def _stamp(path: Path | None) -> tuple[int, int, int] | None:
+    if path is None:
+        return None
+    about = path.stat()
+    return about.st_ino, about.st_size, about.st_mtime_ns
 
 
 def _file_digest(path: Path | None) -> str:
