@@ -315,13 +315,13 @@ def _fleet(options: TrainOptions, ppo: PPOOptions) -> FleetVectorEnv:
 
 
 def env_fn(options: TrainOptions, **more: Any) -> Callable[[], gymnasium.Env[Any, Any]]:
-    """Builds a single environment like those of the run, with some arguments more."""
+    """Builds a single environment like those of the run, with some arguments more or others."""
     found = find(options.env)
     build = found.build
     if isinstance(found.source, str):
         # the spec travels instead of the id: it may be registered in this process only
         build = functools.partial(gymnasium.make, _spec(found.source), disable_env_checker=True)
-    return functools.partial(build, **options.env_kwargs, **more)
+    return functools.partial(build, **{**options.env_kwargs, **more})
 
 
 def _spec(source: str) -> gymnasium.envs.registration.EnvSpec:
@@ -519,8 +519,8 @@ class _Run:
     def _film(self) -> None:
         """Record the evaluation's first episode once more, this time with pictures."""
         path = self._folder.video(self._trainer.env_steps)
-        drawn = env_fn(self._options, render_mode="rgb_array")
         try:
+            drawn = env_fn(self._options, render_mode="rgb_array")
             video.record(self._trainer.agent.play(), drawn, path, seed=EVALUATION_SEED)
         except VideoError as exc:
             self._films = False  # what cannot be drawn now cannot be drawn later
