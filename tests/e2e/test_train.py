@@ -118,6 +118,24 @@ def test_an_environment_of_one_s_own_is_found_again(tmp_path):
     assert json.loads(played)["mean_return"] == 5.0
 
 
+STUMBLES = MAZE.replace(
+    "self.left -= 1",
+    """self.left -= 1
+        self.made = getattr(self, "made", 0) + 1
+        if self.made == 40:
+            raise ValueError("stumbled")""",
+)
+
+
+def test_incidents_are_told_on_the_way_and_at_the_end(tmp_path):
+    (tmp_path / "maze.py").write_text(STUMBLES)
+    words = ["--env", "maze.py:Maze", "--n-envs", 2, "--n-steps", 16, "--num-episodes", 3]
+    more = ["--backend", "serial", "--checkpoint-dir", "run"]
+    printed = run("train", *words, *more, folder=tmp_path).stdout
+    assert "  incidents: 2  |  these episodes are lost, the run goes on" in printed
+    assert "\n2 incidents: see run/incidents.jsonl\n" in printed
+
+
 def wait_for(path, seconds=30.0):
     limit_s = time.monotonic() + seconds
     while not path.exists():

@@ -23,6 +23,7 @@ from envfleet.cli.report import Block, Code, Report, Text
 from envfleet.cli.screen import can_redraw
 from envfleet.errors import ConfigError, EnvConstructionFailed
 from envfleet.learn.ppo import PPOOptions
+from envfleet.learn.run_folder import INCIDENTS_FILE
 from envfleet.learn.train import Outcome, TrainOptions, resumed_options, train
 
 __all__ = ["add_arguments", "run"]
@@ -134,6 +135,9 @@ def _report(outcome: Outcome) -> Report:
             f"({best}). How long a run is, is part of it; for a longer one start another."
         )
     blocks: list[Block] = [Text(told, "ok")]
+    if outcome.incidents:
+        many = "1 incident" if outcome.incidents == 1 else f"{outcome.incidents:,} incidents"
+        blocks.append(Text(f"{many}: see {outcome.run_dir / INCIDENTS_FILE}", "warn"))
     if outcome.is_stopped:
         blocks += [
             Text("It was stopped; to go on:"),

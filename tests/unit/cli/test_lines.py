@@ -9,14 +9,14 @@ from types import SimpleNamespace
 import pytest
 
 from envfleet.cli.interrupts import Interrupts, ending_at_once
-from envfleet.cli.lines import FINISHING, Lines, begin_lines, clock, iteration_lines
+from envfleet.cli.lines import FINISHING, LOST, Lines, begin_lines, clock, iteration_lines
 from envfleet.learn.evaluate import Evaluation
 from envfleet.learn.train import Iteration, TrainOptions
 
 OPTIONS = TrainOptions("CartPole-v1", n_envs=8, num_episodes=1000)
 
 
-def iteration(number=10, of=1000, episodes=((99.0, 12), (123.45, 234)), mean=120.12):
+def iteration(number=10, of=1000, episodes=((99.0, 12), (123.45, 234)), mean=120.12, incidents=0):
     return Iteration(
         number=number,
         of=of,
@@ -25,6 +25,7 @@ def iteration(number=10, of=1000, episodes=((99.0, 12), (123.45, 234)), mean=120
         mean_return=mean,
         learned=None,  # type: ignore[arg-type]
         seconds={},
+        incidents=incidents,
     )
 
 
@@ -92,6 +93,16 @@ def test_every_tenth_iteration_and_the_last_are_shown():
     ]
     assert said.count("Parallel mode: 8 environments") == 1
     assert said[-1] == "Evaluation at 6,400: 2.00 +- 1.00"
+
+
+def test_incidents_are_counted_whenever_there_are_more():
+    stream = io.StringIO()
+    lines = Lines(stream, OPTIONS)
+    for number, incidents in ((10, 0), (19, 3), (20, 3), (30, 3), (40, 5)):
+        lines.iterated(iteration(number, incidents=incidents))
+
+    told = [line for line in stream.getvalue().splitlines() if "incidents" in line]
+    assert told == [f"  incidents: {number}  |  {LOST}" for number in (3, 5)]
 
 
 def test_one_environment_is_not_called_parallel():
