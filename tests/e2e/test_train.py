@@ -10,6 +10,7 @@ import time
 import pytest
 
 from envfleet.cli import main
+from envfleet.learn.checkpoint import load
 
 SMALL = [
     *["--env", "CartPole-v1", "--n-envs", "4", "--n-steps", "32", "--batch-size", "64"],
@@ -162,6 +163,32 @@ def test_a_killed_run_is_resumed(tmp_path):
     assert going_on.returncode == 0
     assert "Finishing this iteration" in rest
     assert "envfleet train --resume run" in " ".join(rest.split())
+
+
+@pytest.mark.parametrize(
+    ("kill", "backend"),
+    [(os.kill, "serial"), (os.kill, "process"), (os.killpg, "process")],
+    ids=["serial", "workers", "workers-too"],
+)
+def test_sigterm_finishes_the_iteration_and_saves(kill, backend, tmp_path):
+    words = [*SMALL, "--total-steps", "1e7", "--save-every", "1e7", "--eval-every", "0"]
+    running = subprocess.Popen(
+        command("train", *words, "--backend", backend, "--checkpoint-dir", "run"),
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert running.stdout is not None
+    assert any("Episode 10/" in line for line in iter(running.stdout.readline, ""))
+    kill(running.pid, signal.SIGTERM)
+    rest, stderr = running.communicate(timeout=30)
+    assert running.returncode == 0, stderr
+    assert "It was stopped; to go on:" in rest
+    kept = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
+    assert kept["ended"] == "stopped"
+    assert load(tmp_path / "run" / "latest.pt")["iteration"] == kept["iteration"] >= 10
 
 
 def test_a_second_ctrl_c_ends_at_once(tmp_path):

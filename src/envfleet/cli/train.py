@@ -1,7 +1,8 @@
 """``envfleet train``: from an environment's name to a trained policy that can be resumed.
 
-Owns the flags and how a run is shown: as a live view on a terminal, as lines elsewhere. Ctrl-C once
-finishes the iteration and saves, twice ends at once. What a run is lives in ``learn/train.py``.
+Owns the flags and how a run is shown: as a live view on a terminal, as lines elsewhere. Ctrl-C or
+SIGTERM once finishes the iteration and saves, twice ends at once. What a run is lives in
+``learn/train.py``.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ examples:
   envfleet train --resume runs/p
 
 The defaults are plain PPO's. Environments with a known recipe start from that, a file lies over the
-recipe, flags over both; the recipe is printed. Ctrl-C finishes the iteration, saves and ends; twice
-ends at once.
+recipe, flags over both; the recipe is printed. Ctrl-C or SIGTERM finishes the iteration, saves and
+ends; twice ends at once.
 """
 
 

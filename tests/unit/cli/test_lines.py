@@ -158,6 +158,19 @@ class TestInterrupts:
         assert said == ["first"]
         assert signal.getsignal(signal.SIGINT) is before
 
+    @pytest.mark.parametrize("numbers", [(signal.SIGTERM,) * 2, (signal.SIGTERM, signal.SIGINT)])
+    def test_sigterm_is_heard_as_ctrl_c_is(self, numbers):
+        before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        try:
+            with Interrupts(lambda: None) as interrupts:
+                os.kill(os.getpid(), numbers[0])
+                assert interrupts.is_asked
+                with pytest.raises(KeyboardInterrupt):
+                    os.kill(os.getpid(), numbers[1])
+            assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
+        finally:
+            signal.signal(signal.SIGTERM, before)
+
     def test_lines_say_so_and_stop(self):
         stream = io.StringIO()
         with Lines(stream, OPTIONS) as lines:
