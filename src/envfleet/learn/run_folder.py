@@ -50,6 +50,9 @@ _EMBEDDED_BYTES = 4_000_000
 WORTH_SAYING = 0.1
 """Share of the time from which on a part is worth a remedy on the page."""
 
+_UNDER_WAY = "is_under_way"
+"""In run.json: whether a process trains, or was ended before it could say that it does no more."""
+
 FACTS_OF = ("envfleet", "numpy", "gymnasium", "torch")
 """Packages that every result depends on."""
 
@@ -77,6 +80,11 @@ class RunFolder:
         """Whether somebody trained in it before."""
         return (self.folder / RUN_FILE).exists()
 
+    @property
+    def was_cut_off(self) -> bool:
+        """Whether somebody trained in it and could not note how that ended, as after a kill."""
+        return self.holds_a_run and bool(self._about().get(_UNDER_WAY))
+
     def begin(
         self, options: Any, ppo: Any, *, iterations: int, packages: Iterable[str] = ()
     ) -> None:
@@ -87,12 +95,13 @@ class RunFolder:
             # as they are today: a later version may have others
             "defaults": {"options": defaults(options), "ppo": defaults(ppo)},
             "iterations": iterations,
+            _UNDER_WAY: True,
             **facts.collect((*FACTS_OF, *packages)),
         }
         about["command"] = command(about["options"]["env"], settings(about))
         if about["options"]["wandb"]:
             about["wandb_id"] = secrets.token_hex(4)
-        rewrite(self.folder / RUN_FILE, json.dumps(about, indent=2) + "\n")
+        self._tell(about)
         (self.folder / METRICS_FILE).unlink(missing_ok=True)
         self._open(about, start_steps=0, noted_steps=-1)
 
@@ -100,10 +109,10 @@ class RunFolder:
         self, env_steps: int, packages: Iterable[str] = (), *, owes_evaluation: bool = False
     ) -> None:
         """Continue from a checkpoint: what was noted after it will be noted again."""
-        about = json.loads((self.folder / RUN_FILE).read_text())
+        about = self._about() | {_UNDER_WAY: True}
         part = {"env_steps": env_steps, **facts.collect((*FACTS_OF, *packages))}
         about.setdefault("resumed", []).append(part)
-        rewrite(self.folder / RUN_FILE, json.dumps(about, indent=2) + "\n")
+        self._tell(about)
         lines = read_lines(self.folder / METRICS_FILE)
         kept = [line for line in lines if line["env_steps"] <= env_steps]
         if owes_evaluation:
@@ -136,10 +145,18 @@ class RunFolder:
         self._sinks.close()
         self._sinks = Sinks()
         try:
+            self._tell(self._about() | {_UNDER_WAY: False})
             return write_report(self.folder)
         except Exception as exc:  # whatever it is, it must not make a failure of a finished run
             _warn(f"{self.report} could not be written ({exc}); the run itself is whole")
             return self.report
+
+    def _about(self) -> dict[str, Any]:
+        about: dict[str, Any] = json.loads((self.folder / RUN_FILE).read_text())
+        return about
+
+    def _tell(self, about: Mapping[str, Any]) -> None:
+        rewrite(self.folder / RUN_FILE, json.dumps(about, indent=2) + "\n")
 
     def _open(self, about: Mapping[str, Any], *, start_steps: int, noted_steps: int) -> None:
         self._kept_incidents = len(read_lines(self.folder / INCIDENTS_FILE))

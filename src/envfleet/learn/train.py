@@ -26,7 +26,8 @@ import torch
 
 from envfleet.adapters.gymnasium import FleetVectorEnv, make_vec
 from envfleet.adapters.names import find
-from envfleet.engine.auto import choose_start_method, plan_fleet
+from envfleet.engine.auto import Plan, choose_start_method, plan_fleet
+from envfleet.engine.machine import usable_cores
 from envfleet.engine.options import (
     BackendName,
     Deadlines,
@@ -50,6 +51,9 @@ DEVICES = re.compile(r"auto|cpu|mps|cuda(:\d+)?")
 MIN_GAIN = 1.5
 """What workers must promise: between the policy's turns they fall asleep, and waking them takes
 longer than a round trip from step to step."""
+CUT_OFF = (
+    "the run was cut off before, and an environment that ends its process would do that again here"
+)
 RECENT = 100
 """Episodes in the mean that is shown."""
 
@@ -240,7 +244,8 @@ def _train_alone(
     if not is_resumed and folder.holds_a_run:
         raise ConfigError(f"{run_dir} holds a run already; resume it, or choose another folder")
     started_s = time.perf_counter()
-    with opened(options, ppo) as trainer:
+    is_wary = is_resumed and folder.was_cut_off
+    with opened(options, ppo, is_wary=is_wary) as trainer:
         run = _Run(options, ppo, trainer, checkpoints, folder, watcher, started_s)
         if is_resumed and not checkpoints.is_empty:
             checkpoints.newest(str(trainer.device), take=run.take)
@@ -273,26 +278,38 @@ def _train_alone(
 
 
 @contextmanager
-def opened(options: TrainOptions, ppo: PPOOptions) -> Iterator[PPOTrainer]:
-    """A trainer on a fleet of its own, as a run has them at its beginning."""
+def opened(
+    options: TrainOptions, ppo: PPOOptions, *, is_wary: bool = False
+) -> Iterator[PPOTrainer]:
+    """A trainer on a fleet of its own, as a run has them at its beginning.
+
+    Args:
+        options: Of the run.
+        ppo: How to learn.
+        is_wary: Whether the environments may take their process along: then that is never this one,
+            unless it was asked for.
+    """
     device = _device(options.device)
-    with closing(_fleet(options, ppo)) as envs, _one_thread():
+    with closing(_fleet(options, ppo, is_wary)) as envs, _one_thread():
         yield PPOTrainer(envs, ppo, seed=options.seed, device=device)
 
 
-def _fleet(options: TrainOptions, ppo: PPOOptions) -> FleetVectorEnv:
+def _fleet(options: TrainOptions, ppo: PPOOptions, is_wary: bool) -> FleetVectorEnv:
     backend, num_workers, why = options.backend, options.num_workers, None
     if backend == "auto" and num_workers is None:
         # restarts alone would call for processes, but an environment that raises costs its episode
         # in this process too, and for small ones that is much the faster place
         method = choose_start_method(options.parallel_start_method)
-        env_fns = [env_fn(options)] * options.n_envs
-        plan = plan_fleet(
-            env_fns,
-            method,
-            may_be_serial=not options.has_deadlines,
-            min_gain=MIN_GAIN,
-            deadlines=Deadlines(step_s=options.step_timeout_s, reset_s=options.reset_timeout_s),
+        plan = (
+            Plan("process", method, min(usable_cores(), options.n_envs), CUT_OFF)
+            if is_wary
+            else plan_fleet(
+                [env_fn(options)] * options.n_envs,
+                method,
+                may_be_serial=not options.has_deadlines,
+                min_gain=MIN_GAIN,
+                deadlines=Deadlines(step_s=options.step_timeout_s, reset_s=options.reset_timeout_s),
+            )
         )
         backend, num_workers, why = plan.backend, plan.num_workers, plan.describe(options.n_envs)
     envs = make_vec(

@@ -299,6 +299,77 @@ def test_an_evaluation_that_took_the_run_along_is_made_up_for_and_costs_itself(t
     assert not load(tmp_path / "run" / "latest.pt")["owes_evaluation"]
 
 
+ENDS_ITS_PROCESS = """
+import os, pathlib, sys
+import gymnasium
+from envfleet.learn.train import TrainOptions, train
+from tests.unit.learn.test_train import PPO
+
+class Ends(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(-1, 1, (1,))
+    action_space = gymnasium.spaces.Discrete(2)
+    made = 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.left = 10
+        self.is_fatal = seed == 1 or (seed is None and self.is_fatal)
+        return self.observation_space.low, {}
+
+    def step(self, action):
+        self.left -= 1
+        self.made += 1
+        if self.made == 40 and self.is_fatal:
+            os._exit(3)
+        return self.observation_space.low, 1.0, self.left == 0, False, {}
+
+if __name__ == "__main__":
+    options = TrainOptions(
+        f"{__file__}:Ends", n_envs=2, num_episodes=5, save_every=32, eval_episodes=1
+    )
+    run = pathlib.Path(sys.argv[1])
+    outcome = train(options, PPO, run, is_resumed=run.exists())
+    print(outcome.env_steps, outcome.incidents)
+"""
+
+
+def test_an_environment_that_ended_the_run_costs_its_episode_once_that_goes_on(tmp_path):
+    (tmp_path / "ends.py").write_text(ENDS_ITS_PROCESS)
+    words = [sys.executable, str(tmp_path / "ends.py"), str(tmp_path / "run")]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([os.getcwd(), *sys.path])}
+
+    first = subprocess.run(words, env=env, check=False)
+    assert first.returncode == 3
+    assert load(tmp_path / "run" / "latest.pt")["iteration"] == 2
+    second = subprocess.run(words, env=env, check=False, capture_output=True, text=True)
+
+    assert second.stdout == "160 1\n", second.stderr
+
+
+class Told(Watcher):
+    def begun(self, envs, start_steps):
+        self.plan = envs.plan
+
+
+@pytest.mark.parametrize("backend", ["auto", "serial"])
+def test_a_run_that_was_cut_off_goes_on_in_workers_unless_told_otherwise(backend, tmp_path):
+    class CutOff(StopAt):
+        def should_stop(self):
+            if super().should_stop():
+                raise KeyboardInterrupt
+            return False
+
+    options, told = replace(RUN, backend=backend), Told()
+    with pytest.raises(KeyboardInterrupt):
+        train(options, PPO, tmp_path / "cut", CutOff(4))
+    train(options, PPO, tmp_path / "cut", told, is_resumed=True)
+    train(options, PPO, tmp_path / "whole")
+    assert ("the run was cut off" in told.plan) == (backend == "auto")
+    assert weights(tmp_path / "cut") == weights(tmp_path / "whole")
+    train(options, PPO, tmp_path / "cut", told, is_resumed=True)
+    assert "the run was cut off" not in told.plan
+
+
 def test_deadlines_call_for_workers(tmp_path):
     options = TrainOptions("CartPole-v1", n_envs=2, num_episodes=1, step_timeout_s=60.0)
     with opened(options, PPO) as trainer:
