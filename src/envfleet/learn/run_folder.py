@@ -29,6 +29,7 @@ from typing import Any
 
 from envfleet.adapters.names import label
 from envfleet.engine.incident import Incident
+from envfleet.errors import CheckpointError, ConfigError
 from envfleet.learn.accounting import advice, shares, verdict
 from envfleet.observe import facts, tensorboard
 from envfleet.observe.figures import SECONDS, Figures
@@ -49,6 +50,9 @@ _EMBEDDED_BYTES = 4_000_000
 
 WORTH_SAYING = 0.1
 """Share of the time from which on a part is worth a remedy on the page."""
+
+IDENTITY = "identity"
+"""In run.json and in every checkpoint: which run it is."""
 
 _UNDER_WAY = "is_under_way"
 """In run.json: whether a process trains, or was ended before it could say that it does no more."""
@@ -86,10 +90,17 @@ class RunFolder:
         return self.holds_a_run and bool(self._about().get(_UNDER_WAY))
 
     def begin(
-        self, options: Any, ppo: Any, *, iterations: int, packages: Iterable[str] = ()
+        self,
+        options: Any,
+        ppo: Any,
+        *,
+        identity: str,
+        iterations: int,
+        packages: Iterable[str] = (),
     ) -> None:
         """Start afresh: say what was asked for, forget what an unsaved beginning left."""
         about: dict[str, Any] = {
+            IDENTITY: identity,
             "options": asdict(options),
             "ppo": asdict(ppo),
             # as they are today: a later version may have others
@@ -288,6 +299,31 @@ def read_record(folder: Path) -> RunRecord:
         resumed=about.get("resumed", []),
         video=_last_video(folder / VIDEOS),
     )
+
+
+def new_identity() -> str:
+    """What tells a run from all others, also from one with the same options."""
+    return secrets.token_hex(8)
+
+
+def read_identity(folder: Path) -> str:
+    """That of the run in this folder."""
+    identity = json.loads((folder / RUN_FILE).read_text()).get(IDENTITY)
+    if not isinstance(identity, str):
+        raise CheckpointError(
+            str(folder),
+            f"has a {RUN_FILE} that does not say which run it is, as earlier versions of envfleet "
+            "wrote it; start another run",
+        )
+    return identity
+
+
+def check_identity(identity: str, state: Mapping[str, Any]) -> None:
+    """Refuse a checkpoint's state that is of another run."""
+    theirs = state.get(IDENTITY)
+    if theirs != identity:
+        whose = "does not say of which run it is" if theirs is None else f"is of run {theirs}"
+        raise ConfigError(f"it {whose}, and {RUN_FILE} is of run {identity}")
 
 
 def write_report(folder: Path) -> Path:

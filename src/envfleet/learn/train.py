@@ -43,7 +43,14 @@ from envfleet.learn.checkpoint import CheckpointFolder, fitting, load
 from envfleet.learn.evaluate import EVALUATION_SEED, Evaluation, evaluate
 from envfleet.learn.options import check_seed
 from envfleet.learn.ppo import Agent, Learned, PPOOptions, PPOTrainer
-from envfleet.learn.run_folder import RUN_FILE, RunFolder
+from envfleet.learn.run_folder import (
+    IDENTITY,
+    RUN_FILE,
+    RunFolder,
+    check_identity,
+    new_identity,
+    read_identity,
+)
 from envfleet.observe import video, weights_and_biases
 from envfleet.observe.figures import SECONDS
 
@@ -248,6 +255,7 @@ def _train_alone(
     with opened(options, ppo, is_wary=is_wary) as trainer:
         run = _Run(options, ppo, trainer, checkpoints, folder, watcher, started_s)
         if is_resumed and not checkpoints.is_empty:
+            run.identity = read_identity(run_dir)
             checkpoints.newest(str(trainer.device), take=run.take)
             run.go_on()
             watcher.resumed(run.best)
@@ -381,6 +389,7 @@ class _Run:
     ) -> None:
         self._options, self._ppo, self._trainer = options, ppo, trainer
         self._checkpoints, self._folder, self._watcher = checkpoints, folder, watcher
+        self.identity = new_identity()
         self._iterations = options.iterations(ppo)
         self._number = 0
         self._recent: deque[tuple[float, int]] = deque(maxlen=RECENT)
@@ -398,13 +407,18 @@ class _Run:
 
     def begin(self) -> None:
         self._rehearse()
-        packages = _packages(self._options.env)
-        iterations = self._iterations
-        self._folder.begin(self._options, self._ppo, iterations=iterations, packages=packages)
+        self._folder.begin(
+            self._options,
+            self._ppo,
+            identity=self.identity,
+            iterations=self._iterations,
+            packages=_packages(self._options.env),
+        )
         self._start_up_s = self._clock.elapsed_s
 
     def take(self, state: dict[str, Any]) -> None:
         """Stand where a checkpoint was made."""
+        check_identity(self.identity, state)
         self._trainer.load(state["trainer"])
         self._number, self.best = state["iteration"], state["best"]
         self._recent = deque(state["recent"], maxlen=RECENT)
@@ -551,6 +565,7 @@ class _Run:
 
     def _state(self, trainer: dict[str, Any], *, owes_evaluation: bool = False) -> dict[str, Any]:
         return {
+            IDENTITY: self.identity,
             "trainer": trainer,
             "iteration": self._number,
             "best": self.best,
@@ -652,8 +667,10 @@ def load_agent(path: Path) -> tuple[TrainOptions, Agent]:
     env = env_fn(options)()
     agent = Agent(env.observation_space, env.action_space, ppo, torch.device("cpu"), options.seed)
     env.close()
+    identity = read_identity(run_dir)
 
     def take(state: dict[str, Any]) -> None:
+        check_identity(identity, state)
         agent.load(state["trainer"])
 
     if path.is_dir():

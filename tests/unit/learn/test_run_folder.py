@@ -92,7 +92,7 @@ class TestCommand:
 
     def test_plain_options_need_no_flags(self, tmp_path):
         folder = RunFolder(tmp_path)
-        folder.begin(TrainOptions("X", tensorboard=True), PPOOptions(), iterations=1)
+        folder.begin(TrainOptions("X", tensorboard=True), PPOOptions(), identity="a", iterations=1)
         assert about(tmp_path)["command"] == "envfleet train --env X --no-recipe"
 
 

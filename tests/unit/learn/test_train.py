@@ -461,8 +461,13 @@ def test_a_checkpoint_of_another_run_is_said_to_be_one(tmp_path):
         (replace(RUN, n_envs=2), PPO),
         (RUN, replace(PPO, hidden=(8, 8))),
         (RUN, replace(PPO, memory="gru")),
+        (replace(RUN, seed=1), PPO),
+        (RUN, PPO),
     ],
-    ids=["another environment", "fewer slots", "another network", "a memory"],
+    ids=[
+        *("another environment", "fewer slots", "another network", "a memory", "another seed"),
+        "all the same",
+    ],
 )
 def test_a_checkpoint_of_another_run_gives_way_to_the_one_before(options, ppo, tmp_path):
     train(RUN, PPO, tmp_path / "whole")
@@ -477,6 +482,17 @@ def test_a_checkpoint_of_another_run_gives_way_to_the_one_before(options, ppo, t
 
     assert weights(tmp_path / "mine") == weights(tmp_path / "whole")
     assert untimed(tmp_path / "mine") == untimed(tmp_path / "whole")
+
+
+def test_a_run_of_which_nobody_says_which_it_is_is_refused(tmp_path):
+    train(RUN, PPO, tmp_path, StopAt(1))
+    about = json.loads((tmp_path / "run.json").read_text())
+    del about["identity"]
+    (tmp_path / "run.json").write_text(json.dumps(about))
+    with pytest.raises(errors.CheckpointError, match="does not say which run it is"):
+        train(RUN, PPO, tmp_path, is_resumed=True)
+    with pytest.raises(errors.CheckpointError, match="does not say which run it is"):
+        load_agent(tmp_path)
 
 
 def test_an_agent_too_is_the_newest_that_fits(tmp_path):
