@@ -57,6 +57,9 @@ IDENTITY = "identity"
 _UNDER_WAY = "is_under_way"
 """In run.json: whether a process trains, or was ended before it could say that it does no more."""
 
+_HAS_KEPT = "has_kept_checkpoints"
+"""In run.json: if none is there any more, somebody took them away."""
+
 FACTS_OF = ("envfleet", "numpy", "gymnasium", "torch")
 """Packages that every result depends on."""
 
@@ -69,6 +72,7 @@ class RunFolder:
         self._sinks = Sinks()
         self._seen_incidents = 0
         self._kept_incidents = 0
+        self._is_kept_noted = False
 
     @property
     def report(self) -> Path:
@@ -88,6 +92,21 @@ class RunFolder:
     def was_cut_off(self) -> bool:
         """Whether somebody trained in it and could not note how that ended, as after a kill."""
         return self.holds_a_run and bool(self._about().get(_UNDER_WAY))
+
+    @property
+    def has_kept(self) -> bool:
+        """Whether the run has ever kept a checkpoint, be it still there or not."""
+        return self.holds_a_run and bool(self._about().get(_HAS_KEPT))
+
+    def kept(self) -> None:
+        """Note that a checkpoint was kept."""
+        if self._is_kept_noted:
+            return
+        try:
+            self._tell(self._about() | {_HAS_KEPT: True})
+        except OSError:  # the disk is full; there will be another one
+            return
+        self._is_kept_noted = True
 
     def begin(
         self,

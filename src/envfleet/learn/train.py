@@ -250,6 +250,12 @@ def _train_alone(
     checkpoints.prepare()
     if not is_resumed and folder.holds_a_run:
         raise ConfigError(f"{run_dir} holds a run already; resume it, or choose another folder")
+    if is_resumed and checkpoints.is_empty and folder.has_kept:
+        raise CheckpointError(
+            str(run_dir),
+            "has lost its checkpoints: the run kept some, and there is none any more; put one "
+            "back, or start another run in another folder",
+        )
     started_s = time.perf_counter()
     is_wary = is_resumed and folder.was_cut_off
     with opened(options, ppo, is_wary=is_wary) as trainer:
@@ -625,6 +631,7 @@ class _Run:
             self._owed_best = None
         self._checkpoints.write(steps, state, is_best=self._owed_best is not None)
         self._saved, self._owes_save, self._owed_best = steps, False, None
+        self._folder.kept()
 
     def _note(self, **figures: Any) -> None:
         line = {"iteration": self._number, **figures, **self._clock.lap()}

@@ -54,6 +54,13 @@ class StopAt(Watcher):
         return self.seen == self.number
 
 
+class CutOff(StopAt):
+    def should_stop(self):
+        if super().should_stop():
+            raise KeyboardInterrupt
+        return False
+
+
 def metrics(folder):
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
@@ -137,12 +144,22 @@ def test_a_finished_run_has_nothing_left_to_do(tmp_path):
 
 def test_a_run_that_was_ended_before_its_first_checkpoint_begins_again(tmp_path):
     train(RUN, PPO, tmp_path / "whole")
-    (tmp_path / "early").mkdir()
-    for name in ("run.json", "metrics.jsonl"):
-        (tmp_path / "early" / name).write_text((tmp_path / "whole" / name).read_text())
+    with pytest.raises(KeyboardInterrupt):
+        train(RUN, PPO, tmp_path / "early", CutOff(2))
+    assert len(metrics(tmp_path / "early")) == 2
     train(*resumed_options(tmp_path / "early"), tmp_path / "early", is_resumed=True)
     assert weights(tmp_path / "early") == weights(tmp_path / "whole")
     assert untimed(tmp_path / "early") == untimed(tmp_path / "whole")
+
+
+def test_a_run_that_has_lost_its_checkpoints_is_not_begun_again(tmp_path):
+    train(RUN, PPO, tmp_path, StopAt(5))
+    noted = metrics(tmp_path)
+    for path in tmp_path.glob("*.pt"):
+        path.unlink()
+    with pytest.raises(errors.CheckpointError, match="has lost its checkpoints"):
+        train(RUN, PPO, tmp_path, is_resumed=True)
+    assert metrics(tmp_path) == noted
 
 
 def test_options_that_fail_leave_no_run_behind(tmp_path):
@@ -353,12 +370,6 @@ class Told(Watcher):
 
 @pytest.mark.parametrize("backend", ["auto", "serial"])
 def test_a_run_that_was_cut_off_goes_on_in_workers_unless_told_otherwise(backend, tmp_path):
-    class CutOff(StopAt):
-        def should_stop(self):
-            if super().should_stop():
-                raise KeyboardInterrupt
-            return False
-
     options, told = replace(RUN, backend=backend), Told()
     with pytest.raises(KeyboardInterrupt):
         train(options, PPO, tmp_path / "cut", CutOff(4))
