@@ -10,6 +10,7 @@ import time
 import pytest
 
 from envfleet.cli import main
+from envfleet.learn.checkpoint import load
 
 pytestmark = pytest.mark.timeout(500)
 """Several programs may be started by a test, each with a limit of its own."""
@@ -121,6 +122,24 @@ def test_an_environment_of_one_s_own_is_found_again(tmp_path):
     assert json.loads(played)["mean_return"] == 5.0
 
 
+STUMBLES = MAZE.replace(
+    "self.left -= 1",
+    """self.left -= 1
+        self.made = getattr(self, "made", 0) + 1
+        if self.made == 40:
+            raise ValueError("stumbled")""",
+)
+
+
+def test_incidents_are_told_on_the_way_and_at_the_end(tmp_path):
+    (tmp_path / "maze.py").write_text(STUMBLES)
+    words = ["--env", "maze.py:Maze", "--n-envs", 2, "--n-steps", 16, "--num-episodes", 3]
+    more = ["--backend", "serial", "--checkpoint-dir", "run"]
+    printed = run("train", *words, *more, folder=tmp_path).stdout
+    assert "  incidents: 2  |  these episodes are lost, the run goes on" in printed
+    assert "\n2 incidents: see run/incidents.jsonl\n" in printed
+
+
 def wait_for(path, seconds=30.0):
     limit_s = time.monotonic() + seconds
     while not path.exists():
@@ -147,6 +166,32 @@ def test_a_killed_run_is_resumed(tmp_path):
     assert going_on.returncode == 0
     assert "Finishing this iteration" in rest
     assert "envfleet train --resume run" in " ".join(rest.split())
+
+
+@pytest.mark.parametrize(
+    ("kill", "backend"),
+    [(os.kill, "serial"), (os.kill, "process"), (os.killpg, "process")],
+    ids=["serial", "workers", "workers-too"],
+)
+def test_sigterm_finishes_the_iteration_and_saves(kill, backend, tmp_path):
+    words = [*SMALL, "--total-steps", "1e7", "--save-every", "1e7", "--eval-every", "0"]
+    running = subprocess.Popen(
+        command("train", *words, "--backend", backend, "--checkpoint-dir", "run"),
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert running.stdout is not None
+    assert any("Episode 10/" in line for line in iter(running.stdout.readline, ""))
+    kill(running.pid, signal.SIGTERM)
+    rest, stderr = running.communicate(timeout=30)
+    assert running.returncode == 0, stderr
+    assert "It was stopped; to go on:" in rest
+    kept = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
+    assert kept["ended"] == "stopped"
+    assert load(tmp_path / "run" / "latest.pt")["iteration"] == kept["iteration"] >= 10
 
 
 def test_a_second_ctrl_c_ends_at_once(tmp_path):

@@ -1,6 +1,7 @@
 """Ctrl-C in two steps, the first asks for an end, the second makes it; and in one while importing.
 
-Law: outside, a Ctrl-C means what it meant before.
+SIGTERM, by which schedulers and containers ask for an end, is heard as Ctrl-C is. Worker processes
+hear neither here: they have handlers of their own. Law: outside, both mean what they meant before.
 """
 
 from __future__ import annotations
@@ -39,21 +40,23 @@ def _end(number: int, frame: FrameType | None) -> None:
 
 
 class Interrupts:
-    """Counts Ctrl-C while it is entered."""
+    """Counts Ctrl-C and SIGTERM while it is entered."""
 
     def __init__(self, on_first: Callable[[], None]) -> None:
         """Call `on_first` at the first one, in the middle of whatever is being done."""
         self._on_first = on_first
-        self._before: Any = None
+        self._before: dict[signal.Signals, Any] = {}
         self.is_asked = False
         """Whether somebody asked for an end."""
 
     def __enter__(self) -> Self:
-        self._before = signal.signal(signal.SIGINT, self._hear)
+        for one in (signal.SIGINT, signal.SIGTERM):
+            self._before[one] = signal.signal(one, self._hear)
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        signal.signal(signal.SIGINT, self._before)
+        for one, before in self._before.items():
+            signal.signal(one, before)
 
     def _hear(self, number: int, frame: FrameType | None) -> None:
         if self.is_asked:

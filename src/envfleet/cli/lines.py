@@ -11,10 +11,11 @@ from envfleet.cli.interrupts import Interrupts
 from envfleet.learn.evaluate import Evaluation
 from envfleet.learn.train import Iteration, TrainOptions, Watcher
 
-__all__ = ["FINISHING", "Lines", "begin_lines", "clock", "iteration_lines"]
+__all__ = ["FINISHING", "LOST", "Lines", "begin_lines", "clock", "iteration_lines"]
 
 ANNOUNCE_EVERY = 10
 """Iterations between the lines that are printed."""
+LOST = "these episodes are lost, the run goes on"
 FINISHING = "Finishing this iteration; press Ctrl-C again to end at once"
 
 
@@ -27,6 +28,7 @@ class Lines(Watcher):
         self._interrupts = Interrupts(self._finishing)
         self._begun_s, self._start_steps = time.monotonic(), 0
         self._is_first = True
+        self._incidents = 0
 
     def __enter__(self) -> Self:
         self._interrupts.__enter__()
@@ -57,6 +59,9 @@ class Lines(Watcher):
         rate = (iteration.env_steps - self._start_steps) / max(elapsed_s, 1e-9)
         for line in iteration_lines(iteration, self._options.n_envs, rate):
             self.say(line)
+        if iteration.incidents != self._incidents:
+            self._incidents = iteration.incidents
+            self.say(f"  incidents: {iteration.incidents}  |  {LOST}")
 
     def evaluated(self, env_steps: int, evaluation: Evaluation) -> None:
         """Show how good the policy is."""

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Self, TextIO
 from envfleet.adapters.gymnasium import FleetVectorEnv
 from envfleet.adapters.names import label
 from envfleet.cli.interrupts import Interrupts
-from envfleet.cli.lines import FINISHING, clock
+from envfleet.cli.lines import FINISHING, LOST, clock
 from envfleet.cli.report import Text
 from envfleet.cli.screen import RichScreen
 from envfleet.learn.evaluate import Evaluation
@@ -265,7 +265,7 @@ def _evaluation(facts: Facts) -> list[Part]:
 def _incidents(number: int) -> list[Part]:
     if not number:
         return [("none", "dim")]
-    return [(f"{number}", "bold yellow"), ("  these episodes are lost, the run goes on", "")]
+    return [(f"{number}", "bold yellow"), (f"  {LOST}", "")]
 
 
 def sparkline(values: Sequence[float], width: int) -> str:

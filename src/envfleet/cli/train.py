@@ -1,7 +1,8 @@
 """``envfleet train``: from an environment's name to a trained policy that can be resumed.
 
-Owns the flags and how a run is shown: as a live view on a terminal, as lines elsewhere. Ctrl-C once
-finishes the iteration and saves, twice ends at once. What a run is lives in ``learn/train.py``.
+Owns the flags and how a run is shown: as a live view on a terminal, as lines elsewhere. Ctrl-C or
+SIGTERM once finishes the iteration and saves, twice ends at once. What a run is lives in
+``learn/train.py``.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from envfleet.cli.report import Block, Code, Report, Text
 from envfleet.cli.screen import can_redraw
 from envfleet.errors import ConfigError, EnvConstructionFailed
 from envfleet.learn.ppo import PPOOptions
+from envfleet.learn.run_folder import INCIDENTS_FILE
 from envfleet.learn.train import Outcome, TrainOptions, resumed_options, train
 
 __all__ = ["add_arguments", "run"]
@@ -36,8 +38,8 @@ examples:
   envfleet train --resume runs/p
 
 The defaults are plain PPO's. Environments with a known recipe start from that, a file lies over the
-recipe, flags over both; the recipe is printed. Ctrl-C finishes the iteration, saves and ends; twice
-ends at once.
+recipe, flags over both; the recipe is printed. Ctrl-C or SIGTERM finishes the iteration, saves and
+ends; twice ends at once.
 """
 
 
@@ -134,6 +136,9 @@ def _report(outcome: Outcome) -> Report:
             f"({best}). How long a run is, is part of it; for a longer one start another."
         )
     blocks: list[Block] = [Text(told, "ok")]
+    if outcome.incidents:
+        many = "1 incident" if outcome.incidents == 1 else f"{outcome.incidents:,} incidents"
+        blocks.append(Text(f"{many}: see {outcome.run_dir / INCIDENTS_FILE}", "warn"))
     if outcome.is_stopped:
         blocks += [
             Text("It was stopped; to go on:"),

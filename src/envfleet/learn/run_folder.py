@@ -29,6 +29,7 @@ from typing import Any
 
 from envfleet.adapters.names import label
 from envfleet.engine.incident import Incident
+from envfleet.errors import CheckpointError, ConfigError
 from envfleet.learn.accounting import advice, shares, verdict
 from envfleet.observe import facts, tensorboard
 from envfleet.observe.figures import SECONDS, Figures
@@ -50,6 +51,15 @@ _EMBEDDED_BYTES = 4_000_000
 WORTH_SAYING = 0.1
 """Share of the time from which on a part is worth a remedy on the page."""
 
+IDENTITY = "identity"
+"""In run.json and in every checkpoint: which run it is."""
+
+_UNDER_WAY = "is_under_way"
+"""In run.json: whether a process trains, or was ended before it could say that it does no more."""
+
+_HAS_KEPT = "has_kept_checkpoints"
+"""In run.json: if none is there any more, somebody took them away."""
+
 FACTS_OF = ("envfleet", "numpy", "gymnasium", "torch")
 """Packages that every result depends on."""
 
@@ -62,6 +72,7 @@ class RunFolder:
         self._sinks = Sinks()
         self._seen_incidents = 0
         self._kept_incidents = 0
+        self._is_kept_noted = False
 
     @property
     def report(self) -> Path:
@@ -77,22 +88,50 @@ class RunFolder:
         """Whether somebody trained in it before."""
         return (self.folder / RUN_FILE).exists()
 
+    @property
+    def was_cut_off(self) -> bool:
+        """Whether somebody trained in it and could not note how that ended, as after a kill."""
+        return self.holds_a_run and bool(self._about().get(_UNDER_WAY))
+
+    @property
+    def has_kept(self) -> bool:
+        """Whether the run has ever kept a checkpoint, be it still there or not."""
+        return self.holds_a_run and bool(self._about().get(_HAS_KEPT))
+
+    def kept(self) -> None:
+        """Note that a checkpoint was kept."""
+        if self._is_kept_noted:
+            return
+        try:
+            self._tell(self._about() | {_HAS_KEPT: True})
+        except OSError:  # the disk is full; there will be another one
+            return
+        self._is_kept_noted = True
+
     def begin(
-        self, options: Any, ppo: Any, *, iterations: int, packages: Iterable[str] = ()
+        self,
+        options: Any,
+        ppo: Any,
+        *,
+        identity: str,
+        iterations: int,
+        packages: Iterable[str] = (),
     ) -> None:
         """Start afresh: say what was asked for, forget what an unsaved beginning left."""
         about: dict[str, Any] = {
+            IDENTITY: identity,
             "options": asdict(options),
             "ppo": asdict(ppo),
             # as they are today: a later version may have others
             "defaults": {"options": defaults(options), "ppo": defaults(ppo)},
             "iterations": iterations,
+            _UNDER_WAY: True,
             **facts.collect((*FACTS_OF, *packages)),
         }
         about["command"] = command(about["options"]["env"], settings(about))
         if about["options"]["wandb"]:
             about["wandb_id"] = secrets.token_hex(4)
-        rewrite(self.folder / RUN_FILE, json.dumps(about, indent=2) + "\n")
+        self._tell(about)
         (self.folder / METRICS_FILE).unlink(missing_ok=True)
         self._open(about, start_steps=0, noted_steps=-1)
 
@@ -100,10 +139,10 @@ class RunFolder:
         self, env_steps: int, packages: Iterable[str] = (), *, owes_evaluation: bool = False
     ) -> None:
         """Continue from a checkpoint: what was noted after it will be noted again."""
-        about = json.loads((self.folder / RUN_FILE).read_text())
+        about = self._about() | {_UNDER_WAY: True}
         part = {"env_steps": env_steps, **facts.collect((*FACTS_OF, *packages))}
         about.setdefault("resumed", []).append(part)
-        rewrite(self.folder / RUN_FILE, json.dumps(about, indent=2) + "\n")
+        self._tell(about)
         lines = read_lines(self.folder / METRICS_FILE)
         kept = [line for line in lines if line["env_steps"] <= env_steps]
         if owes_evaluation:
@@ -136,10 +175,18 @@ class RunFolder:
         self._sinks.close()
         self._sinks = Sinks()
         try:
+            self._tell(self._about() | {_UNDER_WAY: False})
             return write_report(self.folder)
         except Exception as exc:  # whatever it is, it must not make a failure of a finished run
             _warn(f"{self.report} could not be written ({exc}); the run itself is whole")
             return self.report
+
+    def _about(self) -> dict[str, Any]:
+        about: dict[str, Any] = json.loads((self.folder / RUN_FILE).read_text())
+        return about
+
+    def _tell(self, about: Mapping[str, Any]) -> None:
+        rewrite(self.folder / RUN_FILE, json.dumps(about, indent=2) + "\n")
 
     def _open(self, about: Mapping[str, Any], *, start_steps: int, noted_steps: int) -> None:
         self._kept_incidents = len(read_lines(self.folder / INCIDENTS_FILE))
@@ -271,6 +318,31 @@ def read_record(folder: Path) -> RunRecord:
         resumed=about.get("resumed", []),
         video=_last_video(folder / VIDEOS),
     )
+
+
+def new_identity() -> str:
+    """What tells a run from all others, also from one with the same options."""
+    return secrets.token_hex(8)
+
+
+def read_identity(folder: Path) -> str:
+    """That of the run in this folder."""
+    identity = json.loads((folder / RUN_FILE).read_text()).get(IDENTITY)
+    if not isinstance(identity, str):
+        raise CheckpointError(
+            str(folder),
+            f"has a {RUN_FILE} that does not say which run it is, as earlier versions of envfleet "
+            "wrote it; start another run",
+        )
+    return identity
+
+
+def check_identity(identity: str, state: Mapping[str, Any]) -> None:
+    """Refuse a checkpoint's state that is of another run."""
+    theirs = state.get(IDENTITY)
+    if theirs != identity:
+        whose = "does not say of which run it is" if theirs is None else f"is of run {theirs}"
+        raise ConfigError(f"it {whose}, and {RUN_FILE} is of run {identity}")
 
 
 def write_report(folder: Path) -> Path:

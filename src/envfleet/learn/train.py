@@ -26,7 +26,8 @@ import torch
 
 from envfleet.adapters.gymnasium import FleetVectorEnv, make_vec
 from envfleet.adapters.names import find
-from envfleet.engine.auto import choose_start_method, plan_fleet
+from envfleet.engine.auto import Plan, choose_start_method, plan_fleet
+from envfleet.engine.machine import usable_cores
 from envfleet.engine.options import (
     BackendName,
     Deadlines,
@@ -42,7 +43,14 @@ from envfleet.learn.checkpoint import CheckpointFolder, fitting, load
 from envfleet.learn.evaluate import EVALUATION_SEED, Evaluation, evaluate
 from envfleet.learn.options import check_seed
 from envfleet.learn.ppo import Agent, Learned, PPOOptions, PPOTrainer
-from envfleet.learn.run_folder import RUN_FILE, RunFolder
+from envfleet.learn.run_folder import (
+    IDENTITY,
+    RUN_FILE,
+    RunFolder,
+    check_identity,
+    new_identity,
+    read_identity,
+)
 from envfleet.observe import video, weights_and_biases
 from envfleet.observe.figures import SECONDS
 
@@ -50,6 +58,9 @@ DEVICES = re.compile(r"auto|cpu|mps|cuda(:\d+)?")
 MIN_GAIN = 1.5
 """What workers must promise: between the policy's turns they fall asleep, and waking them takes
 longer than a round trip from step to step."""
+CUT_OFF = (
+    "the run was cut off before, and an environment that ends its process would do that again here"
+)
 RECENT = 100
 """Episodes in the mean that is shown."""
 
@@ -239,10 +250,18 @@ def _train_alone(
     checkpoints.prepare()
     if not is_resumed and folder.holds_a_run:
         raise ConfigError(f"{run_dir} holds a run already; resume it, or choose another folder")
+    if is_resumed and checkpoints.is_empty and folder.has_kept:
+        raise CheckpointError(
+            str(run_dir),
+            "has lost its checkpoints: the run kept some, and there is none any more; put one "
+            "back, or start another run in another folder",
+        )
     started_s = time.perf_counter()
-    with opened(options, ppo) as trainer:
+    is_wary = is_resumed and folder.was_cut_off
+    with opened(options, ppo, is_wary=is_wary) as trainer:
         run = _Run(options, ppo, trainer, checkpoints, folder, watcher, started_s)
         if is_resumed and not checkpoints.is_empty:
+            run.identity = read_identity(run_dir)
             checkpoints.newest(str(trainer.device), take=run.take)
             run.go_on()
             watcher.resumed(run.best)
@@ -273,26 +292,38 @@ def _train_alone(
 
 
 @contextmanager
-def opened(options: TrainOptions, ppo: PPOOptions) -> Iterator[PPOTrainer]:
-    """A trainer on a fleet of its own, as a run has them at its beginning."""
+def opened(
+    options: TrainOptions, ppo: PPOOptions, *, is_wary: bool = False
+) -> Iterator[PPOTrainer]:
+    """A trainer on a fleet of its own, as a run has them at its beginning.
+
+    Args:
+        options: Of the run.
+        ppo: How to learn.
+        is_wary: Whether the environments may take their process along: then that is never this one,
+            unless it was asked for.
+    """
     device = _device(options.device)
-    with closing(_fleet(options, ppo)) as envs, _one_thread():
+    with closing(_fleet(options, ppo, is_wary)) as envs, _one_thread():
         yield PPOTrainer(envs, ppo, seed=options.seed, device=device)
 
 
-def _fleet(options: TrainOptions, ppo: PPOOptions) -> FleetVectorEnv:
+def _fleet(options: TrainOptions, ppo: PPOOptions, is_wary: bool) -> FleetVectorEnv:
     backend, num_workers, why = options.backend, options.num_workers, None
     if backend == "auto" and num_workers is None:
         # restarts alone would call for processes, but an environment that raises costs its episode
         # in this process too, and for small ones that is much the faster place
         method = choose_start_method(options.parallel_start_method)
-        env_fns = [env_fn(options)] * options.n_envs
-        plan = plan_fleet(
-            env_fns,
-            method,
-            may_be_serial=not options.has_deadlines,
-            min_gain=MIN_GAIN,
-            deadlines=Deadlines(step_s=options.step_timeout_s, reset_s=options.reset_timeout_s),
+        plan = (
+            Plan("process", method, min(usable_cores(), options.n_envs), CUT_OFF)
+            if is_wary
+            else plan_fleet(
+                [env_fn(options)] * options.n_envs,
+                method,
+                may_be_serial=not options.has_deadlines,
+                min_gain=MIN_GAIN,
+                deadlines=Deadlines(step_s=options.step_timeout_s, reset_s=options.reset_timeout_s),
+            )
         )
         backend, num_workers, why = plan.backend, plan.num_workers, plan.describe(options.n_envs)
     envs = make_vec(
@@ -315,13 +346,13 @@ def _fleet(options: TrainOptions, ppo: PPOOptions) -> FleetVectorEnv:
 
 
 def env_fn(options: TrainOptions, **more: Any) -> Callable[[], gymnasium.Env[Any, Any]]:
-    """Builds a single environment like those of the run, with some arguments more."""
+    """Builds a single environment like those of the run, with some arguments more or others."""
     found = find(options.env)
     build = found.build
     if isinstance(found.source, str):
         # the spec travels instead of the id: it may be registered in this process only
         build = functools.partial(gymnasium.make, _spec(found.source), disable_env_checker=True)
-    return functools.partial(build, **options.env_kwargs, **more)
+    return functools.partial(build, **{**options.env_kwargs, **more})
 
 
 def _spec(source: str) -> gymnasium.envs.registration.EnvSpec:
@@ -364,6 +395,7 @@ class _Run:
     ) -> None:
         self._options, self._ppo, self._trainer = options, ppo, trainer
         self._checkpoints, self._folder, self._watcher = checkpoints, folder, watcher
+        self.identity = new_identity()
         self._iterations = options.iterations(ppo)
         self._number = 0
         self._recent: deque[tuple[float, int]] = deque(maxlen=RECENT)
@@ -381,13 +413,18 @@ class _Run:
 
     def begin(self) -> None:
         self._rehearse()
-        packages = _packages(self._options.env)
-        iterations = self._iterations
-        self._folder.begin(self._options, self._ppo, iterations=iterations, packages=packages)
+        self._folder.begin(
+            self._options,
+            self._ppo,
+            identity=self.identity,
+            iterations=self._iterations,
+            packages=_packages(self._options.env),
+        )
         self._start_up_s = self._clock.elapsed_s
 
     def take(self, state: dict[str, Any]) -> None:
         """Stand where a checkpoint was made."""
+        check_identity(self.identity, state)
         self._trainer.load(state["trainer"])
         self._number, self.best = state["iteration"], state["best"]
         self._recent = deque(state["recent"], maxlen=RECENT)
@@ -519,8 +556,8 @@ class _Run:
     def _film(self) -> None:
         """Record the evaluation's first episode once more, this time with pictures."""
         path = self._folder.video(self._trainer.env_steps)
-        drawn = env_fn(self._options, render_mode="rgb_array")
         try:
+            drawn = env_fn(self._options, render_mode="rgb_array")
             video.record(self._trainer.agent.play(), drawn, path, seed=EVALUATION_SEED)
         except VideoError as exc:
             self._films = False  # what cannot be drawn now cannot be drawn later
@@ -534,6 +571,7 @@ class _Run:
 
     def _state(self, trainer: dict[str, Any], *, owes_evaluation: bool = False) -> dict[str, Any]:
         return {
+            IDENTITY: self.identity,
             "trainer": trainer,
             "iteration": self._number,
             "best": self.best,
@@ -593,6 +631,7 @@ class _Run:
             self._owed_best = None
         self._checkpoints.write(steps, state, is_best=self._owed_best is not None)
         self._saved, self._owes_save, self._owed_best = steps, False, None
+        self._folder.kept()
 
     def _note(self, **figures: Any) -> None:
         line = {"iteration": self._number, **figures, **self._clock.lap()}
@@ -635,8 +674,10 @@ def load_agent(path: Path) -> tuple[TrainOptions, Agent]:
     env = env_fn(options)()
     agent = Agent(env.observation_space, env.action_space, ppo, torch.device("cpu"), options.seed)
     env.close()
+    identity = read_identity(run_dir)
 
     def take(state: dict[str, Any]) -> None:
+        check_identity(identity, state)
         agent.load(state["trainer"])
 
     if path.is_dir():

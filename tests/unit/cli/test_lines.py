@@ -9,14 +9,14 @@ from types import SimpleNamespace
 import pytest
 
 from envfleet.cli.interrupts import Interrupts, ending_at_once
-from envfleet.cli.lines import FINISHING, Lines, begin_lines, clock, iteration_lines
+from envfleet.cli.lines import FINISHING, LOST, Lines, begin_lines, clock, iteration_lines
 from envfleet.learn.evaluate import Evaluation
 from envfleet.learn.train import Iteration, TrainOptions
 
 OPTIONS = TrainOptions("CartPole-v1", n_envs=8, num_episodes=1000)
 
 
-def iteration(number=10, of=1000, episodes=((99.0, 12), (123.45, 234)), mean=120.12):
+def iteration(number=10, of=1000, episodes=((99.0, 12), (123.45, 234)), mean=120.12, incidents=0):
     return Iteration(
         number=number,
         of=of,
@@ -25,6 +25,7 @@ def iteration(number=10, of=1000, episodes=((99.0, 12), (123.45, 234)), mean=120
         mean_return=mean,
         learned=None,  # type: ignore[arg-type]
         seconds={},
+        incidents=incidents,
     )
 
 
@@ -94,6 +95,16 @@ def test_every_tenth_iteration_and_the_last_are_shown():
     assert said[-1] == "Evaluation at 6,400: 2.00 +- 1.00"
 
 
+def test_incidents_are_counted_whenever_there_are_more():
+    stream = io.StringIO()
+    lines = Lines(stream, OPTIONS)
+    for number, incidents in ((10, 0), (19, 3), (20, 3), (30, 3), (40, 5)):
+        lines.iterated(iteration(number, incidents=incidents))
+
+    told = [line for line in stream.getvalue().splitlines() if "incidents" in line]
+    assert told == [f"  incidents: {number}  |  {LOST}" for number in (3, 5)]
+
+
 def test_one_environment_is_not_called_parallel():
     stream = io.StringIO()
     Lines(stream, TrainOptions("CartPole-v1", n_envs=1)).iterated(iteration())
@@ -146,6 +157,19 @@ class TestInterrupts:
                 os.kill(os.getpid(), signal.SIGINT)
         assert said == ["first"]
         assert signal.getsignal(signal.SIGINT) is before
+
+    @pytest.mark.parametrize("numbers", [(signal.SIGTERM,) * 2, (signal.SIGTERM, signal.SIGINT)])
+    def test_sigterm_is_heard_as_ctrl_c_is(self, numbers):
+        before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        try:
+            with Interrupts(lambda: None) as interrupts:
+                os.kill(os.getpid(), numbers[0])
+                assert interrupts.is_asked
+                with pytest.raises(KeyboardInterrupt):
+                    os.kill(os.getpid(), numbers[1])
+            assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
+        finally:
+            signal.signal(signal.SIGTERM, before)
 
     def test_lines_say_so_and_stop(self):
         stream = io.StringIO()

@@ -92,7 +92,7 @@ class TestCommand:
 
     def test_plain_options_need_no_flags(self, tmp_path):
         folder = RunFolder(tmp_path)
-        folder.begin(TrainOptions("X", tensorboard=True), PPOOptions(), iterations=1)
+        folder.begin(TrainOptions("X", tensorboard=True), PPOOptions(), identity="a", iterations=1)
         assert about(tmp_path)["command"] == "envfleet train --env X --no-recipe"
 
 
@@ -316,6 +316,13 @@ class TestVideo:
         names = sorted(path.name for path in (tmp_path / "videos").iterdir())
         assert names == [f"step_{steps:012d}.mp4" for steps in evaluated]
         assert "data:video/mp4;base64," in (tmp_path / "report.html").read_text()
+
+    def test_a_render_mode_of_the_run_gives_way_to_the_one_of_videos(self, tmp_path):
+        drawing = replace(RUN, env_kwargs={"render_mode": "rgb_array"}, video=True, eval_every=0)
+
+        train(drawing, PPO, tmp_path)
+
+        assert len(list((tmp_path / "videos").iterdir())) == 1
 
     def test_it_shows_the_evaluation_s_first_episode(self, tmp_path):
         outcome = train(replace(RUN, video=True, eval_every=0), PPO, tmp_path)

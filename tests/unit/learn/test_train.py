@@ -54,6 +54,13 @@ class StopAt(Watcher):
         return self.seen == self.number
 
 
+class CutOff(StopAt):
+    def should_stop(self):
+        if super().should_stop():
+            raise KeyboardInterrupt
+        return False
+
+
 def metrics(folder):
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
@@ -137,12 +144,22 @@ def test_a_finished_run_has_nothing_left_to_do(tmp_path):
 
 def test_a_run_that_was_ended_before_its_first_checkpoint_begins_again(tmp_path):
     train(RUN, PPO, tmp_path / "whole")
-    (tmp_path / "early").mkdir()
-    for name in ("run.json", "metrics.jsonl"):
-        (tmp_path / "early" / name).write_text((tmp_path / "whole" / name).read_text())
+    with pytest.raises(KeyboardInterrupt):
+        train(RUN, PPO, tmp_path / "early", CutOff(2))
+    assert len(metrics(tmp_path / "early")) == 2
     train(*resumed_options(tmp_path / "early"), tmp_path / "early", is_resumed=True)
     assert weights(tmp_path / "early") == weights(tmp_path / "whole")
     assert untimed(tmp_path / "early") == untimed(tmp_path / "whole")
+
+
+def test_a_run_that_has_lost_its_checkpoints_is_not_begun_again(tmp_path):
+    train(RUN, PPO, tmp_path, StopAt(5))
+    noted = metrics(tmp_path)
+    for path in tmp_path.glob("*.pt"):
+        path.unlink()
+    with pytest.raises(errors.CheckpointError, match="has lost its checkpoints"):
+        train(RUN, PPO, tmp_path, is_resumed=True)
+    assert metrics(tmp_path) == noted
 
 
 def test_options_that_fail_leave_no_run_behind(tmp_path):
@@ -299,6 +316,71 @@ def test_an_evaluation_that_took_the_run_along_is_made_up_for_and_costs_itself(t
     assert not load(tmp_path / "run" / "latest.pt")["owes_evaluation"]
 
 
+ENDS_ITS_PROCESS = """
+import os, pathlib, sys
+import gymnasium
+from envfleet.learn.train import TrainOptions, train
+from tests.unit.learn.test_train import PPO
+
+class Ends(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(-1, 1, (1,))
+    action_space = gymnasium.spaces.Discrete(2)
+    made = 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.left = 10
+        self.is_fatal = seed == 1 or (seed is None and self.is_fatal)
+        return self.observation_space.low, {}
+
+    def step(self, action):
+        self.left -= 1
+        self.made += 1
+        if self.made == 40 and self.is_fatal:
+            os._exit(3)
+        return self.observation_space.low, 1.0, self.left == 0, False, {}
+
+if __name__ == "__main__":
+    options = TrainOptions(
+        f"{__file__}:Ends", n_envs=2, num_episodes=5, save_every=32, eval_episodes=1
+    )
+    run = pathlib.Path(sys.argv[1])
+    outcome = train(options, PPO, run, is_resumed=run.exists())
+    print(outcome.env_steps, outcome.incidents)
+"""
+
+
+def test_an_environment_that_ended_the_run_costs_its_episode_once_that_goes_on(tmp_path):
+    (tmp_path / "ends.py").write_text(ENDS_ITS_PROCESS)
+    words = [sys.executable, str(tmp_path / "ends.py"), str(tmp_path / "run")]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([os.getcwd(), *sys.path])}
+
+    first = subprocess.run(words, env=env, check=False)
+    assert first.returncode == 3
+    assert load(tmp_path / "run" / "latest.pt")["iteration"] == 2
+    second = subprocess.run(words, env=env, check=False, capture_output=True, text=True)
+
+    assert second.stdout == "160 1\n", second.stderr
+
+
+class Told(Watcher):
+    def begun(self, envs, start_steps):
+        self.plan = envs.plan
+
+
+@pytest.mark.parametrize("backend", ["auto", "serial"])
+def test_a_run_that_was_cut_off_goes_on_in_workers_unless_told_otherwise(backend, tmp_path):
+    options, told = replace(RUN, backend=backend), Told()
+    with pytest.raises(KeyboardInterrupt):
+        train(options, PPO, tmp_path / "cut", CutOff(4))
+    train(options, PPO, tmp_path / "cut", told, is_resumed=True)
+    train(options, PPO, tmp_path / "whole")
+    assert ("the run was cut off" in told.plan) == (backend == "auto")
+    assert weights(tmp_path / "cut") == weights(tmp_path / "whole")
+    train(options, PPO, tmp_path / "cut", told, is_resumed=True)
+    assert "the run was cut off" not in told.plan
+
+
 def test_deadlines_call_for_workers(tmp_path):
     options = TrainOptions("CartPole-v1", n_envs=2, num_episodes=1, step_timeout_s=60.0)
     with opened(options, PPO) as trainer:
@@ -390,8 +472,13 @@ def test_a_checkpoint_of_another_run_is_said_to_be_one(tmp_path):
         (replace(RUN, n_envs=2), PPO),
         (RUN, replace(PPO, hidden=(8, 8))),
         (RUN, replace(PPO, memory="gru")),
+        (replace(RUN, seed=1), PPO),
+        (RUN, PPO),
     ],
-    ids=["another environment", "fewer slots", "another network", "a memory"],
+    ids=[
+        *("another environment", "fewer slots", "another network", "a memory", "another seed"),
+        "all the same",
+    ],
 )
 def test_a_checkpoint_of_another_run_gives_way_to_the_one_before(options, ppo, tmp_path):
     train(RUN, PPO, tmp_path / "whole")
@@ -406,6 +493,17 @@ def test_a_checkpoint_of_another_run_gives_way_to_the_one_before(options, ppo, t
 
     assert weights(tmp_path / "mine") == weights(tmp_path / "whole")
     assert untimed(tmp_path / "mine") == untimed(tmp_path / "whole")
+
+
+def test_a_run_of_which_nobody_says_which_it_is_is_refused(tmp_path):
+    train(RUN, PPO, tmp_path, StopAt(1))
+    about = json.loads((tmp_path / "run.json").read_text())
+    del about["identity"]
+    (tmp_path / "run.json").write_text(json.dumps(about))
+    with pytest.raises(errors.CheckpointError, match="does not say which run it is"):
+        train(RUN, PPO, tmp_path, is_resumed=True)
+    with pytest.raises(errors.CheckpointError, match="does not say which run it is"):
+        load_agent(tmp_path)
 
 
 def test_an_agent_too_is_the_newest_that_fits(tmp_path):
