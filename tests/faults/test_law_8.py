@@ -56,7 +56,7 @@ class Informs(Resident):
         self.make = make
 
     def step(self, action):
-        obs, reward, terminated, truncated, _ = super().step(action)
+        obs, reward, _, truncated, _ = super().step(action)
         info = {"t": self.t, "odd": self.make()} if self.t == 2 else {"t": self.t}
         return obs, reward, terminated, truncated, info
 
@@ -128,7 +128,7 @@ class Nests(Resident):
         self.how = how
 
     def step(self, action):
-        obs, reward, terminated, truncated, _ = super().step(action)
+        obs, reward, _, truncated, _ = super().step(action)
         tree = {"n": self.t, "children": []}
         if self.how == "ring":
             tree["self"] = tree
