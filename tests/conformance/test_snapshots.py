@@ -1,11 +1,14 @@
 """Snapshot and restore: after a restore the stream is what it would have been without it."""
 
+import functools
 import itertools
 import threading
 
+import gymnasium
 import numpy as np
 import pytest
-from gymnasium import spaces
+from gymnasium import spaces, wrappers
+from gymnasium.envs.mujoco.inverted_pendulum_v5 import InvertedPendulumEnv
 
 from envfleet.errors import EnvfleetError
 from envfleet.testing import AnySpace, NoisyStream, TaskEnv
@@ -94,6 +97,45 @@ class HasNoSampleOrder(AnySpace):
         )
 
 
+class KeepsAList(InvertedPendulumEnv):
+    """One of MuJoCo's that holds more than MuJoCo knows."""
+
+    def reset_model(self):
+        self.visited = []
+        return super().reset_model()
+
+    def step(self, action):
+        obs, _, _, truncated, info = super().step(action)
+        self.visited.append(1)
+        return obs, float(len(self.visited)), len(self.visited) == 12, truncated, info
+
+
+class HoldsAGenerator(gymnasium.Wrapper):
+    """What it holds cannot be kept."""
+
+    def reset(self, *, seed=None, options=None):
+        self.numbers = (number for number in range(99))
+        return super().reset(seed=seed, options=options)
+
+    def step(self, action):
+        obs, _, terminated, truncated, info = super().step(action)
+        return obs, float(next(self.numbers)), terminated, truncated, info
+
+
+WRAPPERS = {
+    "stack": functools.partial(wrappers.FrameStackObservation, stack_size=3),
+    "observation": wrappers.NormalizeObservation,
+    "reward": wrappers.NormalizeReward,
+    "delay": functools.partial(wrappers.DelayObservation, delay=2),
+    "statistics": wrappers.RecordEpisodeStatistics,
+    "function": functools.partial(wrappers.TransformReward, func=lambda reward: reward / 2),
+}
+
+
+def wrapped(wrapper, env):
+    return wrapper(HasStateMethods() if env == "own" else gymnasium.make("InvertedPendulum-v5"))
+
+
 METHODS = {
     "own": HasStateMethods,
     "pickle": NoisyStream,
@@ -140,6 +182,49 @@ def test_the_stream_after_a_restore_is_the_uninterrupted_one(where, mode, method
         expected = go_on(envs, actions_for(envs, skip=9), 30)
         envs.restore(taken)
         assert_same(expected, go_on(envs, actions_for(envs, skip=9), 30))
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+@pytest.mark.parametrize("method", ["own", "mujoco"])
+@pytest.mark.parametrize("where", [SERIAL, FORK], ids=["serial", "fork"])
+def test_what_wrappers_hold_is_part_of_the_state(where, method, wrapper):
+    with opened(functools.partial(wrapped, WRAPPERS[wrapper], method), 2, **where) as envs:
+        envs.reset(seed=0)
+        go_on(envs, actions_for(envs), 9)
+        taken = envs.snapshot()
+        assert {one.method for one in taken} == {method}
+        expected = go_on(envs, actions_for(envs, skip=9), 10)
+        for _ in range(2):
+            envs.restore(taken)
+            assert_same(expected, go_on(envs, actions_for(envs, skip=9), 10))
+    with opened(functools.partial(wrapped, WRAPPERS[wrapper], method), 2, **SERIAL) as envs:
+        envs.reset(seed=5)
+        envs.restore(taken)
+        assert_same(expected, go_on(envs, actions_for(envs, skip=9), 10))
+
+
+@pytest.mark.parametrize("where", QUICK)
+def test_what_an_environment_of_mujoco_holds_is_part_of_the_state(where):
+    with opened(KeepsAList, 2, **where) as envs:
+        envs.reset(seed=0)
+        go_on(envs, actions_for(envs), 5)
+        taken = envs.snapshot()
+        expected = go_on(envs, actions_for(envs, skip=5), 20)
+        envs.restore(taken)
+        assert_same(expected, go_on(envs, actions_for(envs, skip=5), 20))
+
+
+@pytest.mark.parametrize("method", ["own", "mujoco"])
+@pytest.mark.parametrize("where", QUICK)
+def test_where_a_wrapper_holds_what_cannot_be_kept_all_is_replayed(where, method):
+    with opened(functools.partial(wrapped, HoldsAGenerator, method), 2, **where) as envs:
+        envs.reset(seed=0)
+        go_on(envs, actions_for(envs), 5)
+        taken = envs.snapshot()
+        assert {one.method for one in taken} == {"replay"}
+        expected = go_on(envs, actions_for(envs, skip=5), 20)
+        envs.restore(taken)
+        assert_same(expected, go_on(envs, actions_for(envs, skip=5), 20))
 
 
 @pytest.mark.parametrize("env", [GivesAwayItsState, ChangesItsActions])

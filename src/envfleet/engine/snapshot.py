@@ -8,7 +8,7 @@ actions, driven through a new environment. A `Snapshot` says which way it was ta
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -16,6 +16,7 @@ import cloudpickle
 import gymnasium
 import numpy as np
 
+from envfleet.engine import layers
 from envfleet.engine.apart import apart
 from envfleet.engine.options import ResetPlan
 from envfleet.errors import SnapshotError
@@ -27,12 +28,12 @@ _OWN_METHODS = (
     ("state_dict", "load_state_dict"),
     ("clone_state", "restore_state"),
 )
-_PLAIN = (bool, int, float, str, bytes, type(None), np.ndarray, np.generic, np.random.Generator)
+_MUJOCO_PARTS = ("model", "data")
 
 
 @dataclass(frozen=True, slots=True)
 class OwnState:
-    """Taken by the environment's own methods, plus its generator and its wrappers' counters."""
+    """Taken by the environment's own methods or MuJoCo's, plus what its layers hold beside."""
 
     method: Literal["own", "mujoco"]
     inner: bytes
@@ -96,10 +97,10 @@ def take(env: Any) -> Taken:
     try:
         if pair is not None:
             state = cloudpickle.dumps(_call_take(inner, pair[0]))
-            return OwnState("own", state, _around(env, with_inner=False))
+            return OwnState("own", state, layers.keep(env))
         if _is_mujoco(inner):
-            return OwnState("mujoco", pickle.dumps(inner.data), _around(env, with_inner=True))
-        if any(isinstance(layer, gymnasium.utils.EzPickle) for layer in _layers(env)):
+            return OwnState("mujoco", pickle.dumps(inner.data), layers.keep(env, _MUJOCO_PARTS))
+        if any(isinstance(layer, gymnasium.utils.EzPickle) for layer in layers.layers_of(env)):
             return None  # pickling it works but gives back a freshly constructed environment
         return Pickled(cloudpickle.dumps(env))
     except Exception:  # whatever pickling an unknown environment raises, a replay is still possible
@@ -122,8 +123,7 @@ def put_back(env: Any, taken: OwnState | Pickled) -> Any:
         if pair is None:
             raise SnapshotError(f"{inner} has no method to take back its own state")
         getattr(inner, pair[1])(pickle.loads(taken.inner))
-    for layer, attributes in zip(_layers(env), pickle.loads(taken.around), strict=True):
-        vars(layer).update(attributes)
+    layers.put_back(env, taken.around)
     return env
 
 
@@ -164,13 +164,6 @@ def begin(env: Any, replay: Replay) -> tuple[Any, dict[str, Any]]:
     return ResetPlan(replay.seed, replay.options).apply(env.reset)
 
 
-def _layers(env: Any) -> Iterator[Any]:
-    while env is not env.unwrapped:
-        yield env
-        env = env.env
-    yield env
-
-
 def _own_methods(inner: Any) -> tuple[str, str] | None:
     for take_name, put_name in _OWN_METHODS:
         if callable(getattr(inner, take_name, None)) and callable(getattr(inner, put_name, None)):
@@ -189,17 +182,3 @@ def _call_take(inner: Any, name: str) -> Any:
 
 def _is_mujoco(inner: Any) -> bool:
     return type(getattr(inner, "data", None)).__name__ == "MjData" and hasattr(inner, "model")
-
-
-def _around(env: Any, *, with_inner: bool) -> bytes:
-    """Plain attributes of every layer: counters, flags, generators; not resources or caches."""
-    layers = list(_layers(env))
-    kept = []
-    for layer in layers:
-        names: Any = vars(layer)
-        if layer is layers[-1] and not with_inner:
-            names = [name for name in ("_np_random", "_np_random_seed") if name in vars(layer)]
-        kept.append(
-            {name: vars(layer)[name] for name in names if isinstance(vars(layer)[name], _PLAIN)}
-        )
-    return pickle.dumps(kept)

@@ -1,0 +1,193 @@
+"""The attributes of layers: kept, put back, and what becomes of those that are no state."""
+
+import itertools
+import pickle
+import threading
+from collections import deque
+
+import gymnasium
+import numpy as np
+import pytest
+
+from envfleet.engine import layers
+from envfleet.testing import NoisyStream
+
+
+class Wrapper(gymnasium.Wrapper):
+    """Whatever it is given is an attribute of it."""
+
+    def __init__(self, env, **attributes):
+        super().__init__(env)
+        vars(self).update(attributes)
+
+
+class Part:
+    def __init__(self):
+        self.items = [1]
+
+
+def test_containers_and_objects_are_as_they_were():
+    env = Wrapper(NoisyStream(), queue=deque([1, 2], maxlen=2), table={"a": [1]}, part=Part())
+    kept = layers.keep(env)
+    env.queue.append(3)
+    env.table["a"].append(2)
+    env.part.items.append(2)
+    for _ in range(2):
+        layers.put_back(env, kept)
+        assert (env.queue, env.table, env.part.items) == (deque([1, 2]), {"a": [1]}, [1])
+        env.queue.clear()
+        env.part.items.clear()
+
+
+def test_attributes_that_came_later_go():
+    env = Wrapper(NoisyStream())
+    kept = layers.keep(env)
+    env.later = 1
+    env.unwrapped.later = 2
+    layers.put_back(env, kept)
+    assert not hasattr(env, "later")
+    assert env.unwrapped.later == 2  # what is inside is put back by its own methods
+
+
+def test_what_layers_share_they_still_share():
+    shared = [1]
+    env = Wrapper(Wrapper(NoisyStream(), mine=shared), mine=shared)
+    layers.put_back(env, layers.keep(env))
+    assert env.mine is env.env.mine
+    assert env.mine is not shared
+
+
+def test_references_to_layers_and_their_parts_lead_to_those_that_are_there():
+    def build():
+        inner = NoisyStream()
+        inner.board = [0]
+        inner.reset(seed=0)
+        env = Wrapper(inner, inside={"env": inner}, board=inner.board, draw=inner.reset)
+        return Wrapper(env)
+
+    kept, other = layers.keep(build()), build()
+    layers.put_back(other, kept)
+    inner = other.unwrapped
+    assert other.env.env is inner
+    assert other.env.inside["env"] is inner
+    assert other.env.board is inner.board
+    assert other.env.draw.__self__ is inner
+
+
+def test_a_shared_generator_stays_shared():
+    inner = NoisyStream()
+    inner.reset(seed=0)
+    env = Wrapper(inner, rng=inner.np_random)
+    kept, expected = layers.keep(env), inner.np_random.random(3).tolist()
+    layers.put_back(env, kept)
+    assert env.rng is inner.np_random
+    assert env.rng.random(3).tolist() == expected
+
+
+def test_tools_stay_where_they_are():
+    lock, function = threading.Lock(), lambda: 1
+    env = Wrapper(NoisyStream(), lock=lock, function=function, number=1)
+    kept = layers.keep(env)
+    env.number = 2
+    layers.put_back(env, kept)
+    assert (env.lock, env.function, env.number) == (lock, function, 1)
+    other = Wrapper(NoisyStream(), lock=threading.Lock(), function=len, number=3)
+    layers.put_back(other, kept)
+    assert other.lock is not lock
+    assert other.function is len
+
+
+@pytest.mark.parametrize(
+    "value",
+    [(number for number in range(3)), {"lock": threading.Lock()}],
+    ids=["a generator", "a lock within"],
+)
+def test_what_cannot_be_kept_is_an_error(value):
+    with pytest.raises(TypeError):
+        layers.keep(Wrapper(NoisyStream(), value=value))
+
+
+class BuiltAnew(gymnasium.utils.EzPickle):
+    """What is pickled of it is how it was made."""
+
+
+def test_what_is_pickled_as_it_was_made_is_an_error():
+    with pytest.raises(pickle.PicklingError, match="as it was when it was made"):
+        layers.keep(Wrapper(NoisyStream(), other=[BuiltAnew()]))
+
+
+class Window:
+    def __init__(self):
+        self.handle = threading.Lock()
+
+
+Window.__module__ = "pygame.window"
+
+
+def test_windows_stay_open():
+    env = Wrapper(NoisyStream(), window=None, closed=None)
+    before = layers.keep(env)
+    window = env.window = Window()
+    after = layers.keep(env)
+    for kept in (before, after):
+        layers.put_back(env, kept)
+        assert env.window is window
+        assert env.closed is None
+
+
+@pytest.fixture
+def pendulum():
+    env = gymnasium.make("InvertedPendulum-v5")
+    env.reset(seed=0)
+    yield env
+    env.close()
+
+
+PARTS = ("model", "data")
+
+
+def test_the_model_and_its_data_are_not_kept_here(pendulum):
+    inner = pendulum.unwrapped
+    inner.sensors = {"all": inner.data, "numbers": [1]}
+    kept, model, data, renderer = (
+        layers.keep(pendulum, PARTS),
+        inner.model,
+        inner.data,
+        inner.mujoco_renderer,
+    )
+    inner.sensors["numbers"].append(2)
+    layers.put_back(pendulum, kept)
+    assert (inner.model, inner.data, inner.mujoco_renderer) == (model, data, renderer)
+    assert inner.sensors["all"] is data
+    assert inner.sensors["numbers"] == [1]
+
+
+def test_views_of_the_data_are_still_views(pendulum):
+    inner = pendulum.unwrapped
+    inner.position = inner.data.qpos
+    inner.deep = [inner.data.qvel[1:]]
+    layers.put_back(pendulum, layers.keep(pendulum, PARTS))
+    inner.data.qpos[:] = [3, 4]
+    inner.data.qvel[:] = [5, 6]
+    assert inner.position.tolist() == [3, 4]
+    assert inner.deep[0].tolist() == [6]
+
+
+def test_arrays_are_as_they_were(pendulum):
+    inner = pendulum.unwrapped
+    inner.goal, inner.part = np.zeros(2), np.arange(6.0)[::2]
+    kept = layers.keep(pendulum, PARTS)
+    inner.goal += 1
+    inner.part += 1
+    layers.put_back(pendulum, kept)
+    assert inner.goal.tolist() == [0, 0]
+    assert inner.part.tolist() == [0, 2, 4]
+
+
+def test_iterators_that_can_be_kept_are():
+    env = Wrapper(NoisyStream(), numbers=itertools.count())
+    next(env.numbers)
+    kept = layers.keep(env)
+    assert next(env.numbers) == 1
+    layers.put_back(env, kept)
+    assert next(env.numbers) == 1
