@@ -30,6 +30,7 @@ from envfleet.testing import (
     VectorCounter,
 )
 from tests.faults.stage import (
+    GRACE_S,
     MODES,
     Resident,
     Troubled,
@@ -1492,13 +1493,11 @@ def test_a_successor_that_is_gone_before_it_is_watched_is_one_more_loss(method, 
 # ---- fallback -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("how", ["kill", "hang"])
-def test_fallback_goes_on_in_this_process(how, tmp_path):
+def test_fallback_goes_on_in_this_process(tmp_path):
     """With a warning; the lost worker's slots come back truncated, the others do not notice."""
     env_fns: list[Any] = [Troubled] * 6
-    env_fns[2] = functools.partial(Troubled, how, AT_STEP, tmp_path / "happened")
-    limits: dict[str, Any] = {"step_timeout_s": 0.4} if how == "hang" else {}
-    with opened(env_fns, num_workers=3, on_failure="fallback", **limits) as envs:
+    env_fns[2] = functools.partial(Troubled, "kill", AT_STEP, tmp_path / "happened")
+    with opened(env_fns, num_workers=3, on_failure="fallback") as envs:
         with pytest.warns(RuntimeWarning, match="slots 2 to 3 go on in this process") as caught:
             found = drive(envs, actions(6), SEED)
         assert len(caught) == 1
@@ -1530,19 +1529,20 @@ def test_fallback_of_one_worker_after_another():
         assert (after == before + 1).all()
 
 
-def test_fallback_from_a_hung_thread(tmp_path):
-    """The old thread comes back some day, and finds that nobody waits for it."""
-    env_fn = functools.partial(Hanging, for_s=1.0, once=tmp_path / "x", length=None)
-    options: dict[str, Any] = {"backend": "thread", "step_timeout_s": 0.4, "on_failure": "fallback"}
-    with opened([Resident, env_fn], num_workers=2, **options) as envs:
+@pytest.mark.parametrize("backend", ["process", "thread"])
+def test_who_misses_a_deadline_does_not_fall_back(backend):
+    """In this process its next silence would be everybody's."""
+    env_fn = functools.partial(Hanging, for_s=2.0, length=None)
+    options: dict[str, Any] = {"step_timeout_s": 0.4, "on_failure": "fallback"}
+    with opened([Resident, env_fn], num_workers=2, backend=backend, **options) as envs:
         envs.reset(seed=0)
-        with pytest.warns(RuntimeWarning, match="slot 1 goes on in this process"):
-            *_, truncated, _ = envs.step(zeros(2))
-        assert truncated.tolist() == [False, True]
-        until_s, t = time.monotonic() + 1.0, 1
-        while time.monotonic() < until_s:
-            t += 1
-            assert envs.step(zeros(2))[0].tolist() == [[t], [t - 2]]
+        with at_most(0.4 + GRACE_S), pytest.raises(errors.DeadlineExceeded, match="slot 1"):
+            envs.step(zeros(2))
+        with pytest.raises(errors.DeadlineExceeded, match="slot 1"):
+            envs.step(zeros(2))
+        envs.send(zeros(1), [0])
+        assert envs.recv().slots.tolist() == [0]
+        assert [incident.kind for incident in envs.incidents] == ["timeout"]
 
 
 def test_fallback_closes_what_it_built_here(tmp_path):

@@ -298,7 +298,7 @@ def make_vec(
         step_timeout_s: Longest one step of one environment may take; None waits.
         reset_timeout_s: Longest one reset or call of one environment may take; None waits.
         on_failure: "raise"; "restart" (the slot comes back truncated, the incident in its info); or
-            "fallback" (a lost worker's slots go on in this process).
+            "fallback" (a dead worker's slots go on in this process).
         max_restarts: How many failures of one slot within ten minutes are answered by a restart;
             the next one quarantines it.
         copy: False returns views of shared memory, valid until the next send to the same slot.

@@ -297,7 +297,8 @@ class Recovery:
     def _replace(self, loss: _Loss) -> None:
         while True:
             loss.incident = self._logbook.record(loss.event)
-            verdict = self._judge(loss.event.slot, is_lost=True)
+            was_late = loss.event.kind == "timeout"
+            verdict = self._judge(loss.event.slot, is_lost=True, was_late=was_late)
             if verdict is Verdict.QUARANTINE:
                 loss.error = self._quarantine(loss.event.slot, loss.incident, loss.error)
             left = tuple(slot for slot in loss.event.slots if slot not in self.blocked)
@@ -461,10 +462,15 @@ class Recovery:
         self.blocked.update(dict.fromkeys(self._together(slot), quarantined))
         return quarantined
 
-    def _judge(self, slot: int, *, is_lost: bool) -> Verdict:
+    def _judge(self, slot: int, *, is_lost: bool, was_late: bool = False) -> Verdict:
         ledgers, now_s = self._logbook.ledgers, time.monotonic()
         ledgers[slot], verdict = judge(
-            ledgers[slot], now_s, self._on_failure, self._restarts, is_lost=is_lost
+            ledgers[slot],
+            now_s,
+            self._on_failure,
+            self._restarts,
+            is_lost=is_lost,
+            was_late=was_late,
         )
         return verdict
 

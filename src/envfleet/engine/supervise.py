@@ -41,11 +41,20 @@ class Ledger:
 
 
 def judge(
-    ledger: Ledger, now_s: float, on_failure: OnFailure, policy: RestartPolicy, *, is_lost: bool
+    ledger: Ledger,
+    now_s: float,
+    on_failure: OnFailure,
+    policy: RestartPolicy,
+    *,
+    is_lost: bool,
+    was_late: bool = False,
 ) -> tuple[Ledger, Verdict]:
-    """What one more failure of a slot leads to; `is_lost` means that its whole worker is gone."""
+    """What one more failure of a slot leads to; `is_lost` means that its whole worker is gone.
+
+    One that `was_late` does not go on in this process, where nobody could end its next silence.
+    """
     ledger = ledger.add(now_s, policy.window_s)
-    if on_failure == "raise" or (on_failure == "fallback" and not is_lost):
+    if on_failure == "raise" or (on_failure == "fallback" and (was_late or not is_lost)):
         return ledger, Verdict.RAISE
     if on_failure == "fallback":
         return ledger, Verdict.FALL_BACK

@@ -50,6 +50,19 @@ def test_what_a_first_failure_leads_to(on_failure, is_lost, expected):
     assert ledger.failures == (5.0,)
 
 
+@pytest.mark.parametrize(
+    ("on_failure", "expected"),
+    [
+        ("raise", Verdict.RAISE),
+        ("restart", Verdict.RELAUNCH),
+        ("fallback", Verdict.RAISE),
+    ],
+)
+def test_who_was_late_does_not_go_on_in_this_process(on_failure, expected):
+    _, verdict = judge(Ledger(), 5.0, on_failure, POLICY, is_lost=True, was_late=True)
+    assert verdict is expected
+
+
 def test_the_budget_is_spent_by_failures_within_the_window():
     assert verdicts([0, 1, 2]) == [Verdict.REBUILD, Verdict.REBUILD, Verdict.QUARANTINE]
     assert verdicts([0, 9.9, 10.0, 19.95]) == [Verdict.REBUILD] * 4
