@@ -131,9 +131,9 @@ def verdict(result: ReplayResult) -> str:
 
 def replay_in_child(path: Path, kind: str, timeout_s: float) -> tuple[ReplayResult, str]:
     """Replay in a process that may die or hang."""
-    command = [sys.executable, "-X", "faulthandler", "-m", "envfleet"]
+    command = [sys.executable, "-X", "faulthandler", "-m", "envfleet.cli.replay_child"]
     child = subprocess.Popen(
-        [*command, "doctor", "replay", str(path), "--in-process", "--json"],
+        [*command, str(os.getpid()), str(path)],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

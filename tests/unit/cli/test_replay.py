@@ -2,12 +2,15 @@
 
 import json
 import os
+import signal
+import subprocess
 import sys
 import time
 
 import cloudpickle
 import gymnasium
 import numpy as np
+import psutil
 import pytest
 
 from envfleet.cli import main, replay
@@ -42,6 +45,8 @@ class Fragile(gymnasium.Env):
                 case "abort":
                     os.abort()
                 case "hang":
+                    with open(os.environ.get("TELL", os.devnull), "w") as file:
+                        file.write("hanging")
                     time.sleep(60)
         return np.zeros(1, np.float32), 0.0, False, False, {}
 
@@ -135,6 +140,30 @@ def test_a_hang_is_ended_and_shows_where_it_stood(saved, capsys):
         if "in step" in document["exception"]:
             break
     assert "in step" in document["exception"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_hang_does_not_outlive_the_command(saved, number, tmp_path):
+    command = [sys.executable, "-m", "envfleet", "doctor", "replay"]
+    path = saved("hang", "timeout", "no answer")
+    told = tmp_path / "told"
+    places = os.pathsep.join(place for place in sys.path if place)
+    with subprocess.Popen(
+        [*command, path],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env=os.environ | {"PYTHONPATH": places, "TELL": str(told)},
+    ) as parent:
+        give_up_s = time.monotonic() + 30.0
+        while not told.exists() and time.monotonic() < give_up_s:
+            time.sleep(0.05)
+        children = psutil.Process(parent.pid).children()
+        assert len(children) == 1
+        parent.send_signal(number)
+    _, alive = psutil.wait_procs(children, timeout=20.0)
+    for child in alive:
+        child.kill()
+    assert alive == []
 
 
 def test_a_death_that_does_not_come_again(saved, capsys):
