@@ -7,6 +7,7 @@ import threading
 import time
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -447,6 +448,51 @@ def test_an_interrupted_step_wants_a_reset(tmp_path: Path) -> None:
         interrupting.join()
         with pytest.raises(OutOfOrder, match="the last step was interrupted; call reset first"):
             manager.step(inputs(e1=["a"]))
+
+
+@pytest.mark.parametrize("way", [True, "threads"])
+def test_a_reset_does_not_wait_for_a_step_that_was_interrupted(
+    tmp_path: Path, way: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_over = threading.Event()  # no thread may be left behind
+    monkeypatch.setattr(games, "time", SimpleNamespace(sleep=is_over.wait, perf_counter=time.time))
+    with troubled(tmp_path, way, start_method="fork") as manager:
+        manager.reset(seed=1)
+        interrupting = threading.Thread(target=_interrupt_at, args=(tmp_path / "hang",))
+        interrupting.start()
+        with pytest.raises(KeyboardInterrupt):
+            manager.step(inputs(e0=["hang once"], e1=["a"], e2=["b"]))
+        interrupting.join()
+        began_s = time.monotonic()
+        assert not any("failure" in cache for cache in manager.reset(seed=1))
+        assert time.monotonic() - began_s < 30  # it hangs for a minute
+        is_over.set()
+        assert len(manager.step(TURNS[0])) == 4
+
+
+@pytest.mark.parametrize("way", [True, "resets"])
+def test_a_reset_does_not_wait_for_a_reset_that_was_interrupted(tmp_path: Path, way: Any) -> None:
+    (tmp_path / "pid").write_text(str(os.getpid()))
+    settings = config(("Trouble", 12), group_size=1, use_multiprocessing=way, max_workers=2)
+    settings["custom_envs"]["Trouble"]["env_config"] = {
+        "folder": str(tmp_path),
+        "reset_s": 0.005,
+        "hangs": 1,
+    }
+    with EnvStateManager(settings) as manager:
+        interrupting = threading.Thread(target=_interrupt_at, args=(tmp_path / "hang",))
+        interrupting.start()
+        with pytest.raises(KeyboardInterrupt):
+            manager.reset(seed=1)
+        interrupting.join()
+        began_s = time.monotonic()
+        assert not any("failure" in cache for cache in manager.reset(seed=1))
+        assert time.monotonic() - began_s < 30
+
+
+def _interrupt_at(mark: Path) -> None:
+    wait_for(mark)
+    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
 
 def test_closing_leaves_no_process(tmp_path: Path) -> None:
