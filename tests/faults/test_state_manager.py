@@ -235,6 +235,27 @@ def test_who_kills_every_worker_fails_alone(tmp_path: Path, max_restarts: int) -
         assert len(manager.worker_pids()) == 2
 
 
+@pytest.mark.parametrize("trouble", ["deadly", "hangs"])
+def test_who_has_failed_does_not_come_home_with_the_others(tmp_path: Path, trouble: str) -> None:
+    (tmp_path / "pid").write_text(str(os.getpid()))
+    settings = config(("Trouble", 3), group_size=1, use_multiprocessing=True, max_workers=2)
+    settings["es_manager"] |= {"max_restarts": 0, "step_timeout_s": 1}
+    config_of = settings["custom_envs"]["Trouble"]["env_config"] = {"folder": str(tmp_path)}
+    config_of |= {"hangs": 2} if trouble == "hangs" else {"deadly": {2: 0}}
+    with EnvStateManager(settings) as manager:
+        with pytest.warns(RuntimeWarning, match="environment 1 .* failed in reset"):
+            manager.reset(seed=1)
+        manager.step(inputs(e0=["done"], e2=["a"]))
+        (tmp_path / "hang").unlink(missing_ok=True)
+        manager.use_multiprocessing = False
+        assert not (tmp_path / "here").exists()
+        assert not (tmp_path / "hang").exists()
+        assert len(manager.step(inputs(e2=["b"]))) == 1
+        assert manager.render() == ["train 1 done", "", "train 3 a b"]
+        assert len(manager.reset(seed=11)) == 3
+        assert isinstance(manager.envs[1]["env"], games.Trouble)
+
+
 @pytest.mark.parametrize("trouble", ["closed", "deadly"])
 def test_who_cannot_live_alone_does_not_come_home(tmp_path: Path, trouble: str) -> None:
     with troubled(tmp_path, max_restarts=0) as manager:

@@ -83,11 +83,10 @@ class EnvStateManager:
         """False brings everybody home at once, as they stand; others count from the next reset."""
         self._change("use_multiprocessing", value)
         if value is False:
-            failures = self._places.come_home(self._orders_to_stand())
+            failures = self._places.come_home(self._orders_to_stand(), self._failed())
             self._show_where()
             for env_id, failure in failures.items():
-                if not self.envs[env_id]["status"].terminated:
-                    self._give_up(self.envs[env_id], self.rollout_cache[env_id], failure)
+                self._give_up(self.envs[env_id], self.rollout_cache[env_id], failure)
             self._tell_of_failures()
 
     @property
@@ -390,7 +389,7 @@ class EnvStateManager:
         return self._done[env_id], self._states[env_id]
 
     def _orders_to_stand(self) -> dict[int, Order]:
-        """What brings each environment to where its episode stands."""
+        """What brings each environment whose episode goes on to where it stands."""
         if not self.rollout_cache:
             return {}
         return {
@@ -398,7 +397,12 @@ class EnvStateManager:
                 self._standing(entry["env_id"])
             )
             for entry in self.envs
+            if not entry["status"].terminated
         }
+
+    def _failed(self) -> set[int]:
+        """Who has failed in this rollout."""
+        return {cache["env_id"] for cache in self.rollout_cache if "failure" in cache}
 
     def _check_open(self) -> None:
         if self._is_closed:

@@ -117,6 +117,7 @@ class Trouble:
 
     def _end_worker(self, number: int) -> None:
         if os.getpid() == int(Path(self.config.folder, "pid").read_text()):
+            Path(self.config.folder, "here").touch()
             raise AssertionError("this would have ended the whole program")
         os.kill(os.getpid(), number)
         os._exit(7)
