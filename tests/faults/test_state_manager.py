@@ -134,6 +134,16 @@ def test_who_costs_too_many_workers_fails_alone(tmp_path: Path, trouble: str, er
         assert len(manager.step(TURNS[0])) == 4
 
 
+@pytest.mark.parametrize("trouble", ["die", "hang", "raise"])
+def test_a_lost_turn_is_not_fined(tmp_path: Path, trouble: str) -> None:
+    with troubled(tmp_path, max_restarts=0, step_timeout_s=0.5) as manager:
+        manager.reset(seed=1)
+        with pytest.warns(RuntimeWarning, match="environment 0 .* failed in step"):
+            manager.step(inputs(e0=["a", trouble], e2=[]))
+        assert manager.rollout_cache[0]["penalty"] == 0
+        assert manager.rollout_cache[2]["penalty"] == -0.1
+
+
 class StaysHere:
     """Can be copied and cannot be pickled."""
 

@@ -300,7 +300,8 @@ class EnvStateManager:
         """Write a turn down; True if the episode is over."""
         env_id, status = entry["env_id"], entry["status"]
         cache = self.rollout_cache[env_id]
-        if turn.num_valid != len(given["actions"]) or not turn.num_valid:
+        is_malformed = turn.num_valid != len(given["actions"]) or not turn.num_valid
+        if is_malformed and turn.failure is None:  # who answered is not to blame for a lost turn
             cache["penalty"] += self.settings.format_penalty
         status.num_actions += len(turn.actions)
         status.rewards.append(turn.reward)
