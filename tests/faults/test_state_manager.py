@@ -227,6 +227,12 @@ def test_who_is_killed_too_often_goes_on_here(tmp_path: Path) -> None:
         assert not isinstance(manager.envs[2]["env"], games.Trouble)
         manager.step(turns[2])
         assert manager.get_rollout_states() == alone
+        came_home = manager.envs[0]["env"]
+        assert played(manager, turns) == alone  # among the others again, with all of its budget
+        assert not isinstance(manager.envs[0]["env"], games.Trouble)
+        assert came_home not in [player.env for player in manager._places.here.players.values()]
+        _kill_all(manager.worker_pids())
+        assert played(manager, turns) == alone
 
 
 @pytest.mark.parametrize("max_restarts", [0, 1, 3])

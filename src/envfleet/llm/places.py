@@ -113,9 +113,13 @@ class Here:
 
     def take_in(self, env_id: int, env: Any) -> None:
         """Let an environment live here, in the place of the one that did."""
-        if env_id in self.players:
-            _close(self.players[env_id].env)
+        self.let_go(env_id)
         self.players[env_id] = Player(env)
+
+    def let_go(self, env_id: int) -> None:
+        """Close an environment, if it lives here."""
+        if env_id in self.players:
+            _close(self.players.pop(env_id).env)
 
     def ask(self, orders: Mapping[int, Order]) -> dict[int, Answer]:
         """Have everybody carry out their order, one after another."""

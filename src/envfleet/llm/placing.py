@@ -88,8 +88,10 @@ class Places:
         self._settled = wish
 
     def refresh(self) -> None:
-        """A new episode begins for everybody."""
+        """A new episode begins for everybody: who came home goes back to the workers."""
         for seats in self._seats:
+            for env_id in seats.ids:
+                self.here.let_go(env_id)
             seats.refresh()
 
     def begin(
