@@ -7,6 +7,7 @@ import threading
 import time
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -133,6 +134,16 @@ def test_who_costs_too_many_workers_fails_alone(tmp_path: Path, trouble: str, er
         assert len(manager.step(TURNS[0])) == 4
 
 
+@pytest.mark.parametrize("trouble", ["die", "hang", "raise"])
+def test_a_lost_turn_is_not_fined(tmp_path: Path, trouble: str) -> None:
+    with troubled(tmp_path, max_restarts=0, step_timeout_s=0.5) as manager:
+        manager.reset(seed=1)
+        with pytest.warns(RuntimeWarning, match="environment 0 .* failed in step"):
+            manager.step(inputs(e0=["a", trouble], e2=[]))
+        assert manager.rollout_cache[0]["penalty"] == 0
+        assert manager.rollout_cache[2]["penalty"] == -0.1
+
+
 class StaysHere:
     """Can be copied and cannot be pickled."""
 
@@ -216,6 +227,12 @@ def test_who_is_killed_too_often_goes_on_here(tmp_path: Path) -> None:
         assert not isinstance(manager.envs[2]["env"], games.Trouble)
         manager.step(turns[2])
         assert manager.get_rollout_states() == alone
+        came_home = manager.envs[0]["env"]
+        assert played(manager, turns) == alone  # among the others again, with all of its budget
+        assert not isinstance(manager.envs[0]["env"], games.Trouble)
+        assert came_home not in [player.env for player in manager._places.here.players.values()]
+        _kill_all(manager.worker_pids())
+        assert played(manager, turns) == alone
 
 
 @pytest.mark.parametrize("max_restarts", [0, 1, 3])
@@ -232,6 +249,27 @@ def test_who_kills_every_worker_fails_alone(tmp_path: Path, max_restarts: int) -
         assert manager.rollout_cache[0]["failure"] == {"doing": "step", "error": error, "turn": 1}
         assert not isinstance(manager.envs[0]["env"], games.Trouble)
         assert len(manager.worker_pids()) == 2
+
+
+@pytest.mark.parametrize("trouble", ["deadly", "hangs"])
+def test_who_has_failed_does_not_come_home_with_the_others(tmp_path: Path, trouble: str) -> None:
+    (tmp_path / "pid").write_text(str(os.getpid()))
+    settings = config(("Trouble", 3), group_size=1, use_multiprocessing=True, max_workers=2)
+    settings["es_manager"] |= {"max_restarts": 0, "step_timeout_s": 1}
+    config_of = settings["custom_envs"]["Trouble"]["env_config"] = {"folder": str(tmp_path)}
+    config_of |= {"hangs": 2} if trouble == "hangs" else {"deadly": {2: 0}}
+    with EnvStateManager(settings) as manager:
+        with pytest.warns(RuntimeWarning, match="environment 1 .* failed in reset"):
+            manager.reset(seed=1)
+        manager.step(inputs(e0=["done"], e2=["a"]))
+        (tmp_path / "hang").unlink(missing_ok=True)
+        manager.use_multiprocessing = False
+        assert not (tmp_path / "here").exists()
+        assert not (tmp_path / "hang").exists()
+        assert len(manager.step(inputs(e2=["b"]))) == 1
+        assert manager.render() == ["train 1 done", "", "train 3 a b"]
+        assert len(manager.reset(seed=11)) == 3
+        assert isinstance(manager.envs[1]["env"], games.Trouble)
 
 
 @pytest.mark.parametrize("trouble", ["closed", "deadly"])
@@ -447,6 +485,51 @@ def test_an_interrupted_step_wants_a_reset(tmp_path: Path) -> None:
         interrupting.join()
         with pytest.raises(OutOfOrder, match="the last step was interrupted; call reset first"):
             manager.step(inputs(e1=["a"]))
+
+
+@pytest.mark.parametrize("way", [True, "threads"])
+def test_a_reset_does_not_wait_for_a_step_that_was_interrupted(
+    tmp_path: Path, way: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_over = threading.Event()  # no thread may be left behind
+    monkeypatch.setattr(games, "time", SimpleNamespace(sleep=is_over.wait, perf_counter=time.time))
+    with troubled(tmp_path, way, start_method="fork") as manager:
+        manager.reset(seed=1)
+        interrupting = threading.Thread(target=_interrupt_at, args=(tmp_path / "hang",))
+        interrupting.start()
+        with pytest.raises(KeyboardInterrupt):
+            manager.step(inputs(e0=["hang once"], e1=["a"], e2=["b"]))
+        interrupting.join()
+        began_s = time.monotonic()
+        assert not any("failure" in cache for cache in manager.reset(seed=1))
+        assert time.monotonic() - began_s < 30  # it hangs for a minute
+        is_over.set()
+        assert len(manager.step(TURNS[0])) == 4
+
+
+@pytest.mark.parametrize("way", [True, "resets"])
+def test_a_reset_does_not_wait_for_a_reset_that_was_interrupted(tmp_path: Path, way: Any) -> None:
+    (tmp_path / "pid").write_text(str(os.getpid()))
+    settings = config(("Trouble", 12), group_size=1, use_multiprocessing=way, max_workers=2)
+    settings["custom_envs"]["Trouble"]["env_config"] = {
+        "folder": str(tmp_path),
+        "reset_s": 0.005,
+        "hangs": 1,
+    }
+    with EnvStateManager(settings) as manager:
+        interrupting = threading.Thread(target=_interrupt_at, args=(tmp_path / "hang",))
+        interrupting.start()
+        with pytest.raises(KeyboardInterrupt):
+            manager.reset(seed=1)
+        interrupting.join()
+        began_s = time.monotonic()
+        assert not any("failure" in cache for cache in manager.reset(seed=1))
+        assert time.monotonic() - began_s < 30
+
+
+def _interrupt_at(mark: Path) -> None:
+    wait_for(mark)
+    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
 
 def test_closing_leaves_no_process(tmp_path: Path) -> None:

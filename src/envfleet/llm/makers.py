@@ -24,7 +24,7 @@ from envfleet.engine import Fleet, Incident, ResetPlan
 from envfleet.engine.options import StartMethod
 from envfleet.llm.losses import FROM_OUTSIDE, Losses, Verdict
 from envfleet.llm.moving import Beginner, Moved
-from envfleet.llm.places import GIVEN_UP, Booth, batch_of, is_worn, open_fleet
+from envfleet.llm.places import GIVEN_UP, Booth, batch_of, end_workers, is_worn, open_fleet
 from envfleet.llm.settings import Tag
 from envfleet.llm.turns import Failure, Opening
 
@@ -126,7 +126,9 @@ class Makers:
                 raise  # else `recv` begins them here
 
     def _mend(self) -> None:
-        """Have workers that are there."""
+        """Have workers that are there and owe nothing to a rollout that was broken off."""
+        if not self._is_idle and self._handed:
+            end_workers(self.fleet, self._handed)
         if self.fleet.quarantined or is_worn(self.fleet):
             with suppress(*GIVEN_UP):  # `recv` does without, if there are none to be had
                 fleet = self._open()

@@ -83,11 +83,10 @@ class EnvStateManager:
         """False brings everybody home at once, as they stand; others count from the next reset."""
         self._change("use_multiprocessing", value)
         if value is False:
-            failures = self._places.come_home(self._orders_to_stand())
+            failures = self._places.come_home(self._orders_to_stand(), self._failed())
             self._show_where()
             for env_id, failure in failures.items():
-                if not self.envs[env_id]["status"].terminated:
-                    self._give_up(self.envs[env_id], self.rollout_cache[env_id], failure)
+                self._give_up(self.envs[env_id], self.rollout_cache[env_id], failure)
             self._tell_of_failures()
 
     @property
@@ -301,7 +300,8 @@ class EnvStateManager:
         """Write a turn down; True if the episode is over."""
         env_id, status = entry["env_id"], entry["status"]
         cache = self.rollout_cache[env_id]
-        if turn.num_valid != len(given["actions"]) or not turn.num_valid:
+        is_malformed = turn.num_valid != len(given["actions"]) or not turn.num_valid
+        if is_malformed and turn.failure is None:  # who answered is not to blame for a lost turn
             cache["penalty"] += self.settings.format_penalty
         status.num_actions += len(turn.actions)
         status.rewards.append(turn.reward)
@@ -399,7 +399,7 @@ class EnvStateManager:
         return self._done[env_id], self._states[env_id]
 
     def _orders_to_stand(self) -> dict[int, Order]:
-        """What brings each environment to where its episode stands."""
+        """What brings each environment whose episode goes on to where it stands."""
         if not self.rollout_cache:
             return {}
         return {
@@ -407,7 +407,12 @@ class EnvStateManager:
                 self._standing(entry["env_id"])
             )
             for entry in self.envs
+            if not entry["status"].terminated
         }
+
+    def _failed(self) -> set[int]:
+        """Who has failed in this rollout."""
+        return {cache["env_id"] for cache in self.rollout_cache if "failure" in cache}
 
     def _check_open(self) -> None:
         if self._is_closed:

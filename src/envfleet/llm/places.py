@@ -13,6 +13,9 @@ and goes on here (`losses.py`).
 
 from __future__ import annotations
 
+import os
+import signal
+import time
 import warnings
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
@@ -38,6 +41,8 @@ GIVEN_UP = (EnvfleetError, OSError)
 """What a fleet raises when it gives up slots, the latter when there is no process to be had."""
 WORN = 50
 """After so many failures of one slot a fleet is replaced at the next reset."""
+_GRACE_S = 0.3
+"""How long a reset waits for what a call that was broken off has left behind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,9 +113,13 @@ class Here:
 
     def take_in(self, env_id: int, env: Any) -> None:
         """Let an environment live here, in the place of the one that did."""
-        if env_id in self.players:
-            _close(self.players[env_id].env)
+        self.let_go(env_id)
         self.players[env_id] = Player(env)
+
+    def let_go(self, env_id: int) -> None:
+        """Close an environment, if it lives here."""
+        if env_id in self.players:
+            _close(self.players.pop(env_id).env)
 
     def ask(self, orders: Mapping[int, Order]) -> dict[int, Answer]:
         """Have everybody carry out their order, one after another."""
@@ -294,6 +303,7 @@ class Seats:
     def refresh(self) -> None:
         """Forget the past: a new episode begins for everybody."""
         self._losses.begin_episodes()
+        self._end_stuck()
         if self.fleet.quarantined or is_worn(self.fleet):
             self._reopen()
         slots = self._reachable(self._ids)
@@ -469,6 +479,16 @@ class Seats:
 
     # ---- new workers ----------------------------------------------------------------------------
 
+    def _end_stuck(self) -> None:
+        """End workers that still owe something to a call that was broken off."""
+        give_up_s = time.monotonic() + _GRACE_S
+        with suppress(*GIVEN_UP):
+            while self._owing and (left_s := give_up_s - time.monotonic()) > 0:
+                batch = self.fleet.recv(min_slots=1, timeout_s=left_s)
+                self._owing -= {self._ids[slot] for slot in batch.slots.tolist()}
+        if self._owing and not end_workers(self.fleet, [self._slots[one] for one in self._owing]):
+            self._reopen()
+
     def _reopen(self) -> None:
         """Start over with new workers, if they are to be had."""
         try:
@@ -518,6 +538,19 @@ def is_worn(fleet: Fleet) -> bool:
         return False
     by_slot = Counter(incident.slot for incident in incidents)
     return len(incidents) >= 10 * WORN or max(by_slot.values()) >= WORN
+
+
+def end_workers(fleet: Fleet, slots: Iterable[int]) -> bool:
+    """End the processes that host these slots, for others to take their places; False: threads."""
+    asked = set(slots)
+    for pid, (first, end) in zip(fleet.worker_pids(), fleet.bounds, strict=True):
+        if asked.isdisjoint(range(first, end)):
+            continue
+        if pid is None:
+            return False
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    return True
 
 
 def bring_home(

@@ -9,7 +9,7 @@ rollout until the placing changes.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -88,8 +88,10 @@ class Places:
         self._settled = wish
 
     def refresh(self) -> None:
-        """A new episode begins for everybody."""
+        """A new episode begins for everybody: who came home goes back to the workers."""
         for seats in self._seats:
+            for env_id in seats.ids:
+                self.here.let_go(env_id)
             seats.refresh()
 
     def begin(
@@ -162,11 +164,15 @@ class Places:
         makers = [] if self._makers is None else [self._makers.fleet]
         return [*(fleet for seats in self._seats for fleet in seats.fleets), *makers]
 
-    def come_home(self, orders: Mapping[int, Order]) -> dict[int, Failure]:
-        """Build everybody here by these orders, and end the workers; who did not come back."""
+    def come_home(self, orders: Mapping[int, Order], failed: Collection[int]) -> dict[int, Failure]:
+        """Build everybody here by these orders, and end the workers; who did not come back.
+
+        Of those without an order nothing is left to be played. Those that have failed come with
+        the next reset: what they did to a worker they would do to this process.
+        """
         failures: dict[int, Failure] = {}
         for env_id in [one for seats in self._seats for one in seats.ids]:
-            if env_id in self.here.players:
+            if env_id in self.here.players or env_id in failed:
                 continue
             make = partial(Tag.make, self._tags[env_id])
             if env_id not in orders:
@@ -177,7 +183,8 @@ class Places:
                 failures[env_id] = answer.failure
         self._end_workers()
         self.said = "\n".join(f"{name}: in this process, as asked" for name in self._names())
-        self._settled = False
+        is_complete = len(self.here.players) == len(self._tags)
+        self._settled = False if is_complete else None
         return failures
 
     def close(self) -> None:
