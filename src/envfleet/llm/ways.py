@@ -18,7 +18,6 @@ import numpy as np
 from envfleet.engine.options import StartMethod
 from envfleet.errors import EnvfleetError, StartError, StartTimeout, WorkerDied
 from envfleet.llm.entries import Cache
-from envfleet.llm.losses import NO_CHANCE
 from envfleet.llm.manager import EnvStateManager
 from envfleet.llm.policies import make_policy
 from envfleet.llm.recordings import Recording, record
@@ -26,7 +25,7 @@ from envfleet.llm.rollout import play
 from envfleet.llm.settings import AgentProxy, Settings, UseMultiprocessing
 from envfleet.testing.global_random import shared_states, untouched_states
 
-_TRIES = NO_CHANCE
+_TRIES = 3
 """So often an environment may end its worker before nobody dares to play it here."""
 _NOT_HERE = "cannot be played by one loop in this process, which it would take along"
 _MOST_WATCHED = 4
