@@ -2,7 +2,7 @@
 
 A file may build on others by Hydra's `defaults:` list; later ones win. A change names a key that is
 there (`es_manager.max_workers=4`), a new one with a plus (`+custom_envs.Mine.env_type=mine`), or
-takes one away (`~seed`). Values are YAML.
+takes one away (`~seed`). Values are YAML, where 1e-3 is a number as it is for Hydra.
 
 Law: whatever is wrong is one sentence that names the file or the change, the key, and the nearest
 right one.
@@ -11,8 +11,11 @@ right one.
 from __future__ import annotations
 
 import contextlib
+import functools
+import operator
 import os
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from importlib import resources
 from pathlib import Path
@@ -70,15 +73,22 @@ def plain(config: Any) -> dict[str, Any]:
     """A configuration in any form (mapping, OmegaConf, name or path of YAML) as plain data."""
     if isinstance(config, str | Path):
         config = load_config(config)
-    if type(config).__module__.partition(".")[0] == "omegaconf":
+    if _is_of_omegaconf(config):
         config = _resolved(config)
     if not isinstance(config, Mapping):
         raise ConfigError(
             "a configuration is a mapping, an OmegaConf object, or the name or path of a YAML "
             f"file; got {type(config).__name__}"
         )
-    data: dict[str, Any] = _rebuilt(config, dict)
+    try:
+        data: dict[str, Any] = _rebuilt(config, dict)
+    except RecursionError as exc:
+        raise ConfigError("the configuration holds itself, or is nested too deeply") from exc
     return data
+
+
+def _is_of_omegaconf(value: Any) -> bool:
+    return type(value).__module__.partition(".")[0] == "omegaconf"
 
 
 def _resolved(config: Any) -> Any:
@@ -88,30 +98,40 @@ def _resolved(config: Any) -> Any:
     once another program has composed them.
     """
     from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
 
     found = OmegaConf.to_container(config)
-    for name in BLOCKS:
-        if not isinstance(found, dict) or name not in found:
-            continue
-        try:
-            block = config[name]
-            if OmegaConf.is_config(block):
-                block = OmegaConf.to_container(block, resolve=True, throw_on_missing=True)
-        except OmegaConfBaseException as exc:
-            key = getattr(exc, "full_key", None) or name
-            raise ConfigError(
-                f"{key} cannot be resolved: {str(exc).partition(chr(10))[0].strip()}"
-            ) from exc
-        found[name] = block
+    if isinstance(found, dict):
+        for name in BLOCKS:
+            if name in found:
+                found[name] = _contained(functools.partial(operator.getitem, config, name), name)
     return found
 
 
-def _rebuilt(value: Any, kind: type[dict[str, Any]]) -> Any:
-    """The same, with every mapping in it of this kind."""
+def _contained(block_of: Callable[[], Any], name: str) -> Any:
+    """A part of an OmegaConf object as plain data; `name` is the block that it belongs to."""
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    is_read = name in BLOCKS
+    try:
+        block = block_of()
+        if OmegaConf.is_config(block):
+            block = OmegaConf.to_container(block, resolve=is_read, throw_on_missing=is_read)
+    except OmegaConfBaseException as exc:
+        key = getattr(exc, "full_key", None) or name
+        raise ConfigError(
+            f"{key} cannot be resolved: {str(exc).partition(chr(10))[0].strip()}"
+        ) from exc
+    return block
+
+
+def _rebuilt(value: Any, kind: type[dict[str, Any]], block: str = "") -> Any:
+    """The same, with every mapping in it of this kind, also where OmegaConf's were put into it."""
+    if _is_of_omegaconf(value):
+        value = _contained(lambda: value, block)
     if isinstance(value, Mapping):
-        return kind({key: _rebuilt(one, kind) for key, one in value.items()})
-    return [_rebuilt(one, kind) for one in value] if isinstance(value, list) else value
+        return kind({key: _rebuilt(one, kind, block or str(key)) for key, one in value.items()})
+    return [_rebuilt(one, kind, block) for one in value] if isinstance(value, list) else value
 
 
 # ---- files --------------------------------------------------------------------------------------
@@ -174,9 +194,33 @@ def _yaml(text: str, where: str) -> Any:
         raise MissingExtra("configurations need PyYAML: pip install 'envfleet[llm]'") from exc
 
     try:
-        return yaml.safe_load(text)
+        found = yaml.load(text, _loader())
+        _check_ends(found)
     except (yaml.YAMLError, ValueError) as exc:
         raise ConfigError(f"{where} is not YAML: {' '.join(str(exc).split())}") from exc
+    except RecursionError as exc:
+        raise ConfigError(f"{where} holds itself, or is nested too deeply") from exc
+    return found
+
+
+@functools.cache
+def _loader() -> Any:
+    """PyYAML's, which reads no tags, but with numbers like 1e-3, to YAML 1.1 a text without dot."""
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        pass
+
+    number = re.compile(r"[-+]?([0-9][0-9_]*(\.[0-9_]*)?|\.[0-9][0-9_]*)[eE][-+]?[0-9]+$")
+    Loader.add_implicit_resolver("tag:yaml.org,2002:float", number, list("-+.0123456789"))
+    return Loader
+
+
+def _check_ends(value: Any) -> None:
+    """Follow it to its ends; RecursionError if there are none."""
+    if isinstance(value, Mapping | list):
+        for one in value.values() if isinstance(value, Mapping) else value:
+            _check_ends(one)
 
 
 def _merge(below: dict[str, Any], above: Mapping[str, Any]) -> None:
@@ -211,7 +255,8 @@ def _apply(settings: dict[str, Any], change: str) -> None:
             inner.setdefault(name, {})
         inner = _inside(inner, [*path[:depth], name], change)
     if not is_new and last not in inner:
-        _no_such_key(inner, [*path, last], change, "; a new one is written with a plus in front")
+        remedy = "" if is_gone else "; a new one is written with a plus in front"
+        _no_such_key(inner, [*path, last], change, remedy)
     if is_gone:
         del inner[last]
     else:

@@ -11,7 +11,8 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
-from typing import Any, Literal, cast
+from numbers import Integral, Real
+from typing import Any, Literal, TypeGuard, cast
 
 from envfleet.engine.options import StartMethod, one_of
 from envfleet.errors import ConfigError, EnvfleetError, StartError, did_you_mean, level_of_caller
@@ -235,7 +236,7 @@ def _groups(
             f"{path}n_groups must have one number for each of the {len(names)} tags, got {counts}"
         )
     for count in counts:
-        if isinstance(count, bool) or not isinstance(count, int) or count < 0:
+        if not _is_whole(count) or count < 0:
             raise ConfigError(f"{path}n_groups must hold whole numbers, got {count!r}")
     wanted = _count(block, "env_groups", path.removesuffix("env_configs."))
     if sum(counts) != wanted:
@@ -243,7 +244,9 @@ def _groups(
             f"{path}n_groups must add up to env_groups, but {counts} gives {sum(counts)} and "
             f"env_groups is {wanted}"
         )
-    return tuple((_tag(whole, str(name)), count) for name, count in zip(names, counts, strict=True))
+    return tuple(
+        (_tag(whole, str(name)), int(count)) for name, count in zip(names, counts, strict=True)
+    )
 
 
 def _tag(whole: Mapping[str, Any], name: str) -> Tag:
@@ -384,13 +387,18 @@ def _count(
         raise ConfigError(f"the configuration has no {path}{key}")
     if value is None:
         value = default
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+    if not _is_whole(value) or value < least:
         raise ConfigError(f"{path}{key} must be a whole number from {least}, got {value!r}")
-    return value
+    return int(value)
+
+
+def _is_whole(value: Any) -> TypeGuard[Integral]:
+    """Numpy's whole numbers too."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def _number(block: Mapping[str, Any], key: str, path: str, default: float) -> float:
     value = block.get(key, default)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
         raise ConfigError(f"{path}{key} must be a number, got {value!r}")
     return float(value)

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from omegaconf import OmegaConf
 
@@ -69,7 +70,12 @@ class TestLoading:
         ("change", "path", "value"),
         [
             ("es_manager.max_workers=4", ("es_manager", "max_workers"), 4),
-            ("seed.train=1e3", ("seed", "train"), "1e3"),  # YAML's own idea of a number
+            ("es_manager.format_penalty=1e-1", ("es_manager", "format_penalty"), 0.1),
+            ("es_manager.format_penalty=-2.5E2", ("es_manager", "format_penalty"), -250.0),
+            ("+new=.5e1", ("new",), 5.0),
+            ("+new=1e", ("new",), "1e"),
+            ("+new=0x1e5", ("new",), 0x1E5),
+            ("+new='1e3'", ("new",), "1e3"),
             ("agent_proxy.action_sep=;", ("agent_proxy", "action_sep"), ";"),
             (
                 "es_manager.train.env_configs.tags=[Bandit]",
@@ -102,7 +108,11 @@ class TestLoading:
             ("=4", "key=value"),
             ("seed.train.more=4", "seed.train is 10000 and has no keys"),
             ("seed.train=[1", "is not YAML"),
-            ("~nothing", "there is no key nothing"),
+            ("~nothing", r"there is no key nothing$"),
+            ("~sed", r"there is no key sed; did you mean seed\?$"),
+            ("+new=&a [*a]", r"the value of '\+new=&a \[\*a\]' holds itself"),
+            ("+new=&a {b: [*a]}", "holds itself"),
+            ("+new=" + "[" * 9000, "nested too deeply"),
         ],
     )
     def test_a_wrong_change_is_named(self, change: str, said: str) -> None:
@@ -116,6 +126,7 @@ class TestLoading:
             ("a", "[1, 2]", "must hold keys with their values"),
             ("b", "x: [", "is not YAML"),
             ("c", "defaults: [c]", "builds on itself"),
+            ("e", "x: &a [*a]", "e.yaml holds itself"),
         ]:
             (tmp_path / f"{name}.yaml").write_text(text)
             with pytest.raises(ConfigError, match=said):
@@ -149,6 +160,28 @@ class TestLoading:
         found = plain(config)
         assert found["seed"]["train"] == 3
         assert found["ctx_manager"]["top_p"] == "${actor_rollout_ref.rollout.top_p}"
+
+    def test_blocks_of_omegaconf_may_stand_in_a_mapping(self) -> None:
+        expected = plain("bandit")
+        whole = OmegaConf.create({**expected, "groups": {"n": 3}})
+        whole.seed.train = "${groups.n}"
+        config = {name: whole[name] for name in expected}
+        config["es_manager"] = {**expected["es_manager"], "train": whole.es_manager.train}
+        config["trainer"] = OmegaConf.create({"left": "${alone}"})
+        found = plain(config)
+        assert found["seed"]["train"] == 3
+        assert found["es_manager"] == expected["es_manager"]
+        assert type(found["es_manager"]["train"]["env_configs"]["tags"]) is list
+        assert found["trainer"] == {"left": "${alone}"}
+        whole.seed.train = "${nowhere}"
+        with pytest.raises(ConfigError, match=r"seed.train cannot be resolved: "):
+            plain({**config, "seed": whole.seed})
+
+    def test_a_mapping_that_holds_itself_is_refused(self) -> None:
+        config: dict[str, Any] = dict(plain("bandit"))
+        config["seed"] = {"train": 1, "more": config}
+        with pytest.raises(ConfigError, match="the configuration holds itself"):
+            plain(config)
 
     @pytest.mark.parametrize("value", ["${nowhere.n}", "???"])
     def test_what_cannot_be_resolved_is_named(self, value: str) -> None:
@@ -212,6 +245,19 @@ class TestSettings:
     def test_what_is_wrong_is_named(self, manager: Any, said: str) -> None:
         with pytest.raises(ConfigError, match=said):
             self.read(**manager)
+
+    def test_numbers_of_numpy_are_numbers(self) -> None:
+        config = games.config(("Climb", 2), max_workers=np.int32(2), format_penalty=np.float32(0.5))
+        config["es_manager"]["train"] |= {"group_size": np.int64(3), "env_groups": np.uint8(2)}
+        config["es_manager"]["train"]["env_configs"]["n_groups"] = list(np.array([2]))
+        found = read_settings({**config, "seed": {"train": np.int64(7)}}, "train")
+        whole = (found.group_size, found.num_groups, found.seed, found.max_workers)
+        assert whole == (3, 2, 7, 2)
+        assert all(type(one) is int for one in whole)
+        assert found.format_penalty == -0.5
+        config["es_manager"]["train"]["group_size"] = np.bool_(True)
+        with pytest.raises(ConfigError, match="group_size must be a whole number"):
+            read_settings(config, "train")
 
     @pytest.mark.parametrize(
         ("change", "said"),

@@ -78,6 +78,7 @@ def test_a_class_needs_no_registration() -> None:
             "no field 'wrod'; did you mean word?",
         ),
         (lambda: TextEnv(TextEnvConfig(render_mode="rgb_array")), "renders as text"),
+        (lambda: TextEnv({"action_lookup": {1: "Up", 2: "up"}}), "name every action differently"),
         (lambda: TextEnv(cast(Any, "6x6")), "takes a TextEnvConfig, got a str"),
         (
             lambda: TextEnv({"render_mod": "text"}),

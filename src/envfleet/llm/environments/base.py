@@ -233,4 +233,9 @@ def _actions(names: Mapping[int, str] | None) -> spaces.Space[Any]:
             "action_lookup must name actions by whole numbers, or be none where any text is an "
             f"action; got {names!r:.60}"
         )
+    if len({str(name).lower() for name in names.values()}) < len(names):
+        raise ConfigError(
+            "action_lookup must name every action differently, whatever the case of letters; got "
+            f"{names!r:.100}"
+        )
     return spaces.Discrete(len(names), start=min(names))
