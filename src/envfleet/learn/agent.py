@@ -54,6 +54,7 @@ class Agent:
             else None
             for leaf in self.inputs.leaves
         ]
+        self._normalises = any(one is not None for one in self._normalisers)
         self.bounds: tuple[Array, Array] | None = None
         if isinstance(action_space, spaces.Box):
             self.bounds = action_space.low, action_space.high
@@ -71,11 +72,15 @@ class Agent:
 
     def look(self, obs: Any, *, learns: bool = False) -> Leaves:
         """A batch of observations as the networks get it; the statistics may learn from it."""
+        leaves = self.inputs.split(obs)
+        if not self._normalises:
+            return leaves
         seen = []
-        for leaf, normaliser in zip(self.inputs.split(obs), self._normalisers, strict=True):
-            if normaliser is not None and learns:
-                normaliser.update(leaf)
-            seen.append(leaf if normaliser is None else normaliser(leaf))
+        with np.errstate(over="ignore", invalid="ignore"):  # infinite ones are found later
+            for leaf, normaliser in zip(leaves, self._normalisers, strict=True):
+                if normaliser is not None and learns:
+                    normaliser.update(leaf)
+                seen.append(leaf if normaliser is None else normaliser(leaf))
         return tuple(seen)
 
     def sees_plainly(self, batch: Array) -> bool:

@@ -28,7 +28,7 @@ from envfleet.errors import SnapshotError
 from envfleet.learn.acting import QuickActor
 from envfleet.learn.advantages import successor_values
 from envfleet.learn.agent import Agent
-from envfleet.learn.finite import check_rewards
+from envfleet.learn.finite import check_finals, check_obs, check_rewards
 from envfleet.learn.inputs import Leaves
 from envfleet.learn.normalise import RewardScaler
 from envfleet.learn.options import PPOOptions
@@ -241,7 +241,8 @@ class Collector:
             self._fill_by_halves(store, noise)
         self._obs = tuple(leaf[times].copy() for leaf in store.obs)
         self._masks = None if store.masks is None else store.masks[times].copy()
-        return self._finished(store, states)
+        with np.errstate(over="ignore", invalid="ignore"):  # what comes of it is looked at
+            return self._finished(store, states)
 
     def _fill(self, store: _Store, noise: Tensor) -> None:
         fleet, rewards = self._envs.fleet, list(store.rewards)
@@ -330,6 +331,7 @@ class Collector:
         begun_s = time.perf_counter()
         policy, agent = self._agent.policy, self._agent
         check_rewards(store.rewards, store.valid)
+        check_obs(store.obs, store.valid)
         ended = store.terminated | store.truncated
         obs = tuple(leaf[:-1] for leaf in store.obs)
         masks = None if store.masks is None else store.masks[:-1]
@@ -339,8 +341,9 @@ class Collector:
         finals = np.zeros_like(values)
         kept = store.finals
         if kept.places:
-            leaves = (np.concatenate(parts) for parts in zip(*kept.leaves, strict=True))
-            worth = policy.value(agent.tensors(tuple(leaves)), torch.cat(kept.states))
+            leaves = tuple(np.concatenate(parts) for parts in zip(*kept.leaves, strict=True))
+            check_finals(kept.places, leaves, store.valid)
+            worth = policy.value(agent.tensors(leaves), torch.cat(kept.states))
             finals[tuple(zip(*kept.places, strict=True))] = worth.cpu().numpy()
         self.inference_s += time.perf_counter() - begun_s
         return Rollout(

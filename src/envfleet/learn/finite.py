@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from envfleet.errors import NotFinite
 
-__all__ = ["check_estimates", "check_rewards"]
+__all__ = ["check_estimates", "check_finals", "check_obs", "check_rewards"]
 
 Array = npt.NDArray[Any]
 Flags = npt.NDArray[np.bool_]
@@ -32,27 +32,58 @@ def check_rewards(rewards: Array, valid: Flags) -> None:
         _raise_first("a reward", rewards, ~np.isfinite(rewards) & valid, _MEND)
 
 
-def check_estimates(
-    estimates: Array, rewards: Array, values: Array, obs: tuple[Array, ...]
-) -> None:
+def check_obs(obs: tuple[Array, ...], valid: Flags) -> None:
+    """Refuse observations, which have one time more than `valid`, as the networks get them.
+
+    Infinite ones must be found here: behind a saturated unit values are finite again, gradients
+    are not.
+
+    Raises:
+        NotFinite: Some are not finite; the first of them is named.
+    """
+    for leaf in obs:
+        if leaf.dtype.kind == "f" and not np.isfinite(leaf).all():
+            wrong = ~np.isfinite(leaf).reshape(*leaf.shape[:2], -1).all(-1)
+            wrong &= np.concatenate((valid, valid[-1:]))
+            _raise_first("an observation", leaf, wrong, _MEND, is_before=True)
+
+
+def check_finals(places: list[tuple[int, int]], finals: tuple[Array, ...], valid: Flags) -> None:
+    """Refuse last observations of episodes that were cut off, given with their times and slots.
+
+    Raises:
+        NotFinite: Some are not finite; the first of them is named.
+    """
+    for leaf in finals:
+        if leaf.dtype.kind == "f" and not np.isfinite(leaf).all():
+            for place, row in zip(places, leaf, strict=True):
+                wrong = np.zeros_like(valid)
+                wrong[place] = valid[place] and not np.isfinite(row).all()
+                numbers = np.broadcast_to(row, (*valid.shape, *row.shape))
+                _raise_first("the last observation of an episode", numbers, wrong, _MEND)
+
+
+def check_estimates(estimates: Array, rewards: Array, values: Array) -> None:
     """Refuse advantages that are not finite, by what they were made from.
 
     Raises:
-        NotFinite: The first observation, reward or value that is not finite is named.
+        NotFinite: The first reward or value that is not finite is named.
     """
     if np.isfinite(estimates).all():
         return
-    for leaf in obs:
-        wrong = np.logical_or.reduce(~np.isfinite(leaf).reshape(*estimates.shape, -1), -1)
-        _raise_first("an observation", leaf, wrong, _MEND)
     # too large for 32 bits: those that were not finite from the beginning have been refused
     _raise_first("a reward", rewards, ~np.isfinite(rewards), _MEND)
     _raise_first("a value estimate", values, ~np.isfinite(values), _CALM)
     _raise_first("an advantage", estimates, ~np.isfinite(estimates), _CALM)
 
 
-def _raise_first(what: str, numbers: Array, wrong: Flags, remedy: str) -> None:
-    """Name the first step at which some are wrong, if there is one."""
+def _raise_first(
+    what: str, numbers: Array, wrong: Flags, remedy: str, *, is_before: bool = False
+) -> None:
+    """Name the first step at which some are wrong, if there is one.
+
+    `is_before` says that each row was there before its step: the step before brought it.
+    """
     steps = np.flatnonzero(wrong.any(1))
     if not len(steps):
         return
@@ -62,4 +93,7 @@ def _raise_first(what: str, numbers: Array, wrong: Flags, remedy: str) -> None:
     whose = f"slot {slots[0]}" if len(slots) == 1 else f"one of the slots {slots}"
     row = np.asarray(numbers[step, slots[0]])
     number = row[~np.isfinite(row)].reshape(-1)[0]
-    raise NotFinite(f"{what} of {whose}", f"is {number} at step {step + 1} of the rollout", remedy)
+    when = f"at step {step + 1}"
+    if is_before:
+        when = f"after step {step}" if step else "before step 1"
+    raise NotFinite(f"{what} of {whose}", f"is {number} {when} of the rollout", remedy)

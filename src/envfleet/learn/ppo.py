@@ -204,16 +204,17 @@ class PPOTrainer:
             raise ConfigError(f"progress is a part of the run, from 0 to 1; got {progress}")
         begun_s = time.perf_counter()
         options, left = self.options, 1.0 - progress
-        estimates = advantages(
-            rollout.rewards,
-            rollout.values,
-            rollout.successors,
-            rollout.ended,
-            rollout.valid,
-            gamma=options.gamma,
-            gae_lambda=options.gae_lambda,
-        )
-        check_estimates(estimates, rollout.rewards, rollout.values, rollout.obs)
+        with np.errstate(over="ignore", invalid="ignore"):  # what comes of it is looked at
+            estimates = advantages(
+                rollout.rewards,
+                rollout.values,
+                rollout.successors,
+                rollout.ended,
+                rollout.valid,
+                gamma=options.gamma,
+                gae_lambda=options.gae_lambda,
+            )
+        check_estimates(estimates, rollout.rewards, rollout.values)
         returns = estimates + rollout.values
         rate = options.learning_rate * (left if options.anneal_learning_rate else 1.0)
         weights = Weights(

@@ -556,14 +556,18 @@ def test_what_a_trainer_cannot_train_on_is_named():
             PPOTrainer(envs, SMALL, seed=1 << 63)
 
 
+LAST = SMALL.n_steps
+
+
 class Poisoned(gymnasium.Env):
     """Gives something that is not a number in its fifth step, if it is in the second slot."""
 
     observation_space = spaces.Box(-np.inf, np.inf, (1,), np.float32)
     action_space = spaces.Discrete(2)
 
-    def __init__(self, reward=1.0, obs=0.0):
+    def __init__(self, reward=1.0, obs=0.0, when=5, truncates=False):
         self.poison, self.steps = (reward, obs), 0
+        self.when, self.truncates = when, truncates
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
@@ -572,8 +576,9 @@ class Poisoned(gymnasium.Env):
 
     def step(self, action):
         self.steps += 1
-        reward, obs = self.poison if self.is_bad and self.steps == 5 else (1.0, 0.0)
-        return np.full(1, obs, np.float32), reward, False, False, {}
+        is_now = self.is_bad and self.steps == self.when
+        reward, obs = self.poison if is_now else (1.0, 0.0)
+        return np.full(1, obs, np.float32), reward, False, is_now and self.truncates, {}
 
 
 @pytest.mark.parametrize("is_normalised", [False, True])
@@ -591,7 +596,14 @@ def test_a_reward_that_is_no_number_is_named_and_teaches_nothing(reward, is_norm
 @pytest.mark.parametrize(
     ("poison", "words"),
     [
-        ({"obs": float("nan")}, "an observation of slot 1 is nan at step 6"),
+        ({"obs": float("nan")}, "an observation of slot 1 is nan after step 5 of"),
+        ({"obs": float("inf")}, "an observation of slot 1 is inf after step 5 of"),
+        ({"obs": float("nan"), "when": LAST}, f"an observation of slot 1 is nan after step {LAST}"),
+        ({"obs": float("inf"), "when": LAST}, f"an observation of slot 1 is inf after step {LAST}"),
+        (
+            {"obs": float("nan"), "truncates": True},
+            "the last observation of an episode of slot 1 is nan at step 5 of",
+        ),
         ({"reward": 1e39}, "a reward of slot 1 is inf at step 5"),
     ],
 )
@@ -599,7 +611,7 @@ def test_numbers_that_become_none_on_the_way_are_named(poison, words):
     with opened(functools.partial(Poisoned, **poison), 3) as envs:
         trainer = PPOTrainer(envs, SMALL)
         before = digest(trainer)
-        with np.errstate(all="ignore"), pytest.raises(errors.NotFinite, match=words):
+        with pytest.raises(errors.NotFinite, match=words):
             trainer.train_episode_vectorized()
         assert digest(trainer) == before
 
@@ -608,7 +620,7 @@ def test_statistics_that_were_spoiled_are_blamed_on_no_slot_alone():
     options = dataclasses.replace(SMALL, normalise_obs=True)
     with opened(functools.partial(Poisoned, obs=float("inf")), 3) as envs:
         trainer, said = PPOTrainer(envs, options), r"one of the slots \[0, 1, 2\] is nan"
-        with np.errstate(all="ignore"), pytest.raises(errors.NotFinite, match=said):
+        with pytest.raises(errors.NotFinite, match=said):
             trainer.train_episode_vectorized()
 
 
