@@ -56,7 +56,7 @@ class Informs(Resident):
         self.make = make
 
     def step(self, action):
-        obs, reward, _, truncated, _ = super().step(action)
+        obs, reward, terminated, truncated, _ = super().step(action)
         info = {"t": self.t, "odd": self.make()} if self.t == 2 else {"t": self.t}
         return obs, reward, terminated, truncated, info
 
@@ -151,9 +151,7 @@ NESTS = ("ring", "tree", "ring with a lock", "deep lists", "deep dicts")
 @pytest.mark.parametrize("how", [*NESTS, "key"])
 @pytest.mark.parametrize("mode", ["same_step", "next_step"])
 def test_an_info_that_nests_too_deep_harms_nobody(mode, how):
-    with opened(
-        [functools.partial(Nests, how), Resident], num_workers=1, autoreset=mode
-    ) as envs:
+    with opened([functools.partial(Nests, how), Resident], num_workers=1, autoreset=mode) as envs:
         envs.reset(seed=0)
         (pid, _) = envs.fleet.call("pid")
         for t in range(1, 6):

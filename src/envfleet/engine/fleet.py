@@ -825,7 +825,6 @@ class Fleet:
         del self._data, self._gatherer, self._logbook, self._recovery
         del self._express, self._scatterer
 
-
     def _leave_to_parent(self) -> None:
         """This is a copy of the process whose workers these are: they answer to the original."""
         if not self._is_closed:
