@@ -110,6 +110,16 @@ class KeepsAList(InvertedPendulumEnv):
         return obs, float(len(self.visited)), len(self.visited) == 12, truncated, info
 
 
+class DrawsItsModel(InvertedPendulumEnv):
+    """One of MuJoCo's whose masses and gravity are others in each episode."""
+
+    def reset_model(self):
+        self.model.body_mass[1:] = self.np_random.uniform(1, 5, len(self.model.body_mass) - 1)
+        self.model.opt.gravity[2] = -self.np_random.uniform(5, 15)
+        self.model.opt.timestep = self.np_random.uniform(0.01, 0.03)
+        return super().reset_model()
+
+
 class HoldsAGenerator(gymnasium.Wrapper):
     """What it holds cannot be kept."""
 
@@ -203,13 +213,15 @@ def test_what_wrappers_hold_is_part_of_the_state(where, method, wrapper):
         assert_same(expected, go_on(envs, actions_for(envs, skip=9), 10))
 
 
+@pytest.mark.parametrize("env", [KeepsAList, DrawsItsModel])
 @pytest.mark.parametrize("where", QUICK)
-def test_what_an_environment_of_mujoco_holds_is_part_of_the_state(where):
-    with opened(KeepsAList, 2, **where) as envs:
+def test_what_an_environment_of_mujoco_holds_is_part_of_the_state(where, env):
+    with opened(env, 2, **where) as envs:
         envs.reset(seed=0)
         go_on(envs, actions_for(envs), 5)
         taken = envs.snapshot()
         expected = go_on(envs, actions_for(envs, skip=5), 20)
+        envs.reset(seed=9)
         envs.restore(taken)
         assert_same(expected, go_on(envs, actions_for(envs, skip=5), 20))
 

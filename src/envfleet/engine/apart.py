@@ -15,28 +15,34 @@ from envfleet.engine.whole import whole
 
 _NEVER_CHANGE = {type(None), bool, int, float, complex, str, bytes}
 _NEVER_CHANGE |= {np.dtype(code).type for code in "?bhilqBHILQefdgFDG"}
+_DEPTH = 4
+"""Things in things in things, and no deeper, are looked at one by one."""
+
+
+class _NotPlain(Exception):
+    """There is something in it that only its own class can copy."""
 
 
 def apart(value: Any) -> Any:
     """A copy of `value` that shares nothing with it that could change."""
+    try:
+        return _plain(value, _DEPTH)
+    except _NotPlain:
+        return _travelled(value)
+
+
+def _plain(value: Any, depth: int) -> Any:
+    """The same of numbers, texts, arrays, and dicts, lists and tuples of these: most infos."""
     kind = type(value)
     if kind in _NEVER_CHANGE:
         return value
-    if kind is dict:
-        copied = {}
-        for key, item in value.items():
-            if type(item) in _NEVER_CHANGE:
-                copied[key] = item
-            elif _is_plain_array(item):
-                copied[key] = item.copy()
-            else:
-                return _travelled(value)
-        return copied
-    return value.copy() if _is_plain_array(value) else _travelled(value)
-
-
-def _is_plain_array(value: Any) -> bool:
-    return type(value) is np.ndarray and not value.dtype.hasobject
+    if kind is np.ndarray and not value.dtype.hasobject:
+        return value.copy()
+    if depth and kind is dict:
+        return {key: _plain(item, depth - 1) for key, item in value.items()}
+    if depth and (kind is list or kind is tuple):
+        return kind([_plain(item, depth - 1) for item in value])
+    raise _NotPlain
 
 
 def _travelled(value: Any, above: tuple[int, ...] = ()) -> Any:

@@ -117,7 +117,9 @@ def put_back(env: Any, taken: OwnState | Pickled) -> Any:
     if taken.method == "mujoco":
         import mujoco
 
-        mujoco.mj_copyData(inner.data, inner.model, pickle.loads(taken.inner))
+        kept = pickle.loads(taken.inner)
+        _write_model(inner.model, kept.model)
+        mujoco.mj_copyData(inner.data, inner.model, kept)
     else:
         pair = _own_methods(inner)
         if pair is None:
@@ -178,6 +180,19 @@ def _call_take(inner: Any, name: str) -> Any:
         except TypeError:
             pass
     return getattr(inner, name)()
+
+
+def _write_model(model: Any, kept: Any) -> None:
+    """Give a MuJoCo model the numbers it had: masses, frictions and the like may be drawn anew."""
+    for name in dir(kept):
+        numbers = None if name.startswith("_") else getattr(kept, name)
+        if type(numbers) is np.ndarray and numbers.tobytes() != getattr(model, name).tobytes():
+            getattr(model, name)[...] = numbers
+    for name in dir(kept.opt):
+        if not name.startswith("_"):
+            number = getattr(kept.opt, name)
+            if np.any(number != getattr(model.opt, name)):
+                setattr(model.opt, name, number)
 
 
 def _is_mujoco(inner: Any) -> bool:

@@ -31,10 +31,18 @@ def test_types_stay_what_they_are():
         assert copied == value
 
 
-def test_parts_that_were_one_object_still_are():
-    part = [1]
-    copied = apart({"a": {"part": part}, "b": {"part": part}})
-    assert copied["a"]["part"] is copied["b"]["part"]
+def test_objects_that_were_one_still_are():
+    thing = Thing()
+    copied = apart({"a": {"thing": thing}, "b": {"thing": thing}})
+    assert copied["a"]["thing"] is copied["b"]["thing"]
+
+
+def test_what_holds_itself_is_copied():
+    value = []
+    value.append(value)
+    copied = apart(value)
+    assert copied is not value
+    assert copied[0] is copied
 
 
 def test_what_cannot_be_copied_is_itself_and_the_rest_is_a_copy():
