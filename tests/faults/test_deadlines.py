@@ -2,9 +2,12 @@
 
 import contextlib
 import functools
+import gc
 import os
 import re
 import signal
+import subprocess
+import sys
 import time
 import warnings
 
@@ -15,8 +18,19 @@ import envfleet
 from envfleet import errors
 from envfleet.engine import Deadlines, Fleet, ResetPlan
 from envfleet.testing import Counter, Hanging, Slow, VectorCounter
-from tests.faults.stage import GRACE_S, MODES, Resident, at_most, opened, plans, step, zeros
-from tests.gates import gated, in_time_at_best, opened_meanwhile
+from tests.faults.stage import (
+    GRACE_S,
+    METHODS,
+    MODES,
+    Resident,
+    at_most,
+    left_after,
+    opened,
+    plans,
+    step,
+    zeros,
+)
+from tests.gates import PATIENCE_S, gated, in_time_at_best, opened_meanwhile
 
 LIMIT_S = 0.35
 
@@ -60,6 +74,55 @@ def test_the_error_shows_the_function_that_hangs(backend):
         assert "raise step_timeout_s" in str(error)
         assert isinstance(error, TimeoutError)
         assert envs.recv().slots.tolist() == [0]
+
+
+class Starts(Simulator):
+    """Has a process of its own, which it ends in `close`; and waits in its second step."""
+
+    def __init__(self):
+        super().__init__()
+        self.process = subprocess.Popen(["sleep", "3600"])
+
+    @property
+    def its_pid(self):
+        return self.process.pid
+
+    def close(self):
+        self.process.kill()
+        self.process.wait()
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("how", ["restart", "raise", "dropped", "closed"])
+@pytest.mark.skipif(sys.platform != "linux", reason="needs the kernel's lists of children")
+def test_what_an_environment_has_started_ends_with_a_worker_that_is_killed(how, method):
+    on_failure = "restart" if how == "restart" else "raise"
+    envs = envfleet.make_vec(
+        [Starts, Starts],
+        num_workers=2,
+        backend="process",
+        start_method=method,
+        on_failure=on_failure,
+        step_timeout_s=LIMIT_S if how in ("restart", "raise") else None,
+    )
+    envs.reset(seed=0)
+    started = envs.get_attr("its_pid")
+    envs.step(zeros(2))
+    if how == "restart":
+        envs.step(zeros(2))
+        assert not left_after(started, PATIENCE_S)
+        started = envs.get_attr("its_pid")
+    elif how == "raise":
+        with pytest.raises(errors.DeadlineExceeded):
+            envs.step(zeros(2))
+    else:
+        envs.send(zeros(2))
+    if how == "dropped":
+        del envs
+        gc.collect()
+    else:
+        envs.close()
+    assert not left_after(started, PATIENCE_S)
 
 
 def test_the_stack_is_the_environment_s_alone():

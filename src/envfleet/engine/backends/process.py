@@ -32,6 +32,7 @@ from envfleet.engine.backends.lane import DONE, POSTED, TAKEN, ProcessLane
 from envfleet.engine.channel import ParentChannel
 from envfleet.engine.machine import open_files, usable_cores
 from envfleet.engine.messages import Command, EnvFacts, Failure, Op, Reply
+from envfleet.engine.offspring import end, hold_offspring
 from envfleet.engine.options import StartMethod
 from envfleet.engine.rows import Port
 from envfleet.engine.script import GUARD_EXIT as GUARD_EXIT
@@ -248,13 +249,22 @@ class ProcessHandle:
         dump = os.pread(self._stack_fd, 1 << 16, start).decode(errors="replace")
         return without_watcher(dump).strip()
 
+    @property
+    def _has_closed(self) -> bool:
+        """Whether the last that it was asked to do was to close, and it has answered that."""
+        posted, _, taken = self._counts
+        return bool(posted == taken > 0 and self._ring[(posted - 1) % self._size * 3 + 1] == Op.CLOSE)
+
     def stop(self) -> None:
-        """Kill what still runs, reap it, close every descriptor."""
+        """Kill what still runs, and what that has started; reap it; close every descriptor."""
         if not self._is_open:
             return
         self._is_open = False
         if self.process.is_alive():
+            # who has closed its environments has left what it wanted to leave
+            offspring = [] if self._has_closed else hold_offspring(self.process.pid)
             self.process.kill()
+            end(offspring)
         self.process.join(5.0)
         with contextlib.suppress(ValueError):  # still running after SIGKILL: stuck in the kernel
             self.process.close()
