@@ -62,7 +62,9 @@ class FleetVectorEnv(VectorEnv[Any, Any, Any]):
         self.num_envs = fleet.num_slots
         if spec is not None:
             # the environment's own says what it was made with; a native one's, how many it holds
-            spec = deepcopy(spec) if first.native else first.spec or deepcopy(spec)
+            own = None if first.native else first.spec
+            # which was made without a wrapper that the fleet stands in for
+            spec = deepcopy(spec) if own is None else replace(own, order_enforce=spec.order_enforce)
         self.spec = spec
         self.render_mode = first.render_mode
         self.metadata = {**first.metadata, "autoreset_mode": AutoresetMode[fleet.autoreset.upper()]}
