@@ -9,6 +9,7 @@ import functools
 import gc
 import weakref
 from contextlib import closing
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import gymnasium
@@ -547,6 +548,14 @@ class TestSpec:
             assert repr(envs) == "FleetVectorEnv(CartPole-v1, num_envs=2)"
             with closing(gymnasium.make(envs.spec)) as one:
                 assert one.observation_space == envs.single_observation_space
+
+    @pytest.mark.parametrize("order_enforce", [True, False])
+    def test_says_what_was_registered(self, order_enforce):
+        spec = replace(gymnasium.spec("CartPole-v1"), order_enforce=order_enforce)
+        for backend in ("serial", "process"):
+            with closing(fleet(spec, num_envs=2, backend=backend)) as envs:
+                assert envs.spec is not None
+                assert envs.spec.order_enforce is order_enforce
 
     def test_is_not_the_registry_s(self):
         with closing(fleet("CartPole-v1", num_envs=2)) as envs:

@@ -3,6 +3,7 @@
 All of it is refused before anything is sent or started, which is why this process is enough.
 """
 
+import copy
 import functools
 import pickle
 from contextlib import closing
@@ -151,6 +152,21 @@ class TestWrongOrder:
         with pytest.raises(errors.ConfigError, match=text):
             envs.send(ZEROS[:1], slots)
 
+    @pytest.mark.parametrize("slots", [1, 0.5, "1", [[0]], [[0], [1, 2]], np.array(1)])
+    def test_slots_that_cannot_be_counted(self, envs, slots):
+        for use in (
+            lambda: envs.queue_reset(seed=1, slots=slots),
+            lambda: envs.set_attr("t", 1, slots=slots),
+        ):
+            with pytest.raises(errors.ConfigError, match="slots must be a non-empty list of slot"):
+                use()
+
+    def test_a_copy(self, envs):
+        for make_one in (pickle.dumps, copy.deepcopy, copy.copy):
+            with pytest.raises(TypeError, match="a fleet cannot be pickled or copied: its env"):
+                make_one(envs)
+        envs.reset()
+
     @pytest.mark.parametrize("timeout_s", ["1", -1, -0.001, float("nan"), True, [1]])
     def test_a_time_that_is_none(self, envs, timeout_s):
         envs.reset()
@@ -243,6 +259,13 @@ class TestWrongArguments:
             match=r"num_workers must be a whole number between 1 and num_envs \(2\)",
         ):
             envfleet.make_vec(Counter, 2, num_workers=num_workers)
+
+    @pytest.mark.parametrize("max_restarts", ["3", float("nan"), 1.5, -1, True, None])
+    def test_max_restarts(self, max_restarts):
+        with pytest.raises(
+            errors.ConfigError, match=r"max_restarts must be a whole number, 0 or more, got"
+        ):
+            envfleet.make_vec(Counter, 2, max_restarts=max_restarts)
 
     @pytest.mark.parametrize(
         ("argument", "value", "choices"),

@@ -63,7 +63,9 @@ class FleetVectorEnv(VectorEnv[Any, Any, Any]):
         self.num_envs = fleet.num_slots
         if spec is not None:
             # the environment's own says what it was made with; a native one's, how many it holds
-            spec = deepcopy(spec) if first.native else first.spec or deepcopy(spec)
+            own = None if first.native else first.spec
+            # which was made without a wrapper that the fleet stands in for
+            spec = deepcopy(spec) if own is None else replace(own, order_enforce=spec.order_enforce)
         self.spec = spec
         self.render_mode = first.render_mode
         self.metadata = {**first.metadata, "autoreset_mode": AutoresetMode[fleet.autoreset.upper()]}
@@ -127,7 +129,7 @@ class FleetVectorEnv(VectorEnv[Any, Any, Any]):
 
     def set_attr(self, name: str, values: Any, slots: Sequence[int] | None = None) -> None:
         """Set `name`; a list or tuple has one value per slot, anything else is for all of them."""
-        count = self.num_envs if slots is None else len(slots)
+        count = self._count(slots)
         if not isinstance(values, list | tuple):
             values = [values] * count
         if len(values) != count:
@@ -158,6 +160,12 @@ class FleetVectorEnv(VectorEnv[Any, Any, Any]):
     def __exit__(self, *exc_info: object) -> None:
         self.close()
 
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "a fleet cannot be pickled or copied: its environments live in workers. Open another "
+            "with make_vec, or take the states of the environments with snapshot()"
+        )
+
     def send(self, actions: Any, slots: Sequence[int] | Slots | None = None) -> None:
         """Start a step of these slots (None: all) and return at once."""
         self.fleet.send(actions, slots)
@@ -184,7 +192,7 @@ class FleetVectorEnv(VectorEnv[Any, Any, Any]):
         slots: Sequence[int] | None = None,
     ) -> None:
         """Use this seed and these options at the next autoreset of these slots (None: all)."""
-        count = self.num_envs if slots is None else len(slots)
+        count = self._count(slots)
         self.fleet.queue_reset(self._plans(seed, options, count, slots), slots)
 
     def snapshot(self, slots: Sequence[int] | None = None) -> tuple[Snapshot, ...]:
@@ -205,6 +213,14 @@ class FleetVectorEnv(VectorEnv[Any, Any, Any]):
     def timings(self) -> dict[str, float]:
         """Seconds spent so far in environments, waiting and copying."""
         return self.fleet.timings
+
+    def _count(self, slots: Any) -> int:
+        if slots is None:
+            return self.num_envs
+        is_list = isinstance(slots, Sequence) or (isinstance(slots, np.ndarray) and slots.ndim)
+        if not (is_list and all(map(_is_whole, slots))):
+            raise ConfigError(f"slots must be a non-empty list of slot numbers, got {slots!r}")
+        return len(slots)
 
     def _split_mask(self, options: Any) -> tuple[npt.NDArray[np.bool_] | None, Any]:
         if not isinstance(options, Mapping) or "reset_mask" not in options:
@@ -331,6 +347,7 @@ def make_vec(
         )
     if not _is_whole(rollout_steps) or rollout_steps < 0:
         raise ConfigError(f"rollout_steps must be a whole number from 0 on, got {rollout_steps!r}")
+    restarts = RestartPolicy(max_restarts=max_restarts)
     deadlines = Deadlines(step_s=step_timeout_s, reset_s=reset_timeout_s)
     has_limits = step_timeout_s is not None or reset_timeout_s is not None
     plan = _plan(
@@ -350,7 +367,7 @@ def make_vec(
         autoreset=mode,
         deadlines=deadlines,
         on_failure=failure,
-        restarts=RestartPolicy(max_restarts=max_restarts),
+        restarts=restarts,
         copy=copy,
         poison=DEBUG_VARIABLE in os.environ,
         num_pages=rollout_steps + 1 if rollout_steps else 0,

@@ -71,8 +71,9 @@ class RestartPolicy:
     """Older failures are forgotten, so that a rare crash never ends a long run."""
 
     def __post_init__(self) -> None:
-        if self.max_restarts < 0:
-            raise ConfigError(f"max_restarts must be 0 or more, got {self.max_restarts}")
+        count: object = self.max_restarts
+        if isinstance(count, bool) or not isinstance(count, int | np.integer) or count < 0:
+            raise ConfigError(f"max_restarts must be a whole number, 0 or more, got {count!r}")
         check_seconds("window_s", self.window_s)
 
 
