@@ -17,6 +17,7 @@ from gymnasium import spaces
 import envfleet
 from envfleet import errors
 from envfleet.learn import collect, ppo
+from envfleet.learn.agent import Agent
 from envfleet.learn.evaluate import evaluate
 from envfleet.learn.heads import make_head
 from envfleet.learn.inputs import Inputs
@@ -664,3 +665,26 @@ def test_a_state_that_cannot_hold_the_environments_holds_the_rest(monkeypatch):
             trainer.train(128)
             ends.append(digest(trainer))
     assert ends[0] == ends[1] != learned
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        *(spaces.Box(-1, 1, (2,), kind) for kind in (np.float16, np.float32, np.float64)),
+        spaces.Box(-1, 1, (), np.float32),
+        spaces.Box(-1, 1, (2, 3), np.float32),
+        spaces.Discrete(3, start=-1),
+        spaces.MultiDiscrete([2, 3]),
+        spaces.MultiBinary(4),
+    ],
+    ids=str,
+)
+def test_what_an_agent_plays_is_of_the_action_space(space):
+    seen = spaces.Box(-1, 1, (3,), np.float32)
+    agent = Agent(seen, space, SMALL, torch.device("cpu"), 0)
+
+    action = agent.play()(np.full(3, 0.5, np.float32), {})
+
+    assert space.contains(action), repr(action)
+    if not isinstance(space, spaces.Discrete):
+        assert (action.dtype, action.shape) == (space.dtype, space.shape)
