@@ -140,6 +140,36 @@ def test_incidents_are_told_on_the_way_and_at_the_end(tmp_path):
     assert "\n2 incidents: see run/incidents.jsonl\n" in printed
 
 
+def test_too_many_failures_name_the_files_and_the_flag(tmp_path):
+    (tmp_path / "maze.py").write_text(STUMBLES.replace("== 40", ">= 40"))
+    words = ["--env", "maze.py:Maze", "--n-envs", 2, "--n-steps", 16, "--num-episodes", 9]
+    more = ["--backend", "serial", "--checkpoint-dir", "run", "--max-restarts", 0]
+    told = run("train", *words, *more, folder=tmp_path, code=1).stderr
+    assert "envfleet doctor replay run/incidents/0001-slot0.incident" in told
+    assert "All are in run/incidents.jsonl" in told
+    assert "raise --max-restarts" in told
+
+
+@pytest.mark.parametrize("backend", ["serial", "process", "auto"])
+def test_an_environment_without_spaces_gets_one_sentence(backend, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    lines = [line for line in MAZE.splitlines() if "observation_space" not in line]
+    (tmp_path / "bare.py").write_text("\n".join(lines).replace("Maze", f"Bare{backend}"))
+    assert main(["train", "--env", f"bare.py:Bare{backend}", "--backend", backend]) == 2
+    assert "has no observation_space; set observation_space" in capsys.readouterr().err
+    sys.modules.pop("bare", None)
+
+
+def test_eval_of_what_ends_its_process_is_a_sentence_once_it_has_failed(tmp_path):
+    fatal = STUMBLES.replace('raise ValueError("stumbled")', "import os; os._exit(3)")
+    (tmp_path / "maze.py").write_text(fatal)
+    words = ["--env", "maze.py:Maze", "--n-envs", 2, "--n-steps", 16, "--num-episodes", 3]
+    more = ["--backend", "process", "--checkpoint-dir", "run", "--eval-episodes", 1]
+    run("train", *words, *more, folder=tmp_path)
+    told = run("eval", "run", "--episodes", 50, folder=tmp_path, code=1).stderr
+    assert "died during step (exit code 3)" in told
+
+
 def wait_for(path, seconds=30.0):
     limit_s = time.monotonic() + seconds
     while not path.exists():

@@ -12,6 +12,7 @@ from envfleet.cli.command import Context, at_least
 from envfleet.cli.report import Report, Text
 from envfleet.errors import VideoError
 from envfleet.learn.evaluate import EVALUATION_SEED, evaluate
+from envfleet.learn.run_folder import INCIDENTS_FILE
 from envfleet.learn.train import env_fn, load_agent
 from envfleet.observe import video
 
@@ -64,8 +65,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, context: Context) -> Report:
     """Evaluate."""
     options, agent = load_agent(args.run)
+    folder = args.run if args.run.is_dir() else args.run.parent
     found = evaluate(
-        agent.play, env_fn(options), episodes=args.episodes, seed=args.seed, n_envs=args.n_envs
+        agent.play,
+        env_fn(options),
+        episodes=args.episodes,
+        seed=args.seed,
+        n_envs=args.n_envs,
+        # an environment that failed before may take its process along, or hang
+        in_worker=options.has_deadlines or (folder / INCIDENTS_FILE).exists(),
+        start_method=options.parallel_start_method,
+        step_timeout_s=options.step_timeout_s,
+        reset_timeout_s=options.reset_timeout_s,
     )
     document: dict[str, Any] = {
         "env": options.env,
@@ -76,7 +87,6 @@ def run(args: argparse.Namespace, context: Context) -> Report:
     }
     blocks = []
     if args.video:
-        folder = args.run if args.run.is_dir() else args.run.parent
         path = folder / "videos" / f"eval_seed{args.seed}.mp4"
         drawn = env_fn(options, render_mode="rgb_array")
         try:

@@ -22,9 +22,9 @@ from envfleet.cli.lines import Lines
 from envfleet.cli.live import LiveView
 from envfleet.cli.report import Block, Code, Report, Text
 from envfleet.cli.screen import can_redraw
-from envfleet.errors import ConfigError, EnvConstructionFailed
+from envfleet.errors import ConfigError, EnvConstructionFailed, SlotQuarantined
 from envfleet.learn.ppo import PPOOptions
-from envfleet.learn.run_folder import INCIDENTS_FILE
+from envfleet.learn.run_folder import INCIDENTS, INCIDENTS_FILE
 from envfleet.learn.train import Outcome, TrainOptions, resumed_options, train
 
 __all__ = ["add_arguments", "run"]
@@ -86,11 +86,43 @@ def run(args: argparse.Namespace, context: Context) -> Report:
             outcome = train(asked.options, asked.ppo, run_dir, display, is_resumed=is_resumed)
     except EnvConstructionFailed as exc:  # where it was tried is nothing a person here has to know
         kwargs = asked.options.env_kwargs
+        _refuse_without_spaces(asked.options.env, exc.reason)
         raise ConfigError(
             f"{asked.options.env} cannot be built{f' with {kwargs}' if kwargs else ''}: "
             f"{exc.reason}"
         ) from exc
+    except AttributeError as exc:
+        _refuse_without_spaces(asked.options.env, str(exc))
+        raise
+    except SlotQuarantined as exc:
+        raise TooManyFailures(exc, run_dir) from exc
     return _report(outcome)
+
+
+def _refuse_without_spaces(env: str, reason: str) -> None:
+    if found := re.search(r"has no attribute '((?:observation|action)_space)'", reason):
+        raise ConfigError(
+            f"{env} has no {found[1]}; set observation_space and action_space in its class or its "
+            "__init__: the policy is made by them"
+        )
+
+
+class TooManyFailures(SlotQuarantined):
+    """The same for people who have a run's folder and no objects."""
+
+    def __init__(self, failed: SlotQuarantined, run_dir: Path) -> None:
+        super().__init__(*failed.args)
+        self._run_dir = run_dir
+
+    def __str__(self) -> str:
+        folder = self._run_dir / INCIDENTS
+        first = min(folder.glob("*.incident"), default=folder / "FILE")
+        return (
+            f"slot {self.slot} failed {self.restarts} times within {self.window_s:g} s and is "
+            f"quarantined. Last failure: {self.last}. All are in {self._run_dir / INCIDENTS_FILE}, "
+            f"and `envfleet doctor replay {shlex.quote(str(first))}` shows the first of them in "
+            "one process. If such failures are to be lived with, raise --max-restarts"
+        )
 
 
 def _free_folder(options: TrainOptions) -> Path:

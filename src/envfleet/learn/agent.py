@@ -55,6 +55,7 @@ class Agent:
             for leaf in self.inputs.leaves
         ]
         self._normalises = any(one is not None for one in self._normalisers)
+        self._action_space = action_space
         self.bounds: tuple[Array, Array] | None = None
         if isinstance(action_space, spaces.Box):
             self.bounds = action_space.low, action_space.high
@@ -108,7 +109,8 @@ class Agent:
 
     def play(self) -> Act:
         """How to act in one episode: the likeliest actions, with a memory of its own."""
-        states = self.fresh_states(1)
+        states, space = self.fresh_states(1), self._action_space
+        is_number = isinstance(space, spaces.Discrete)
 
         @torch.inference_mode()
         def act(obs: Any, info: Mapping[str, Any]) -> Any:
@@ -119,7 +121,10 @@ class Agent:
             allowed = None if masks is None else self.tensor(masks)
             leaves = self.tensors(self.look(batch))
             said, states = self.policy.respond(leaves, states, allowed)
-            return self.fit(self.policy.head.mode(said).cpu().numpy())[0]
+            action = self.fit(self.policy.head.mode(said).cpu().numpy())[0]
+            if is_number:
+                return action
+            return np.asarray(action, space.dtype).reshape(space.shape)
 
         return act
 

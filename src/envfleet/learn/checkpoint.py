@@ -45,6 +45,8 @@ def save(path: Path, state: dict[str, Any]) -> None:
 
 def load(path: Path, device: str = "cpu") -> dict[str, Any]:
     """Read a checkpoint, or say what is wrong with it."""
+    if path.is_dir():
+        raise CheckpointError(str(path), "is a directory, not a checkpoint")
     try:
         with zipfile.ZipFile(path) as archive:
             broken = archive.testzip()
@@ -99,6 +101,7 @@ class CheckpointFolder:
                 file.write(bytes(PROBE_BYTES))
                 file.flush()
                 os.fsync(file.fileno())  # some file systems find out no earlier that they are full
+            self._check_places()
         except OSError as exc:
             raise CheckpointError(
                 str(self.folder), f"cannot be written to: {exc.strerror}; choose another folder"
@@ -175,6 +178,14 @@ class CheckpointFolder:
                 str(self.folder), f"holds no checkpoint: {LATEST} does not exist, nor any other"
             )
         raise problem
+
+    def _check_places(self) -> None:
+        """Find out now whether something lies where checkpoints will go."""
+        for name in (LATEST, BEST):
+            if (self.folder / name).is_dir():
+                raise CheckpointError(
+                    str(self.folder / name), "is a directory, and a checkpoint belongs there"
+                )
 
     def _still_needed(self, size: int) -> int:
         """Bytes for those that are kept, the best one and the one being written, less what is."""

@@ -290,7 +290,12 @@ class Collector:
         else:
             leaves = tuple(agent.tensor(leaf[step, half]) for leaf in store.obs)
             allowed = None if store.masks is None else agent.tensor(store.masks[step, half])
-            said, states = agent.policy.respond(leaves, self._states[half], allowed)
+            try:
+                said, states = agent.policy.respond(leaves, self._states[half], allowed)
+            except RuntimeError:
+                seen = tuple(leaf[step, half] for leaf in store.obs)
+                agent.inputs.refuse_outside(seen, self._slots[index].tolist())
+                raise
             if agent.policy.state_size:
                 self._states[half] = states
             store.actions[step, half] = agent.policy.head.sample(said, noise[step, half])
@@ -329,7 +334,6 @@ class Collector:
 
     def _finished(self, store: _Store, states: Tensor) -> Rollout:
         begun_s = time.perf_counter()
-        policy, agent = self._agent.policy, self._agent
         check_rewards(store.rewards, store.valid)
         check_obs(store.obs, store.valid)
         ended = store.terminated | store.truncated
@@ -337,14 +341,15 @@ class Collector:
         masks = None if store.masks is None else store.masks[:-1]
         actions = store.drawn
         log_probs, values = self._judged(obs, actions, masks, ended, states)
-        last = policy.value(agent.tensors(self._obs), self._states).cpu().numpy()
+        last = self._worth(self._obs, self._states, list(range(self._envs.num_envs)))
         finals = np.zeros_like(values)
         kept = store.finals
         if kept.places:
             leaves = tuple(np.concatenate(parts) for parts in zip(*kept.leaves, strict=True))
             check_finals(kept.places, leaves, store.valid)
-            worth = policy.value(agent.tensors(leaves), torch.cat(kept.states))
-            finals[tuple(zip(*kept.places, strict=True))] = worth.cpu().numpy()
+            slots = [slot for _, slot in kept.places]
+            worth = self._worth(leaves, torch.cat(kept.states), slots)
+            finals[tuple(zip(*kept.places, strict=True))] = worth
         self.inference_s += time.perf_counter() - begun_s
         return Rollout(
             obs=obs,
@@ -359,6 +364,16 @@ class Collector:
             valid=store.valid,
             episodes=self._episodes(store.rewards, ended, store.valid),
         )
+
+    def _worth(self, leaves: Leaves, states: Tensor, slots: list[int]) -> Floats:
+        """Values of observations of these slots."""
+        agent = self._agent
+        try:
+            values: Floats = agent.policy.value(agent.tensors(leaves), states).cpu().numpy()
+        except RuntimeError:
+            agent.inputs.refuse_outside(leaves, slots)
+            raise
+        return values
 
     def _judged(
         self, obs: Leaves, actions: Array, masks: Flags | None, ended: Flags, states: Tensor

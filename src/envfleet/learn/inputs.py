@@ -7,7 +7,7 @@ A Dict's or an info's `action_mask` is no leaf: it says which choices are allowe
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -74,6 +74,25 @@ class Inputs:
     def keeps(self, batch: Array) -> bool:
         """Whether such observations are one leaf that is kept as it is."""
         return self._is_single and batch.dtype == self.leaves[0].dtype
+
+    def refuse_outside(self, leaves: Leaves, slots: Sequence[int]) -> None:
+        """Name the first choice that its space does not have, if there is one.
+
+        Whoever could not go on with observations asks: to look every time would take too long.
+        """
+        for leaf, rows in zip(self.leaves, leaves, strict=True):
+            if leaf.kind != "choices":
+                continue
+            found = rows.reshape(len(rows), len(leaf.counts)) - np.asarray(leaf.starts)
+            outside = np.argwhere((found < 0) | (found >= np.asarray(leaf.counts)))
+            for row, part in outside[:1].tolist():
+                start, value = leaf.starts[part], int(found[row, part]) + leaf.starts[part]
+                where = f" at {list(leaf.path)}" if leaf.path else ""
+                raise ConfigError(
+                    f"an observation of slot {slots[row]} is {value}{where}, and its space has "
+                    f"{start} to {start + leaf.counts[part] - 1}; mend the environment, or its "
+                    "observation_space"
+                )
 
     def masks(self, obs: Any, infos: Mapping[str, Any]) -> npt.NDArray[np.bool_] | None:
         """Which actions are allowed, one row per observation; None if nothing is said of it."""

@@ -655,13 +655,15 @@ class _Clock:
 
     def lap(self) -> dict[str, float]:
         """As figures: the seconds since the last lap, and by what they were spent on."""
-        now_s, spent = time.perf_counter(), dict(self._spent())
+        now_s = time.perf_counter()
         laps = {"seconds": now_s - self._last_s}
-        for name, total_s in spent.items():
+        for name, total_s in self._spent().items():
             lap_s = total_s - self._before.get(name, 0.0)
-            if lap_s:
+            # a split may move what it took for waiting to another part: that is not time won
+            if lap_s > 0:
                 laps[SECONDS + name] = lap_s
-        self._last_s, self._before = now_s, spent
+                self._before[name] = total_s
+        self._last_s = now_s
         return {name: round(value, 6) for name, value in laps.items()}
 
 

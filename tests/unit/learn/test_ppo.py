@@ -17,6 +17,7 @@ from gymnasium import spaces
 import envfleet
 from envfleet import errors
 from envfleet.learn import collect, ppo
+from envfleet.learn.agent import Agent
 from envfleet.learn.evaluate import evaluate
 from envfleet.learn.heads import make_head
 from envfleet.learn.inputs import Inputs
@@ -664,3 +665,58 @@ def test_a_state_that_cannot_hold_the_environments_holds_the_rest(monkeypatch):
             trainer.train(128)
             ends.append(digest(trainer))
     assert ends[0] == ends[1] != learned
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        *(spaces.Box(-1, 1, (2,), kind) for kind in (np.float16, np.float32, np.float64)),
+        spaces.Box(-1, 1, (), np.float32),
+        spaces.Box(-1, 1, (2, 3), np.float32),
+        spaces.Discrete(3, start=-1),
+        spaces.MultiDiscrete([2, 3]),
+        spaces.MultiBinary(4),
+    ],
+    ids=str,
+)
+def test_what_an_agent_plays_is_of_the_action_space(space):
+    seen = spaces.Box(-1, 1, (3,), np.float32)
+    agent = Agent(seen, space, SMALL, torch.device("cpu"), 0)
+
+    action = agent.play()(np.full(3, 0.5, np.float32), {})
+
+    assert space.contains(action), repr(action)
+    if not isinstance(space, spaces.Discrete):
+        assert (action.dtype, action.shape) == (space.dtype, space.shape)
+
+
+class Outside(gymnasium.Env[Any, Any]):
+    """Shows a choice that its space does not have, in the second slot."""
+
+    observation_space = spaces.Discrete(3, start=1)
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, when, value, truncates=False):
+        self.when, self.value, self.truncates = when, value, truncates
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.is_bad, self.steps = seed == 1, 0
+        return 1, {}
+
+    def step(self, action):
+        self.steps += 1
+        is_now = self.is_bad and self.steps == self.when
+        return self.value if is_now else 1, 1.0, False, is_now and self.truncates, {}
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize(
+    "wrong", [(5, 7), (5, 0), (LAST, 7), (5, 7, True)], ids=["above", "below", "last", "final"]
+)
+def test_a_choice_that_its_space_does_not_have_is_named(wrong, overlap):
+    with opened(functools.partial(Outside, *wrong), 3) as envs:
+        trainer = PPOTrainer(envs, dataclasses.replace(SMALL, overlap=overlap))
+        said = f"an observation of slot 1 is {wrong[1]}, and its space has 1 to 3"
+        with pytest.raises(errors.ConfigError, match=said):
+            trainer.train_episode_vectorized()

@@ -22,6 +22,7 @@ from envfleet.learn.recipes import RECIPES
 from envfleet.learn.train import (
     TrainOptions,
     Watcher,
+    _Clock,
     env_fn,
     load_agent,
     opened,
@@ -709,6 +710,16 @@ def test_an_evaluation_that_fails_costs_the_evaluation(tmp_path):
     assert outcome.env_steps == 64
     assert outcome.best_return is None
     assert (tmp_path / "latest.pt").exists()
+
+
+def test_no_part_of_the_time_is_ever_negative():
+    spent = {"waiting": 2.0, "environments": 1.0}
+    clock = _Clock(0.0, lambda: spent)
+    clock.lap()
+    spent |= {"waiting": 1.5, "environments": 1.5}
+    assert clock.lap().keys() == {"seconds", "seconds/environments"}
+    spent |= {"waiting": 2.25}
+    assert clock.lap()["seconds/waiting"] == 0.25
 
 
 class TestVerdict:
