@@ -1,4 +1,4 @@
-"""The processes that a worker's environments have started, to be ended with a worker that is killed.
+"""Processes that a worker's environments have started, to be ended with a worker that is killed.
 
 An environment ends its own in `close`; in a worker that is killed nobody calls that. They are found
 through the kernel's lists of children while the worker lives, because those of a dead one are

@@ -14,7 +14,8 @@ import envfleet
 from envfleet.adapters import gymnasium as door
 from envfleet.engine import rows
 from envfleet.engine.backends import lane
-from envfleet.errors import ConfigError, EnvFailed, StillInFlight
+from envfleet.engine.backends.serial import SerialHandle
+from envfleet.errors import ConfigError, NothingSent, StillInFlight
 from tests.gates import wait_for, wait_for_answers
 
 pytestmark = pytest.mark.skipif(not rows.IS_COMPILED, reason="there is no lane without C")
@@ -216,17 +217,26 @@ def test_workers_by_default_leave_somebody_something(monkeypatch):
         assert envs.fleet.bounds == [(0, 1), (1, 6)]
 
 
-@pytest.mark.parametrize("place", [{"backend": "serial"}, {"num_here": 2}])
-def test_a_step_that_a_signal_took_away_is_not_told_as_done(place):
-    """What is interrupted at the wrong moment leaves nothing to do here, and no answer."""
-    with opened(**place) as envs:
+@pytest.mark.parametrize("worker", range(len(BOUNDS)))
+def test_a_step_that_is_interrupted_while_it_is_posted_is_not_done(worker, monkeypatch):
+    """A signal's handler raises when some workers here know of it, and others do not."""
+    post = SerialHandle.post
+
+    def interrupted(handle, command):
+        post(handle, command)
+        if handle.worker == worker:
+            raise KeyboardInterrupt
+
+    with opened("serial") as envs:
         envs.reset(seed=0)
-        envs.send(np.zeros(NUM_ENVS, np.int64))
-        envs.fleet._crew.handles[-1]._commands.clear()
-        with pytest.raises(EnvFailed, match="a signal's handler raised"):
+        monkeypatch.setattr(SerialHandle, "post", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            envs.send(np.zeros(NUM_ENVS, np.int64))
+        monkeypatch.setattr(SerialHandle, "post", post)
+        with pytest.raises(NothingSent):
             envs.recv()
-        envs.reset(seed=0)
-        assert len(envs.fleet.step(np.zeros(NUM_ENVS, np.int64))) == NUM_ENVS
+        envs.step(np.zeros(NUM_ENVS, np.int64))
+        assert envs.get_attr("count") == (1,) * NUM_ENVS
 
 
 @pytest.mark.parametrize(

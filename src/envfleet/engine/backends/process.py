@@ -253,7 +253,8 @@ class ProcessHandle:
     def _has_closed(self) -> bool:
         """Whether the last that it was asked to do was to close, and it has answered that."""
         posted, _, taken = self._counts
-        return bool(posted == taken > 0 and self._ring[(posted - 1) % self._size * 3 + 1] == Op.CLOSE)
+        last = self._ring[(posted - 1) % self._size * 3 + 1] if posted else Op.IDLE
+        return bool(posted == taken and last == Op.CLOSE)
 
     def stop(self) -> None:
         """Kill what still runs, and what that has started; reap it; close every descriptor."""
