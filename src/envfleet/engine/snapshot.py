@@ -151,9 +151,13 @@ def are_alike(one: Any, other: Any) -> bool:
         return one.keys() == other.keys() and all(are_alike(one[key], other[key]) for key in one)
     if isinstance(one, tuple | list):
         return len(one) == len(other) and all(map(are_alike, one, other))
+    # things that cannot be compared do not show that anything went wrong
+    kind: Any = type(one)
+    if kind.__eq__ is object.__eq__:
+        return True
     try:
         return bool(one == other or (one != one and other != other))
-    except Exception:  # things that cannot be compared do not show that anything went wrong
+    except Exception:
         return True
 
 

@@ -1,5 +1,8 @@
 """What is kept of an environment, and how two observations are held against each other."""
 
+from copy import deepcopy
+from dataclasses import dataclass
+
 import numpy as np
 import pytest
 
@@ -23,6 +26,17 @@ NAN = float("nan")
 )
 def test_an_observation_is_like_itself(value):
     assert are_alike(value, value)
+    assert are_alike(value, deepcopy(value))
+
+
+@dataclass
+class Uncertain:
+    array: np.ndarray
+
+
+def test_what_cannot_be_compared_is_not_held_against_anybody():
+    assert are_alike([object()], [object()])
+    assert are_alike(Uncertain(np.zeros(2)), Uncertain(np.zeros(2)))
 
 
 @pytest.mark.parametrize(
