@@ -514,6 +514,19 @@ class TestAttributes:
             envs.get_attr("no_such")
         envs.step(ZEROS)
 
+    @pytest.mark.parametrize("backend", ["serial", "process"])
+    def test_what_a_method_itself_lacks_is_told_as_its_own_trouble(self, backend):
+        class Lacking(Counter):
+            def ask(self):
+                return self.unwrapped.np_random.no_such
+
+        with closing(fleet([lambda: TimeLimit(Lacking(None), 9)] * 2, backend=backend)) as envs:
+            envs.reset()
+            with pytest.raises(errors.EnvFailed, match=r"during call of 'ask': Attrib.*such"):
+                envs.call("ask")
+            with pytest.raises(errors.NoSuchAttribute, match=r"does not have it: .*'tell'"):
+                envs.call("tell")
+
     @pytest.mark.parametrize("name", ["reset", "step", "close"])
     def test_what_the_fleet_does_itself_is_not_called_by_name(self, envs, name):
         with pytest.raises(errors.EnvfleetError, match=f"use the fleet's own {name}"):
