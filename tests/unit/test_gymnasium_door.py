@@ -514,6 +514,19 @@ class TestAttributes:
             envs.get_attr("no_such")
         envs.step(ZEROS)
 
+    @pytest.mark.parametrize("backend", ["serial", "process"])
+    def test_what_a_method_itself_lacks_is_told_as_its_own_trouble(self, backend):
+        class Lacking(Counter):
+            def ask(self):
+                return self.unwrapped.np_random.no_such
+
+        with closing(fleet([lambda: TimeLimit(Lacking(None), 9)] * 2, backend=backend)) as envs:
+            envs.reset()
+            with pytest.raises(errors.EnvFailed, match=r"during call of 'ask': Attrib.*such"):
+                envs.call("ask")
+            with pytest.raises(errors.NoSuchAttribute, match=r"does not have it: .*'tell'"):
+                envs.call("tell")
+
     @pytest.mark.parametrize("name", ["reset", "step", "close"])
     def test_what_the_fleet_does_itself_is_not_called_by_name(self, envs, name):
         with pytest.raises(errors.EnvfleetError, match=f"use the fleet's own {name}"):
@@ -576,6 +589,56 @@ class TestSpec:
             fleet("CartPole-v1", num_envs=2, env_kwargs={"disable_env_checker": True})
         ) as envs:
             assert envs.call("has_wrapper_attr", "checked_step") == (False, False)
+
+
+class AskedOften(spaces.Box):
+    """Counts how often it is compared; what `==` costs is a matter of its size."""
+
+    asked = 0
+
+    def __eq__(self, other):
+        AskedOften.asked += 1
+        return super().__eq__(other)
+
+
+class OfLargeSpaces(Counter):
+    """Each has a space of its own that equals the others', and one that all have in common."""
+
+    action_space = AskedOften(-1, 1, (3,))
+
+    def __init__(self):
+        super().__init__()
+        self.observation_space = spaces.Box(0, 255, (1000,), np.uint8)
+
+
+class TestSpaces:
+    @pytest.mark.parametrize(
+        ("backend", "num_workers", "most"), [("serial", 1, 0), ("thread", 4, 0), ("process", 2, 2)]
+    )
+    def test_are_compared_once_if_at_all(self, backend, num_workers, most, monkeypatch):
+        asked = []
+        monkeypatch.setattr(spaces.Box, "__eq__", watched(spaces.Box.__eq__, asked))
+        AskedOften.asked = 0
+        options = {"backend": backend, "num_workers": num_workers, "num_envs": 8}
+        with closing(fleet(OfLargeSpaces, **options)) as envs:
+            assert AskedOften.asked <= most
+            assert len(asked) == AskedOften.asked, "only those that must be asked"
+            found = {id(facts.observation_space) for facts in envs.fleet.facts}
+            assert len(found) == num_workers, "a worker sends what is the same once"
+
+    def test_a_slot_among_many_that_differs_is_found(self):
+        for backend in ("serial", "process"):
+            env_fns = [*[lambda: gymnasium.make("CartPole-v1")] * 5, Counter]
+            with pytest.raises(errors.SpacesDiffer, match="slot 5 has the observation space"):
+                fleet(env_fns, backend=backend, num_workers=1)
+
+
+def watched(function, calls):
+    def call(self, other):
+        calls.append(type(self))
+        return function(self, other)
+
+    return call
 
 
 class TestPlan:

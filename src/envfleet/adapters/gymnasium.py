@@ -39,6 +39,7 @@ from envfleet.engine.options import (
 )
 from envfleet.engine.routes import Slots
 from envfleet.errors import ConfigError, SpacesDiffer
+from envfleet.layout import are_equal
 
 EnvLike = str | EnvSpec | Callable[..., Any] | Sequence[Callable[[], Any]] | NativeFn
 DEBUG_VARIABLE = "ENVFLEET_DEBUG"
@@ -54,10 +55,15 @@ class FleetVectorEnv(VectorEnv[Any, Any, Any]):
         self.fleet, self.plan = fleet, plan
         """What runs where, and why, in one sentence."""
         first = fleet.facts[0]
-        for slot, facts in enumerate(fleet.facts):
-            for which in ("observation", "action"):
-                expected, got = (getattr(f, f"{which}_space") for f in (first, facts))
-                if expected != got:
+        for which in ("observation", "action"):
+            expected = getattr(first, f"{which}_space")
+            compared = {id(expected)}
+            for slot, facts in enumerate(fleet.facts):
+                got = getattr(facts, f"{which}_space")
+                if id(got) in compared:
+                    continue
+                compared.add(id(got))
+                if not are_equal(expected, got):
                     fleet.close()
                     raise SpacesDiffer(which, slot, str(expected), str(got))
         self.num_envs = fleet.num_slots

@@ -15,6 +15,8 @@ _WANTED = {
     "5": "step must return five values (obs, reward, terminated, truncated, info)",
 }
 _UNPACKING = re.compile(r"values to unpack \(expected ([25])(?:, got (\d+))?\)")
+_SEEKERS = ("gymnasium.core", "gymnasium.vector", "envfleet.engine.")
+"""Where attributes are looked up by name; a method that is found may lack things of its own."""
 _UNPACKERS = ("envfleet.engine.", "gymnasium.wrappers.")
 """Where environments' answers are unpacked; an environment may unpack things of its own."""
 
@@ -38,6 +40,13 @@ def in_words(exc: BaseException) -> BaseException:
     error = TypeError(f"{_WANTED[expected]}, got {got or 'another number of them'}; {_OLD_API}")
     error.__cause__ = exc
     return error
+
+
+def kind_of(exc: BaseException) -> str:
+    """The name of its class; "AttributeError" only of what was looked up by name and not found."""
+    if isinstance(exc, AttributeError) and not _raised_in(exc).startswith(_SEEKERS):
+        return Exception.__name__
+    return type(exc).__name__
 
 
 def _raised_in(exc: BaseException) -> str:

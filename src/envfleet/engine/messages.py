@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, NamedTuple
 
-from envfleet.engine.answers import in_words
+from envfleet.engine.answers import in_words, kind_of
 from envfleet.engine.infos import Info, Schema
 
 
@@ -81,7 +81,7 @@ class Failure:
         exc = in_words(exc)
         reason = "".join(traceback.format_exception_only(exc)).strip()
         text = "".join(traceback.format_exception(exc))
-        return cls(slot, doing, reason, text, type(exc).__name__)
+        return cls(slot, doing, reason, text, kind_of(exc))
 
 
 @dataclass(slots=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import gymnasium
@@ -23,6 +23,7 @@ from envfleet.engine.native import NativeHost
 from envfleet.engine.options import Autoreset, EnvFn
 from envfleet.engine.slab import Control, Data
 from envfleet.errors import ConfigError
+from envfleet.layout import are_same
 
 Host = EnvHost | NativeHost
 
@@ -63,7 +64,7 @@ class Servant:
 
     def facts(self) -> list[EnvFacts]:
         """What each slot's environment is like, in the order of slots."""
-        return [facts for host in self.hosts for facts in host.facts()]
+        return _sharing_spaces([facts for host in self.hosts for facts in host.facts()])
 
     def bind(self, control: Control, data: Data) -> None:
         """Take the shared rows."""
@@ -140,6 +141,20 @@ class Servant:
                     mine, theirs = getattr(whole, field.name), getattr(part, field.name)
                     mine.extend(theirs) if isinstance(mine, list) else mine.update(theirs)
         return whole if whole != Reply() else None
+
+
+def _sharing_spaces(facts: list[EnvFacts]) -> list[EnvFacts]:
+    """These, with one object for spaces that are the same: each travels, and is compared, once."""
+    first = facts[0]
+    return [
+        one
+        if not are_same(first.observation_space, one.observation_space)
+        or not are_same(first.action_space, one.action_space)
+        else replace(
+            one, observation_space=first.observation_space, action_space=first.action_space
+        )
+        for one in facts
+    ]
 
 
 def _spills(

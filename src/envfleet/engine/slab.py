@@ -24,7 +24,7 @@ import numpy.typing as npt
 from envfleet.engine.machine import available_memory
 from envfleet.engine.rng import CELL_BYTES
 from envfleet.errors import NotEnoughSharedMemory
-from envfleet.layout import Columns, Layout, plan
+from envfleet.layout import Columns, Layout, are_equal, plan
 
 INFO_BYTES = 512
 """Room for one slot's numeric infos: 64 doubles. A larger info travels by the control path."""
@@ -211,13 +211,21 @@ class Data:
 def group_kinds(spaces: Sequence[tuple[Any, Any]]) -> list[Kind]:
     """Group slots by equal spaces, in the order in which the spaces first appear."""
     groups: list[tuple[Any, Any, list[int]]] = []
+    known: dict[tuple[int, int], list[int]] = {}
+    """The slots of the group that a pair of objects is in: each pair is compared once."""
     for slot, (observation_space, action_space) in enumerate(spaces):
-        for known_obs, known_action, slots in groups:
-            if known_obs == observation_space and known_action == action_space:
-                slots.append(slot)
-                break
-        else:
-            groups.append((observation_space, action_space, [slot]))
+        objects = id(observation_space), id(action_space)
+        if objects not in known:
+            for known_obs, known_action, slots in groups:
+                if are_equal(known_obs, observation_space) and are_equal(
+                    known_action, action_space
+                ):
+                    known[objects] = slots
+                    break
+            else:
+                known[objects] = []
+                groups.append((observation_space, action_space, known[objects]))
+        known[objects].append(slot)
     return [
         Kind(plan(obs, "observation"), plan(action, "action"), tuple(slots))
         for obs, action, slots in groups

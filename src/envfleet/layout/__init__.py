@@ -8,7 +8,15 @@ row, and when, is the engine's business; so is who owns the buffer.
 
 from envfleet.layout.columns import Columns
 from envfleet.layout.fields import Codec, Field, Spill, Tree, array, cell, spill
-from envfleet.layout.spaces import SEQUENCE_CELL_BYTES, TEXT_CELL_MAX_BYTES, Layout, plan, register
+from envfleet.layout.spaces import (
+    SEQUENCE_CELL_BYTES,
+    TEXT_CELL_MAX_BYTES,
+    Layout,
+    are_equal,
+    are_same,
+    plan,
+    register,
+)
 
 __all__ = [
     "SEQUENCE_CELL_BYTES",
@@ -19,6 +27,8 @@ __all__ = [
     "Layout",
     "Spill",
     "Tree",
+    "are_equal",
+    "are_same",
     "array",
     "cell",
     "plan",

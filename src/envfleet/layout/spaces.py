@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from functools import singledispatch
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space, Text, Tuple
 from gymnasium.spaces import Sequence as SequenceSpace
 
@@ -21,7 +22,15 @@ from envfleet.layout.fields import Field, Tree, array, cell, leaves, spill
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-__all__ = ["SEQUENCE_CELL_BYTES", "TEXT_CELL_MAX_BYTES", "Layout", "plan", "register"]
+__all__ = [
+    "SEQUENCE_CELL_BYTES",
+    "TEXT_CELL_MAX_BYTES",
+    "Layout",
+    "are_equal",
+    "are_same",
+    "plan",
+    "register",
+]
 
 # Pages of a cell that no value reached are never touched, so they cost address space, not memory;
 # what is larger than its cell still arrives, by the slower control path.
@@ -29,6 +38,31 @@ TEXT_CELL_MAX_BYTES = 64 * 1024
 SEQUENCE_CELL_BYTES = 64 * 1024
 
 _Describe = TypeVar("_Describe", bound=Callable[[Any], Tree])
+
+
+def are_same(one: Any, other: Any) -> bool:
+    """Whether two spaces are known to be alike to the last bit; False says nothing."""
+    if one is other:
+        return True
+    kind = type(one)
+    if kind is not type(other):
+        return False
+    if kind is Box:
+        if one.shape != other.shape or one.dtype != other.dtype:
+            return False
+        return np.array_equal(one.low, other.low) and np.array_equal(one.high, other.high)
+    if kind is Dict:
+        return list(one) == list(other) and all(are_same(one[key], other[key]) for key in one)
+    if kind is Tuple:
+        return len(one) == len(other) and all(map(are_same, one, other))
+    if kind in (Discrete, MultiBinary, MultiDiscrete):
+        return bool(one.dtype == other.dtype and one == other)
+    return False
+
+
+def are_equal(one: Any, other: Any) -> bool:
+    """Whether two spaces are equal by their own word, which a large box takes seconds to find."""
+    return are_same(one, other) or bool(one == other)
 
 
 @dataclass(frozen=True, slots=True)

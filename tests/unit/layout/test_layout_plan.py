@@ -15,6 +15,8 @@ from envfleet.errors import LayoutMismatch
 from envfleet.layout import (
     SEQUENCE_CELL_BYTES,
     TEXT_CELL_MAX_BYTES,
+    are_equal,
+    are_same,
     array,
     plan,
     register,
@@ -27,6 +29,32 @@ NESTED = Dict(
     objects=Sequence(Dict(at=Box(-1, 1, (2,)), name=Text(5))),
     graph=Graph(Box(-1, 1, (1,)), None),
 )
+
+
+def boxed(high: Any = 1.0, dtype: Any = np.float32) -> Dict:
+    return Dict(a=Box(-1, high, (3,), dtype), b=Tuple((Discrete(3), Box(0, 255, (2,), np.uint8))))
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "is_same", "is_equal"),
+    [
+        (boxed(), boxed(), True, True),
+        (boxed(), boxed(2.0), False, False),
+        (boxed(), boxed(1.0 + 1e-6), False, True),  # Gymnasium's word: as good as equal
+        (boxed(), boxed(dtype=np.float64), False, False),
+        (Discrete(3), Discrete(3, dtype=np.int32), False, Discrete(3) == Discrete(3, dtype="i4")),
+        (Discrete(3), Discrete(4), False, False),
+        (Tuple((Discrete(3),)), Tuple((Discrete(3), Discrete(3))), False, False),
+        (Text(4), Text(4), False, True),  # only its own word is known
+        (Box(0, 1, (2,)), Box(0, 1, (1, 2)), False, False),
+        (NESTED, NESTED, True, True),
+    ],
+)
+def test_what_is_the_same_is_equal_and_the_others_are_asked(
+    one: Any, other: Any, is_same: bool, is_equal: bool
+) -> None:
+    assert are_same(one, other) is are_same(other, one) is is_same
+    assert are_equal(one, other) is are_equal(other, one) is is_equal is bool(one == other)
 
 
 def test_fields_tell_path_kind_dtype_and_shape() -> None:
