@@ -445,7 +445,7 @@ class Seats:
             env_id = self._ids[incident.slot]
             if env_id not in self._ordered or env_id in answers or env_id in suspects:
                 continue
-            verdict = self._losses.add(env_id, incident)
+            verdict = self._losses.add(env_id, incident, len(self._pieces.get(env_id, ())))
             if verdict.what == "failed":
                 order = self._ordered[env_id]
                 answers[env_id] = _failed(order, Failure(_doing(order), verdict.why))
