@@ -7,8 +7,8 @@ is built anew, brought back by its seed and the actions of its episode so far, a
 its answer is the one that was lost.
 
 Law: whoever is asked answers: by what the environment did, or by a `Failure` once it has cost more
-workers than its budget allows. If something outside killed them, the environment comes home instead
-and goes on here (`losses.py`).
+workers than its budget allows. If they were killed, and it lives through the same in a worker of
+its own, the environment comes home instead and goes on here until the next reset (`losses.py`).
 """
 
 from __future__ import annotations
