@@ -16,7 +16,7 @@ from envfleet.engine import Incident
 FROM_OUTSIDE = {-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP}
 """Exit codes of workers that somebody else ended, the kernel short of memory say."""
 ALONE = 3
-"""How many workers more are left to one that is alone in them; then it is its own doing."""
+"""Whose worker is killed so often at one place, with nobody else in it, did that by itself."""
 _ANSWERING = ("step", "sending an observation")
 """What a slot does when its answer cannot be pickled, in a thread and in a worker."""
 
@@ -36,13 +36,16 @@ class Losses:
         """Let each environment cost so many workers in one episode."""
         self._max_restarts = max_restarts
         self._in_episode: Counter[int] = Counter()
+        self._alone: Counter[tuple[int, int]] = Counter()
+        """Those beyond the budget, by place too."""
 
     def begin_episodes(self) -> None:
         """Everybody has their whole budget again."""
         self._in_episode.clear()
+        self._alone.clear()
 
-    def add(self, env_id: int, incident: Incident) -> Verdict:
-        """An environment was lost by this."""
+    def add(self, env_id: int, incident: Incident, place: int = 0) -> Verdict:
+        """An environment was lost by this, when it had come so far in what it was asked."""
         self._in_episode[env_id] += 1
         losses = self._in_episode[env_id]
         # what an environment raises is caught beside it: here its answer could not be pickled, and
@@ -59,6 +62,8 @@ class Losses:
         if incident.exitcode not in FROM_OUTSIDE:
             return Verdict("failed", f"its worker died {times}")
         killed = f"its worker was killed {times} (exit code {incident.exitcode})"
-        if losses <= self._max_restarts + ALONE:
+        if losses > self._max_restarts + 1:  # from the first one on that is beyond the budget
+            self._alone[env_id, place] += 1
+        if self._alone[env_id, place] < ALONE:
             return Verdict("alone", killed)
         return Verdict("failed", f"{killed}, {ALONE} times with nobody else in it")

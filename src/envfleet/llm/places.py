@@ -7,8 +7,8 @@ is built anew, brought back by its seed and the actions of its episode so far, a
 its answer is the one that was lost.
 
 Law: whoever is asked answers: by what the environment did, or by a `Failure` once it has cost more
-workers than its budget allows. If something outside killed them, the environment comes home instead
-and goes on here (`losses.py`).
+workers than its budget allows. If they were killed, and it lives through the same in a worker of
+its own, the environment comes home instead and goes on here until the next reset (`losses.py`).
 """
 
 from __future__ import annotations
@@ -445,7 +445,7 @@ class Seats:
             env_id = self._ids[incident.slot]
             if env_id not in self._ordered or env_id in answers or env_id in suspects:
                 continue
-            verdict = self._losses.add(env_id, incident)
+            verdict = self._losses.add(env_id, incident, len(self._pieces.get(env_id, ())))
             if verdict.what == "failed":
                 order = self._ordered[env_id]
                 answers[env_id] = _failed(order, Failure(_doing(order), verdict.why))
