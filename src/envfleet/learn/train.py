@@ -40,8 +40,9 @@ from envfleet.errors import CheckpointError, ConfigError, VideoError, WorkerDied
 from envfleet.learn.accounting import shares, verdict
 from envfleet.learn.alone import alone_in
 from envfleet.learn.checkpoint import CheckpointFolder, fitting, load
+from envfleet.learn.device import usable_device
 from envfleet.learn.evaluate import EVALUATION_SEED, Evaluation, evaluate
-from envfleet.learn.options import check_seed
+from envfleet.learn.options import by_name, check_flag, check_seed
 from envfleet.learn.ppo import Agent, Learned, PPOOptions, PPOTrainer
 from envfleet.learn.run_folder import (
     IDENTITY,
@@ -70,6 +71,7 @@ RETRY_S = 1.0
 """How long a last checkpoint that could not be written waits for its second try."""
 
 
+@by_name
 @dataclass(frozen=True, slots=True)
 class TrainOptions:
     """What to train, on what, for how long, and what to keep."""
@@ -127,8 +129,18 @@ class TrainOptions:
         for name in ("n_envs", "total_steps", "save_every", "keep_checkpoints", "eval_episodes"):
             check_count(name, getattr(self, name))
         check_seed(self.seed)
-        if self.num_episodes is not None:
-            check_count("num_episodes", self.num_episodes)
+        for name in ("num_episodes", "num_workers"):
+            if getattr(self, name) is not None:
+                check_count(name, getattr(self, name))
+        if self.max_restarts != 0 or isinstance(self.max_restarts, bool):
+            check_count("max_restarts must be 0, else it", self.max_restarts)
+        for name in ("tensorboard", "wandb", "video"):
+            check_flag(name, getattr(self, name))
+        if not isinstance(self.wandb_project, str):
+            raise ConfigError(f"wandb_project must be a name, got {self.wandb_project!r}")
+        kwargs: Any = self.env_kwargs
+        if not isinstance(kwargs, dict) or not all(isinstance(name, str) for name in kwargs):
+            raise ConfigError(f"env_kwargs must be a dict of keyword arguments, got {kwargs!r}")
         if self.eval_every != 0 or isinstance(self.eval_every, bool):
             check_count("eval_every must be 0 for the end only, else it", self.eval_every)
         one_of("backend", self.backend, Literal["auto", BackendName])
@@ -233,7 +245,7 @@ def train(
 ) -> Outcome:
     """Train in `run_dir`, from the beginning or from its newest checkpoint."""
     watcher, run_dir = watcher or Watcher(), Path(run_dir)
-    _device(options.device)
+    usable_device(options.device)
     if options.wandb:
         weights_and_biases.need()
     if options.video:
@@ -303,7 +315,7 @@ def opened(
         is_wary: Whether the environments may take their process along: then that is never this one,
             unless it was asked for.
     """
-    device = _device(options.device)
+    device = usable_device(options.device)
     with closing(_fleet(options, ppo, is_wary)) as envs, _one_thread():
         yield PPOTrainer(envs, ppo, seed=options.seed, device=device)
 
@@ -688,20 +700,6 @@ def load_agent(path: Path) -> tuple[TrainOptions, Agent]:
         with fitting(path):
             take(load(path))
     return options, agent
-
-
-def _device(name: str) -> str:
-    if name == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        torch.zeros(1, device=name)
-    except (RuntimeError, AssertionError) as exc:
-        # PyTorch goes on for pages after its first sentence
-        reason = str(exc).partition(". ")[0]
-        raise ConfigError(
-            f"device {name!r} cannot be used here; try --device cpu ({reason})"
-        ) from exc
-    return name
 
 
 def _packages(env: str) -> list[str]:

@@ -608,12 +608,29 @@ def test_num_episodes_counts_iterations(tmp_path):
         {"device": "gpu"},
         {"backend": "mpi"},
         {"parallel_start_method": "teleport"},
+        {"video": "no"},
+        {"tensorboard": 1},
+        {"wandb_project": None},
+        {"max_restarts": "a"},
+        {"max_restarts": -1},
+        {"num_workers": "a"},
+        {"num_workers": 0},
+        {"env_kwargs": None},
+        {"env_kwargs": {1: 2}},
     ],
 )
 def test_options_that_cannot_work(wrong):
     (name,) = wrong
     with pytest.raises(errors.ConfigError, match=f"{name} must be"):
         TrainOptions("CartPole-v1", **wrong)
+
+
+def test_a_name_that_no_option_has_is_answered_with_the_nearest():
+    with pytest.raises(errors.ConfigError, match="no option 'n_env'; did you mean n_envs"):
+        TrainOptions("CartPole-v1", n_env=4)  # type: ignore[call-arg]
+    with pytest.raises(errors.ConfigError, match="PPOOptions has no option 'lerning_rate'; did"):
+        PPOOptions(lerning_rate=1)  # type: ignore[call-arg]
+    assert replace(PPO, n_steps=8).n_steps == 8
 
 
 @pytest.mark.parametrize("env", RECIPES)
