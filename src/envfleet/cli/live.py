@@ -27,6 +27,7 @@ from envfleet.cli.interrupts import Interrupts
 from envfleet.cli.lines import FINISHING, LOST, clock
 from envfleet.cli.report import Text
 from envfleet.cli.screen import RichScreen
+from envfleet.learn.accounting import verdict_so_far
 from envfleet.learn.evaluate import Evaluation
 from envfleet.learn.ppo import PPOOptions
 from envfleet.learn.train import Iteration, TrainOptions, Watcher
@@ -93,9 +94,19 @@ class LiveView(Watcher):
     """Shows a run on a terminal."""
 
     def __init__(
-        self, stream: TextIO, options: TrainOptions, ppo: PPOOptions, run_dir: Path
+        self,
+        stream: TextIO,
+        options: TrainOptions,
+        ppo: PPOOptions,
+        run_dir: Path,
+        *,
+        shows_verdict: bool = False,
     ) -> None:
-        """Draw on `stream`, which should be a terminal, with rich."""
+        """Draw on `stream`, which should be a terminal, with rich.
+
+        `shows_verdict` says below what takes the time so far.
+        """
+        self._shows_verdict = shows_verdict
         iterations = options.iterations(ppo)
         many = "1 environment" if options.n_envs == 1 else f"{options.n_envs} environments"
         total = iterations * ppo.n_steps * options.n_envs
@@ -196,7 +207,8 @@ class LiveView(Watcher):
         assert self._live is not None
         width = self._live.console.width
         found = rows(self.facts, time.monotonic(), width)
-        self._live.update(drawn(found, self.facts.note), refresh=True)
+        said = verdict_so_far(self.facts.seconds) if self._shows_verdict else ""
+        self._live.update(drawn(found, self.facts.note, said), refresh=True)
 
 
 def pause_s(spent_s: float) -> float:
@@ -306,8 +318,8 @@ def split_bar(seconds: Mapping[str, float], room: int) -> tuple[list[Part], list
     return bar, legend
 
 
-def drawn(found: Iterable[Row], note: str) -> Group:
-    """Rows as rich draws them, each cut off where the window ends, and a note below."""
+def drawn(found: Iterable[Row], note: str, said: str = "") -> Group:
+    """Rows as rich draws them, each cut off where the window ends; whole sentences below."""
     from rich.console import Group
     from rich.text import Text as Styled
 
@@ -317,6 +329,7 @@ def drawn(found: Iterable[Row], note: str) -> Group:
         text.append(f"{name:<{LABEL}}" if name else "", "dim")
         for part, style in parts:
             text.append(part, style or None)
-    if not note:
-        return Group(text)
-    return Group(text, Styled(note, "bold yellow" if note == FINISHING else "dim"))
+    below = [Styled(f"So far {said}")] if said else []
+    if note:
+        below.append(Styled(note, "bold yellow" if note == FINISHING else "dim"))
+    return Group(text, *below)

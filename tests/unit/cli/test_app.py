@@ -279,7 +279,7 @@ TRAINING = YES_OR_NO | {
 }
 PLAYING = {"--config-name", "--mode", "--seed"}
 OPTIONS = {
-    "train": TRAINING | {"--resume"},
+    "train": TRAINING | {"--resume", "--live-verdict"},
     "eval": {"--episodes", "--n-envs", "--seed", "--video"},
     "bench": MEASURING
     | {"--speedup", "--num-workers", "--autoreset", "--contenders", "--baseline"},

@@ -4,6 +4,7 @@ import io
 import os
 import signal
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -103,6 +104,22 @@ def test_incidents_are_counted_whenever_there_are_more():
 
     told = [line for line in stream.getvalue().splitlines() if "incidents" in line]
     assert told == [f"  incidents: {number}  |  {LOST}" for number in (3, 5)]
+
+
+def test_the_verdict_so_far_is_told_on_request():
+    told = []
+    for shows in (False, True):
+        stream = io.StringIO()
+        lines = Lines(stream, OPTIONS, shows_verdict=shows)
+        lines.iterated(iteration())
+        lines.iterated(replace(iteration(20), seconds={"learning": 3.0, "inference": 1.0}))
+        told.append([line for line in stream.getvalue().splitlines() if "so far" in line])
+
+    assert told[0] == []
+    assert told[1] == [
+        "  so far 75% learning: more environments will not help; try fewer epochs, larger "
+        "minibatches or a GPU, at most 4.0 times as fast"
+    ]
 
 
 def test_one_environment_is_not_called_parallel():

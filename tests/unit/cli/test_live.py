@@ -281,3 +281,12 @@ class TestDrawing:
             view._interrupts._hear(2, None)
             assert view.should_stop()
             wait_for(FINISHING, screen)
+
+    def test_the_verdict_so_far_stands_below_on_request(self, live):
+        view, screen = live
+        view._shows_verdict = True
+        with view:
+            view.begun(envs(), 0)
+            assert "So far" not in words(screen)
+            view.iterated(Iteration(1, 8, 128, [], None, None, {"learning": 3.0, "waiting": 1.0}))  # type: ignore[arg-type]
+            wait_for("So far 75% learning: more environments will not help", screen)
