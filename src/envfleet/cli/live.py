@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Self, TextIO
 from envfleet.adapters.gymnasium import FleetVectorEnv
 from envfleet.adapters.names import label
 from envfleet.cli.interrupts import Interrupts
-from envfleet.cli.lines import FINISHING, LOST, clock
+from envfleet.cli.lines import FINISHING, LOST, begin_lines, clock
 from envfleet.cli.report import Text
 from envfleet.cli.screen import RichScreen
 from envfleet.learn.accounting import verdict_so_far
@@ -117,7 +117,7 @@ class LiveView(Watcher):
             total_steps=total,
             first_evaluation=min(options.eval_every or total, total),
         )
-        self._stream = stream
+        self._stream, self._options = stream, options
         self._interrupts = Interrupts(self._finishing)
         self._envs: FleetVectorEnv | None = None
         self._undo = ExitStack()
@@ -131,10 +131,15 @@ class LiveView(Watcher):
         self.facts.best = best
 
     def begun(self, envs: FleetVectorEnv, start_steps: int) -> None:
-        """The environments are there: start to draw."""
+        """The environments are there: say above the view what runs where, and start to draw."""
         facts, now_s = self.facts, time.monotonic()
-        facts.start_steps, facts.begun_s, facts.note = start_steps, now_s, envs.plan
+        facts.start_steps, facts.begun_s = start_steps, now_s
+        if facts.note != FINISHING:
+            facts.note = ""
         facts.pace(now_s, start_steps)
+        if self._live is not None:
+            for line in begin_lines(self._options, envs.plan, start_steps):
+                self._live.console.print(line, markup=False)
         self._envs = envs
         thread = threading.Thread(target=self._keep_drawing, name="envfleet-live", daemon=True)
         thread.start()

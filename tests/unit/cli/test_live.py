@@ -290,3 +290,14 @@ class TestDrawing:
             assert "So far" not in words(screen)
             view.iterated(Iteration(1, 8, 128, [], None, None, {"learning": 3.0, "waiting": 1.0}))  # type: ignore[arg-type]
             wait_for("So far 75% learning: more environments will not help", screen)
+
+    def test_what_runs_where_stands_above_the_view(self, live):
+        view, screen = live
+        with view:
+            view.begun(envs(), 512)
+        text = words(screen)
+        lines = ["Using 4 parallel environments for training", "   Start method: default"]
+        lines += ["   A plan.", "   Going on from 512 steps", "CartPole-v1 · 4 environments"]
+        places = [text.rindex(line) for line in lines]
+        assert places == sorted(places)
+        assert text.count("A plan.") == 1
