@@ -69,6 +69,10 @@ class Lines(Watcher):
             self._incidents = iteration.incidents
             self.say(f"  incidents: {iteration.incidents}  |  {LOST}")
 
+    def evaluating(self, env_steps: int) -> None:
+        """Say what takes a while now."""
+        self.say(evaluating_line(self._options))
+
     def evaluated(self, env_steps: int, evaluation: Evaluation) -> None:
         """Show how good the policy is."""
         self.say(f"Evaluation at {env_steps:,}: {evaluation.mean:.2f} +- {evaluation.std:.2f}")
@@ -94,6 +98,12 @@ def begin_lines(options: TrainOptions, plan: str, start_steps: int) -> list[str]
         f"   {plan}",
     ]
     return [*lines, f"   Going on from {start_steps:,} steps"] if start_steps else lines
+
+
+def evaluating_line(options: TrainOptions) -> str:
+    """What an evaluation is busy with."""
+    many = "1 episode" if options.eval_episodes == 1 else f"{options.eval_episodes} episodes"
+    return f"Evaluating: {many} of up to {options.eval_max_steps:,} steps"
 
 
 def mode_line(n_envs: int) -> str:

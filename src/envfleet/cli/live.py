@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Self, TextIO
 from envfleet.adapters.gymnasium import FleetVectorEnv
 from envfleet.adapters.names import label
 from envfleet.cli.interrupts import Interrupts
-from envfleet.cli.lines import FINISHING, LOST, begin_lines, clock
+from envfleet.cli.lines import FINISHING, LOST, begin_lines, clock, evaluating_line
 from envfleet.cli.report import Text
 from envfleet.cli.screen import RichScreen
 from envfleet.learn.accounting import verdict_so_far
@@ -134,8 +134,7 @@ class LiveView(Watcher):
         """The environments are there: say above the view what runs where, and start to draw."""
         facts, now_s = self.facts, time.monotonic()
         facts.start_steps, facts.begun_s = start_steps, now_s
-        if facts.note != FINISHING:
-            facts.note = ""
+        self._note("")
         facts.pace(now_s, start_steps)
         if self._live is not None:
             for line in begin_lines(self._options, envs.plan, start_steps):
@@ -148,6 +147,7 @@ class LiveView(Watcher):
 
     def iterated(self, iteration: Iteration) -> None:
         """Take note of an iteration."""
+        self._note("")  # an evaluation that failed does not tell
         facts = self.facts
         facts.iteration, facts.seconds = iteration.number, iteration.seconds
         facts.pace(time.monotonic(), iteration.env_steps)
@@ -156,15 +156,25 @@ class LiveView(Watcher):
         if self._envs is not None:
             facts.incidents = len(self._envs.incidents)
 
+    def evaluating(self, env_steps: int) -> None:
+        """Say what takes a while now."""
+        self._note(evaluating_line(self._options))
+
     def evaluated(self, env_steps: int, evaluation: Evaluation) -> None:
         """Take note of an evaluation."""
         facts = self.facts
+        self._note("")
         facts.evaluation = (env_steps, evaluation.mean, evaluation.std)
         facts.best = evaluation.mean if facts.best is None else max(facts.best, evaluation.mean)
 
     def should_stop(self) -> bool:
         """Whether Ctrl-C was pressed."""
         return self._interrupts.is_asked
+
+    def _note(self, text: str) -> None:
+        """Say what is going on, unless somebody waits for the end."""
+        if not self._interrupts.is_asked:
+            self.facts.note = text
 
     def _finishing(self) -> None:
         self.facts.note = FINISHING
@@ -195,8 +205,7 @@ class LiveView(Watcher):
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        if self.facts.note != FINISHING:
-            self.facts.note = ""
+        self._note("")
         self._undo.close()
 
     def _keep_drawing(self) -> None:

@@ -41,7 +41,7 @@ from envfleet.learn.accounting import shares, verdict
 from envfleet.learn.alone import alone_in
 from envfleet.learn.checkpoint import CheckpointFolder, fitting, load
 from envfleet.learn.device import usable_device
-from envfleet.learn.evaluate import EVALUATION_SEED, Evaluation, evaluate
+from envfleet.learn.evaluate import EVALUATION_SEED, MAX_STEPS, Evaluation, evaluate
 from envfleet.learn.options import by_name, check_flag, check_seed
 from envfleet.learn.ppo import Agent, Learned, PPOOptions, PPOTrainer
 from envfleet.learn.run_folder import (
@@ -114,6 +114,8 @@ class TrainOptions:
     """Environment steps between evaluations; 0 evaluates at the end only."""
     eval_episodes: int = 10
     """Episodes of one evaluation, played on an environment of its own."""
+    eval_max_steps: int = MAX_STEPS
+    """Longest an episode of an evaluation may take, for environments without a time limit."""
     tensorboard: bool = True
     """Write curves for TensorBoard into the run's folder."""
     wandb: bool = False
@@ -128,6 +130,7 @@ class TrainOptions:
             raise ConfigError(f"env must be a name like 'CartPole-v1', got {self.env!r}")
         for name in ("n_envs", "total_steps", "save_every", "keep_checkpoints", "eval_episodes"):
             check_count(name, getattr(self, name))
+        check_count("eval_max_steps", self.eval_max_steps)
         check_seed(self.seed)
         for name in ("num_episodes", "num_workers"):
             if getattr(self, name) is not None:
@@ -226,6 +229,9 @@ class Watcher:
 
     def iterated(self, iteration: Iteration) -> None:
         """A rollout and an update are done."""
+
+    def evaluating(self, env_steps: int) -> None:
+        """The policy is being looked at, which may take a while."""
 
     def evaluated(self, env_steps: int, evaluation: Evaluation) -> None:
         """The policy has been looked at."""
@@ -531,12 +537,14 @@ class _Run:
         options, begun_s = self._options, time.perf_counter()
         patience_s = PATIENCE_S if self._is_wary else None
         self._evaluated = self._trainer.env_steps
+        self._watcher.evaluating(self._evaluated)
         try:
             play, env = self._trainer.agent.play, env_fn(options)
             found = evaluate(
                 play,
                 env,
                 episodes=options.eval_episodes,
+                max_steps=options.eval_max_steps,
                 # a worker answers much later than this process does: only where there is a reason
                 in_worker=options.has_deadlines or self._is_wary,
                 start_method=options.parallel_start_method,

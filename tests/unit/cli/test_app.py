@@ -259,6 +259,7 @@ TRAINING = YES_OR_NO | {
     "--keep-checkpoints",
     "--eval-every",
     "--eval-episodes",
+    "--eval-max-steps",
     "--wandb-project",
     "--n-steps",
     "--batch-size",

@@ -84,6 +84,7 @@ def test_every_tenth_iteration_and_the_last_are_shown():
     lines.begun(SimpleNamespace(plan="A plan."), 0)  # type: ignore[arg-type]
     for number in range(1, 26):
         lines.iterated(iteration(number, of=25))
+    lines.evaluating(6400)
     lines.evaluated(6400, Evaluation((1.0, 3.0)))
 
     said = stream.getvalue().splitlines()
@@ -93,7 +94,10 @@ def test_every_tenth_iteration_and_the_last_are_shown():
         "Episode 25/25",
     ]
     assert said.count("Parallel mode: 8 environments") == 1
-    assert said[-1] == "Evaluation at 6,400: 2.00 +- 1.00"
+    assert said[-2:] == [
+        "Evaluating: 10 episodes of up to 100,000 steps",
+        "Evaluation at 6,400: 2.00 +- 1.00",
+    ]
 
 
 def test_incidents_are_counted_whenever_there_are_more():

@@ -301,3 +301,15 @@ class TestDrawing:
         places = [text.rindex(line) for line in lines]
         assert places == sorted(places)
         assert text.count("A plan.") == 1
+
+    def test_an_evaluation_is_told_while_it_takes_its_time(self, live):
+        view, screen = live
+        with view:
+            view.begun(envs(), 0)
+            view.evaluating(128)
+            wait_for("Evaluating: 10 episodes of up to 100,000 steps", screen)
+            view.evaluated(128, Evaluation((1.0,)))
+            assert view.facts.note == ""
+            view._interrupts._hear(2, None)
+            view.evaluating(256)
+            assert view.facts.note == FINISHING

@@ -597,6 +597,7 @@ def test_num_episodes_counts_iterations(tmp_path):
         {"total_steps": 0},
         {"num_episodes": 0},
         {"eval_every": -1},
+        {"eval_max_steps": 0},
         {"eval_every": False},
         {"n_envs": "4"},
         {"n_envs": 2.5},
@@ -737,6 +738,19 @@ def test_no_part_of_the_time_is_ever_negative():
     assert clock.lap().keys() == {"seconds", "seconds/environments"}
     spent |= {"waiting": 2.25}
     assert clock.lap()["seconds/waiting"] == 0.25
+
+
+def test_an_evaluation_without_end_is_left_after_the_steps_that_were_asked_for(tmp_path):
+    options = replace(RUN, env="envfleet.testing:Counter", num_episodes=1, eval_max_steps=3)
+    watched = []
+
+    class Watching(Watcher):
+        def evaluating(self, env_steps):
+            watched.append(env_steps)
+
+    with pytest.warns(RuntimeWarning, match="3 steps"):
+        train(options, replace(PPO, normalise_obs=False), tmp_path, Watching())
+    assert watched == [64]
 
 
 class TestVerdict:
