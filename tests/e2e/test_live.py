@@ -39,6 +39,7 @@ def test_a_run_is_drawn_from_beginning_to_end(tmp_path):
         assert re.search(r"return +[▁-█]+ \d+\.\d\d  mean of the last 100 episodes", screen.text)
         assert re.search(r"evaluation +\d+\.\d\d ± \d+\.\d\d  at 102,400 steps  best", screen.text)
         assert re.search(r"█ [\w-]+ \d+%  ▓ [\w-]+ \d+%", screen.text)
+        assert "Using 4 parallel environments for training\n   Start method: default" in screen.text
         assert screen.text.endswith("The report is runs/CartPole-v1-seed0/report.html")
         assert screen.colours > 0
         assert terminal.is_as_it_was

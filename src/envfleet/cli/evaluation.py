@@ -70,6 +70,7 @@ def run(args: argparse.Namespace, context: Context) -> Report:
         agent.play,
         env_fn(options),
         episodes=args.episodes,
+        max_steps=options.eval_max_steps,
         seed=args.seed,
         n_envs=args.n_envs,
         # an environment that failed before may take its process along, or hang

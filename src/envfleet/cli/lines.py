@@ -8,6 +8,7 @@ from typing import Self, TextIO
 
 from envfleet.adapters.gymnasium import FleetVectorEnv
 from envfleet.cli.interrupts import Interrupts
+from envfleet.learn.accounting import verdict_so_far
 from envfleet.learn.evaluate import Evaluation
 from envfleet.learn.train import Iteration, TrainOptions, Watcher
 
@@ -22,8 +23,11 @@ FINISHING = "Finishing this iteration; press Ctrl-C again to end at once"
 class Lines(Watcher):
     """Prints what happens, a few lines at a time."""
 
-    def __init__(self, stream: TextIO, options: TrainOptions) -> None:
-        """Write to `stream` about a run with these options."""
+    def __init__(
+        self, stream: TextIO, options: TrainOptions, *, shows_verdict: bool = False
+    ) -> None:
+        """Write to `stream` about a run with these options, and what takes its time on request."""
+        self._shows_verdict = shows_verdict
         self._stream, self._options = stream, options
         self._interrupts = Interrupts(self._finishing)
         self._begun_s, self._start_steps = time.monotonic(), 0
@@ -59,9 +63,15 @@ class Lines(Watcher):
         rate = (iteration.env_steps - self._start_steps) / max(elapsed_s, 1e-9)
         for line in iteration_lines(iteration, self._options.n_envs, rate):
             self.say(line)
+        if self._shows_verdict and (said := verdict_so_far(iteration.seconds)):
+            self.say(f"  so far {said}")
         if iteration.incidents != self._incidents:
             self._incidents = iteration.incidents
             self.say(f"  incidents: {iteration.incidents}  |  {LOST}")
+
+    def evaluating(self, env_steps: int) -> None:
+        """Say what takes a while now."""
+        self.say(evaluating_line(self._options))
 
     def evaluated(self, env_steps: int, evaluation: Evaluation) -> None:
         """Show how good the policy is."""
@@ -88,6 +98,12 @@ def begin_lines(options: TrainOptions, plan: str, start_steps: int) -> list[str]
         f"   {plan}",
     ]
     return [*lines, f"   Going on from {start_steps:,} steps"] if start_steps else lines
+
+
+def evaluating_line(options: TrainOptions) -> str:
+    """What an evaluation is busy with."""
+    many = "1 episode" if options.eval_episodes == 1 else f"{options.eval_episodes} episodes"
+    return f"Evaluating: {many} of up to {options.eval_max_steps:,} steps"
 
 
 def mode_line(n_envs: int) -> str:

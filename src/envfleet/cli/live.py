@@ -24,9 +24,10 @@ from typing import TYPE_CHECKING, Self, TextIO
 from envfleet.adapters.gymnasium import FleetVectorEnv
 from envfleet.adapters.names import label
 from envfleet.cli.interrupts import Interrupts
-from envfleet.cli.lines import FINISHING, LOST, clock
+from envfleet.cli.lines import FINISHING, LOST, begin_lines, clock, evaluating_line
 from envfleet.cli.report import Text
 from envfleet.cli.screen import RichScreen
+from envfleet.learn.accounting import verdict_so_far
 from envfleet.learn.evaluate import Evaluation
 from envfleet.learn.ppo import PPOOptions
 from envfleet.learn.train import Iteration, TrainOptions, Watcher
@@ -93,9 +94,19 @@ class LiveView(Watcher):
     """Shows a run on a terminal."""
 
     def __init__(
-        self, stream: TextIO, options: TrainOptions, ppo: PPOOptions, run_dir: Path
+        self,
+        stream: TextIO,
+        options: TrainOptions,
+        ppo: PPOOptions,
+        run_dir: Path,
+        *,
+        shows_verdict: bool = False,
     ) -> None:
-        """Draw on `stream`, which should be a terminal, with rich."""
+        """Draw on `stream`, which should be a terminal, with rich.
+
+        `shows_verdict` says below what takes the time so far.
+        """
+        self._shows_verdict = shows_verdict
         iterations = options.iterations(ppo)
         many = "1 environment" if options.n_envs == 1 else f"{options.n_envs} environments"
         total = iterations * ppo.n_steps * options.n_envs
@@ -106,7 +117,7 @@ class LiveView(Watcher):
             total_steps=total,
             first_evaluation=min(options.eval_every or total, total),
         )
-        self._stream = stream
+        self._stream, self._options = stream, options
         self._interrupts = Interrupts(self._finishing)
         self._envs: FleetVectorEnv | None = None
         self._undo = ExitStack()
@@ -120,10 +131,14 @@ class LiveView(Watcher):
         self.facts.best = best
 
     def begun(self, envs: FleetVectorEnv, start_steps: int) -> None:
-        """The environments are there: start to draw."""
+        """The environments are there: say above the view what runs where, and start to draw."""
         facts, now_s = self.facts, time.monotonic()
-        facts.start_steps, facts.begun_s, facts.note = start_steps, now_s, envs.plan
+        facts.start_steps, facts.begun_s = start_steps, now_s
+        self._note("")
         facts.pace(now_s, start_steps)
+        if self._live is not None:
+            for line in begin_lines(self._options, envs.plan, start_steps):
+                self._live.console.print(line, markup=False)
         self._envs = envs
         thread = threading.Thread(target=self._keep_drawing, name="envfleet-live", daemon=True)
         thread.start()
@@ -132,6 +147,7 @@ class LiveView(Watcher):
 
     def iterated(self, iteration: Iteration) -> None:
         """Take note of an iteration."""
+        self._note("")  # an evaluation that failed does not tell
         facts = self.facts
         facts.iteration, facts.seconds = iteration.number, iteration.seconds
         facts.pace(time.monotonic(), iteration.env_steps)
@@ -140,15 +156,25 @@ class LiveView(Watcher):
         if self._envs is not None:
             facts.incidents = len(self._envs.incidents)
 
+    def evaluating(self, env_steps: int) -> None:
+        """Say what takes a while now."""
+        self._note(evaluating_line(self._options))
+
     def evaluated(self, env_steps: int, evaluation: Evaluation) -> None:
         """Take note of an evaluation."""
         facts = self.facts
+        self._note("")
         facts.evaluation = (env_steps, evaluation.mean, evaluation.std)
         facts.best = evaluation.mean if facts.best is None else max(facts.best, evaluation.mean)
 
     def should_stop(self) -> bool:
         """Whether Ctrl-C was pressed."""
         return self._interrupts.is_asked
+
+    def _note(self, text: str) -> None:
+        """Say what is going on, unless somebody waits for the end."""
+        if not self._interrupts.is_asked:
+            self.facts.note = text
 
     def _finishing(self) -> None:
         self.facts.note = FINISHING
@@ -179,8 +205,7 @@ class LiveView(Watcher):
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        if self.facts.note != FINISHING:
-            self.facts.note = ""
+        self._note("")
         self._undo.close()
 
     def _keep_drawing(self) -> None:
@@ -196,7 +221,8 @@ class LiveView(Watcher):
         assert self._live is not None
         width = self._live.console.width
         found = rows(self.facts, time.monotonic(), width)
-        self._live.update(drawn(found, self.facts.note), refresh=True)
+        said = verdict_so_far(self.facts.seconds) if self._shows_verdict else ""
+        self._live.update(drawn(found, self.facts.note, said), refresh=True)
 
 
 def pause_s(spent_s: float) -> float:
@@ -306,8 +332,8 @@ def split_bar(seconds: Mapping[str, float], room: int) -> tuple[list[Part], list
     return bar, legend
 
 
-def drawn(found: Iterable[Row], note: str) -> Group:
-    """Rows as rich draws them, each cut off where the window ends, and a note below."""
+def drawn(found: Iterable[Row], note: str, said: str = "") -> Group:
+    """Rows as rich draws them, each cut off where the window ends; whole sentences below."""
     from rich.console import Group
     from rich.text import Text as Styled
 
@@ -317,6 +343,7 @@ def drawn(found: Iterable[Row], note: str) -> Group:
         text.append(f"{name:<{LABEL}}" if name else "", "dim")
         for part, style in parts:
             text.append(part, style or None)
-    if not note:
-        return Group(text)
-    return Group(text, Styled(note, "bold yellow" if note == FINISHING else "dim"))
+    below = [Styled(f"So far {said}")] if said else []
+    if note:
+        below.append(Styled(note, "bold yellow" if note == FINISHING else "dim"))
+    return Group(text, *below)

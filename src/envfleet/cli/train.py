@@ -58,6 +58,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument(
         "--resume", metavar="RUN", type=Path, help="go on with the run in this folder"
     )
+    parser.add_argument(
+        "--live-verdict",
+        action="store_true",
+        help="say while training, too, what takes the time and what could be done about it",
+    )
     add_train_flags(parser)
 
 
@@ -76,9 +81,11 @@ def run(args: argparse.Namespace, context: Context) -> Report:
     stream = sys.stderr if args.json else sys.stdout
     display: LiveView | Lines
     if not args.plain and can_redraw(stream):
-        display = LiveView(stream, asked.options, asked.ppo, run_dir)
+        display = LiveView(
+            stream, asked.options, asked.ppo, run_dir, shows_verdict=args.live_verdict
+        )
     else:
-        display = Lines(stream, asked.options)
+        display = Lines(stream, asked.options, shows_verdict=args.live_verdict)
     if asked.has_recipe:
         display.say(f"Recipe for {label(asked.options.env)}: {_told(asked.ppo)}")
     try:

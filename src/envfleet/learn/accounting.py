@@ -74,3 +74,9 @@ def advice(parts: Mapping[str, float]) -> list[Advice]:
 def verdict(parts: Mapping[str, float]) -> str:
     """What took most, what to do about it, and what that could gain at most."""
     return str(advice(parts)[0]) if parts else "nothing was measured"
+
+
+def verdict_so_far(seconds: Mapping[str, float]) -> str:
+    """The same of a run that goes on, by what was measured; empty before anything was."""
+    total_s = sum(seconds.values())
+    return verdict(shares(seconds, total_s)) if total_s > 0 else ""

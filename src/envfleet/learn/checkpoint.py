@@ -45,8 +45,6 @@ def save(path: Path, state: dict[str, Any]) -> None:
 
 def load(path: Path, device: str = "cpu") -> dict[str, Any]:
     """Read a checkpoint, or say what is wrong with it."""
-    if path.is_dir():
-        raise CheckpointError(str(path), "is a directory, not a checkpoint")
     try:
         with zipfile.ZipFile(path) as archive:
             broken = archive.testzip()

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from dataclasses import dataclass
-from typing import Any, get_args
+from dataclasses import dataclass, fields
+from typing import Any, TypeVar, get_args
 
 import numpy as np
 
 from envfleet.engine.options import check_count
-from envfleet.errors import ConfigError
+from envfleet.errors import ConfigError, did_you_mean
 from envfleet.learn.networks import Activation, Memory
 
+Options = TypeVar("Options")
 MOST_SEEDS = 1 << 63
 """PyTorch takes no larger ones."""
+_FLAGS = (
+    "anneal_learning_rate",
+    "anneal_clip_range",
+    "clip_values",
+    "normalise_obs",
+    "normalise_rewards",
+    "orthogonal",
+)
 _NUMBERS = (
     "learning_rate",
     "clip_range",
@@ -27,6 +37,24 @@ _NUMBERS = (
 )
 
 
+def by_name(kind: type[Options]) -> type[Options]:
+    """Let a dataclass answer a name that it does not have with the nearest one that it has."""
+    made: Any = kind.__init__
+    names = [field.name for field in fields(kind)]  # type: ignore[arg-type]
+
+    @functools.wraps(made)
+    def checked(self: Options, *args: Any, **kwargs: Any) -> None:
+        for name in kwargs:
+            if name not in names:
+                said = f"{kind.__name__} has no option {name!r}"
+                raise ConfigError(f"{said}{did_you_mean(name, names)}")
+        made(self, *args, **kwargs)
+
+    setattr(kind, "__init__", checked)  # noqa: B010 - mypy would refuse the assignment
+    return kind
+
+
+@by_name
 @dataclass(frozen=True, slots=True)
 class PPOOptions:
     """What can be chosen; the defaults are plain PPO's."""
@@ -82,6 +110,10 @@ class PPOOptions:
     def __post_init__(self) -> None:
         for name in ("n_steps", "batch_size", "n_epochs", "memory_size"):
             check_count(name, getattr(self, name))
+        for name in _FLAGS:
+            check_flag(name, getattr(self, name))
+        if self.overlap is not None:
+            check_flag("overlap", self.overlap, or_none=True)
         for name in _NUMBERS:
             given = getattr(self, name)
             if not _is_number(given) and (given is not None or name != "target_kl"):
@@ -112,6 +144,13 @@ class PPOOptions:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def check_flag(name: str, value: Any, *, or_none: bool = False) -> None:
+    """Refuse what only looks like yes or no."""
+    if not isinstance(value, bool):
+        others = "True, False or None" if or_none else "True or False"
+        raise ConfigError(f"{name} must be {others}, got {value!r}")
 
 
 def check_seed(seed: Any) -> None:

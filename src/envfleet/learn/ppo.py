@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import asdict, dataclass
@@ -26,11 +26,13 @@ import torch
 
 from envfleet.adapters.gymnasium import FleetVectorEnv
 from envfleet.engine.machine import usable_cores
+from envfleet.engine.options import check_count
 from envfleet.errors import ConfigError, NotFinite
 from envfleet.learn.accounting import fleet_seconds
 from envfleet.learn.advantages import advantages, explained_variance
 from envfleet.learn.agent import Agent
 from envfleet.learn.collect import Collector, Rollout, flattened
+from envfleet.learn.device import usable_device
 from envfleet.learn.finite import check_estimates
 from envfleet.learn.gradients import Found, Rows, Weights, by_autograd, closed_form
 from envfleet.learn.optimiser import FlatAdam
@@ -38,6 +40,9 @@ from envfleet.learn.options import PPOOptions, check_seed
 from envfleet.learn.sequences import stretches
 
 __all__ = ["Agent", "Episode", "Learned", "PPOOptions", "PPOTrainer", "Rollout"]
+
+_OF_A_STATE = {"options", "num_envs", "env_steps", "optimiser", "shuffling", "collector"}
+"""What makes a mapping a trainer's state, beside the agent's part."""
 
 Steps = Callable[[], Iterator[Found]]
 """The gradients of one epoch's minibatches, one after another."""
@@ -108,7 +113,8 @@ class PPOTrainer:
                 RuntimeWarning,
                 stacklevel=2,
             )
-        self.envs, self.options, self.device = envs, options, torch.device(device)
+        self.envs, self.options = envs, options
+        self.device = torch.device(usable_device(str(device)))
         self.agent = Agent(
             envs.single_observation_space, envs.single_action_space, options, self.device, seed
         )
@@ -131,6 +137,7 @@ class PPOTrainer:
 
     def train(self, total_steps: int) -> list[Learned]:
         """Iterate until the fleet has made this many steps."""
+        check_count("total_steps", total_steps)
         per_iteration = self.options.n_steps * self.envs.num_envs
         number, of = self.env_steps // per_iteration, -(-total_steps // per_iteration)
         return [self.learn(self.collect(), done / of) for done in range(number, of)]
@@ -176,6 +183,12 @@ class PPOTrainer:
 
     def load(self, state: dict[str, Any]) -> None:
         """Become the trainer that gave this state; the fleet is brought to its states too."""
+        given: Any = state
+        if not isinstance(given, Mapping) or not given.keys() >= _OF_A_STATE:
+            raise ConfigError(
+                "this is no state of a trainer: give what `trainer.state()` returned, which a "
+                "run's checkpoint keeps as its 'trainer'"
+            )
         kept = {**state["options"], "num_envs": state["num_envs"]}
         mine = {**asdict(self.options), "num_envs": self.envs.num_envs}
         for name in sorted(kept.keys() | mine.keys()):

@@ -40,8 +40,9 @@ from envfleet.errors import CheckpointError, ConfigError, VideoError, WorkerDied
 from envfleet.learn.accounting import shares, verdict
 from envfleet.learn.alone import alone_in
 from envfleet.learn.checkpoint import CheckpointFolder, fitting, load
-from envfleet.learn.evaluate import EVALUATION_SEED, Evaluation, evaluate
-from envfleet.learn.options import check_seed
+from envfleet.learn.device import usable_device
+from envfleet.learn.evaluate import EVALUATION_SEED, MAX_STEPS, Evaluation, evaluate
+from envfleet.learn.options import by_name, check_flag, check_seed
 from envfleet.learn.ppo import Agent, Learned, PPOOptions, PPOTrainer
 from envfleet.learn.run_folder import (
     IDENTITY,
@@ -70,6 +71,7 @@ RETRY_S = 1.0
 """How long a last checkpoint that could not be written waits for its second try."""
 
 
+@by_name
 @dataclass(frozen=True, slots=True)
 class TrainOptions:
     """What to train, on what, for how long, and what to keep."""
@@ -112,6 +114,8 @@ class TrainOptions:
     """Environment steps between evaluations; 0 evaluates at the end only."""
     eval_episodes: int = 10
     """Episodes of one evaluation, played on an environment of its own."""
+    eval_max_steps: int = MAX_STEPS
+    """Longest an episode of an evaluation may take, for environments without a time limit."""
     tensorboard: bool = True
     """Write curves for TensorBoard into the run's folder."""
     wandb: bool = False
@@ -126,9 +130,20 @@ class TrainOptions:
             raise ConfigError(f"env must be a name like 'CartPole-v1', got {self.env!r}")
         for name in ("n_envs", "total_steps", "save_every", "keep_checkpoints", "eval_episodes"):
             check_count(name, getattr(self, name))
+        check_count("eval_max_steps", self.eval_max_steps)
         check_seed(self.seed)
-        if self.num_episodes is not None:
-            check_count("num_episodes", self.num_episodes)
+        for name in ("num_episodes", "num_workers"):
+            if getattr(self, name) is not None:
+                check_count(name, getattr(self, name))
+        if self.max_restarts != 0 or isinstance(self.max_restarts, bool):
+            check_count("max_restarts must be 0, else it", self.max_restarts)
+        for name in ("tensorboard", "wandb", "video"):
+            check_flag(name, getattr(self, name))
+        if not isinstance(self.wandb_project, str):
+            raise ConfigError(f"wandb_project must be a name, got {self.wandb_project!r}")
+        kwargs: Any = self.env_kwargs
+        if not isinstance(kwargs, dict) or not all(isinstance(name, str) for name in kwargs):
+            raise ConfigError(f"env_kwargs must be a dict of keyword arguments, got {kwargs!r}")
         if self.eval_every != 0 or isinstance(self.eval_every, bool):
             check_count("eval_every must be 0 for the end only, else it", self.eval_every)
         one_of("backend", self.backend, Literal["auto", BackendName])
@@ -215,6 +230,9 @@ class Watcher:
     def iterated(self, iteration: Iteration) -> None:
         """A rollout and an update are done."""
 
+    def evaluating(self, env_steps: int) -> None:
+        """The policy is being looked at, which may take a while."""
+
     def evaluated(self, env_steps: int, evaluation: Evaluation) -> None:
         """The policy has been looked at."""
 
@@ -233,7 +251,7 @@ def train(
 ) -> Outcome:
     """Train in `run_dir`, from the beginning or from its newest checkpoint."""
     watcher, run_dir = watcher or Watcher(), Path(run_dir)
-    _device(options.device)
+    usable_device(options.device)
     if options.wandb:
         weights_and_biases.need()
     if options.video:
@@ -303,7 +321,7 @@ def opened(
         is_wary: Whether the environments may take their process along: then that is never this one,
             unless it was asked for.
     """
-    device = _device(options.device)
+    device = usable_device(options.device)
     with closing(_fleet(options, ppo, is_wary)) as envs, _one_thread():
         yield PPOTrainer(envs, ppo, seed=options.seed, device=device)
 
@@ -519,12 +537,14 @@ class _Run:
         options, begun_s = self._options, time.perf_counter()
         patience_s = PATIENCE_S if self._is_wary else None
         self._evaluated = self._trainer.env_steps
+        self._watcher.evaluating(self._evaluated)
         try:
             play, env = self._trainer.agent.play, env_fn(options)
             found = evaluate(
                 play,
                 env,
                 episodes=options.eval_episodes,
+                max_steps=options.eval_max_steps,
                 # a worker answers much later than this process does: only where there is a reason
                 in_worker=options.has_deadlines or self._is_wary,
                 start_method=options.parallel_start_method,
@@ -688,20 +708,6 @@ def load_agent(path: Path) -> tuple[TrainOptions, Agent]:
         with fitting(path):
             take(load(path))
     return options, agent
-
-
-def _device(name: str) -> str:
-    if name == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        torch.zeros(1, device=name)
-    except (RuntimeError, AssertionError) as exc:
-        # PyTorch goes on for pages after its first sentence
-        reason = str(exc).partition(". ")[0]
-        raise ConfigError(
-            f"device {name!r} cannot be used here; try --device cpu ({reason})"
-        ) from exc
-    return name
 
 
 def _packages(env: str) -> list[str]:

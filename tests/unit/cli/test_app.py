@@ -260,6 +260,7 @@ TRAINING = YES_OR_NO | {
     "--keep-checkpoints",
     "--eval-every",
     "--eval-episodes",
+    "--eval-max-steps",
     "--wandb-project",
     "--n-steps",
     "--batch-size",
@@ -280,7 +281,7 @@ TRAINING = YES_OR_NO | {
 }
 PLAYING = {"--config-name", "--mode", "--seed"}
 OPTIONS = {
-    "train": TRAINING | {"--resume"},
+    "train": TRAINING | {"--resume", "--live-verdict"},
     "eval": {"--episodes", "--n-envs", "--seed", "--video"},
     "bench": MEASURING
     | {"--speedup", "--num-workers", "--autoreset", "--contenders", "--baseline"},

@@ -4,6 +4,7 @@ import io
 import os
 import signal
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -83,6 +84,7 @@ def test_every_tenth_iteration_and_the_last_are_shown():
     lines.begun(SimpleNamespace(plan="A plan."), 0)  # type: ignore[arg-type]
     for number in range(1, 26):
         lines.iterated(iteration(number, of=25))
+    lines.evaluating(6400)
     lines.evaluated(6400, Evaluation((1.0, 3.0)))
 
     said = stream.getvalue().splitlines()
@@ -92,7 +94,10 @@ def test_every_tenth_iteration_and_the_last_are_shown():
         "Episode 25/25",
     ]
     assert said.count("Parallel mode: 8 environments") == 1
-    assert said[-1] == "Evaluation at 6,400: 2.00 +- 1.00"
+    assert said[-2:] == [
+        "Evaluating: 10 episodes of up to 100,000 steps",
+        "Evaluation at 6,400: 2.00 +- 1.00",
+    ]
 
 
 def test_incidents_are_counted_whenever_there_are_more():
@@ -103,6 +108,22 @@ def test_incidents_are_counted_whenever_there_are_more():
 
     told = [line for line in stream.getvalue().splitlines() if "incidents" in line]
     assert told == [f"  incidents: {number}  |  {LOST}" for number in (3, 5)]
+
+
+def test_the_verdict_so_far_is_told_on_request():
+    told = []
+    for shows in (False, True):
+        stream = io.StringIO()
+        lines = Lines(stream, OPTIONS, shows_verdict=shows)
+        lines.iterated(iteration())
+        lines.iterated(replace(iteration(20), seconds={"learning": 3.0, "inference": 1.0}))
+        told.append([line for line in stream.getvalue().splitlines() if "so far" in line])
+
+    assert told[0] == []
+    assert told[1] == [
+        "  so far 75% learning: more environments will not help; try fewer epochs, larger "
+        "minibatches or a GPU, at most 4.0 times as fast"
+    ]
 
 
 def test_one_environment_is_not_called_parallel():

@@ -281,3 +281,35 @@ class TestDrawing:
             view._interrupts._hear(2, None)
             assert view.should_stop()
             wait_for(FINISHING, screen)
+
+    def test_the_verdict_so_far_stands_below_on_request(self, live):
+        view, screen = live
+        view._shows_verdict = True
+        with view:
+            view.begun(envs(), 0)
+            assert "So far" not in words(screen)
+            view.iterated(Iteration(1, 8, 128, [], None, None, {"learning": 3.0, "waiting": 1.0}))  # type: ignore[arg-type]
+            wait_for("So far 75% learning: more environments will not help", screen)
+
+    def test_what_runs_where_stands_above_the_view(self, live):
+        view, screen = live
+        with view:
+            view.begun(envs(), 512)
+        text = words(screen)
+        lines = ["Using 4 parallel environments for training", "   Start method: default"]
+        lines += ["   A plan.", "   Going on from 512 steps", "CartPole-v1 · 4 environments"]
+        places = [text.rindex(line) for line in lines]
+        assert places == sorted(places)
+        assert text.count("A plan.") == 1
+
+    def test_an_evaluation_is_told_while_it_takes_its_time(self, live):
+        view, screen = live
+        with view:
+            view.begun(envs(), 0)
+            view.evaluating(128)
+            wait_for("Evaluating: 10 episodes of up to 100,000 steps", screen)
+            view.evaluated(128, Evaluation((1.0,)))
+            assert view.facts.note == ""
+            view._interrupts._hear(2, None)
+            view.evaluating(256)
+            assert view.facts.note == FINISHING

@@ -53,12 +53,6 @@ def test_somebody_else_s_file_is_refused(tmp_path):
         checkpoint.load(tmp_path / "a.pt")
 
 
-def test_a_directory_is_no_checkpoint(tmp_path):
-    (tmp_path / "a.pt").mkdir()
-    with pytest.raises(errors.CheckpointError, match=r"a\.pt is a directory, not a checkpoint$"):
-        checkpoint.load(tmp_path / "a.pt")
-
-
 @pytest.mark.parametrize("name", ["latest.pt", "best.pt"])
 def test_a_directory_in_the_way_is_found_before_anything_starts(name, tmp_path):
     (tmp_path / name).mkdir()

@@ -720,3 +720,28 @@ def test_a_choice_that_its_space_does_not_have_is_named(wrong, overlap):
         said = f"an observation of slot 1 is {wrong[1]}, and its space has 1 to 3"
         with pytest.raises(errors.ConfigError, match=said):
             trainer.train_episode_vectorized()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"normalise_obs": "yes"}, "normalise_obs must be True or False, got 'yes'"),
+        ({"orthogonal": 1}, "orthogonal must be True or False, got 1"),
+        ({"overlap": 3}, "overlap must be True, False or None, got 3"),
+    ],
+)
+def test_what_only_looks_like_yes_or_no_is_refused(wrong, words):
+    with pytest.raises(errors.ConfigError, match=words):
+        PPOOptions(**wrong)
+
+
+def test_a_trainer_refuses_what_it_cannot_use():
+    with opened("CartPole-v1") as envs:
+        with pytest.raises(errors.ConfigError, match="device 'nonsense' cannot be used here"):
+            PPOTrainer(envs, SMALL, device="nonsense")
+        trainer = PPOTrainer(envs, SMALL)
+        for state in ({}, None, {"trainer": trainer.state()}):
+            with pytest.raises(errors.ConfigError, match="no state of a trainer"):
+                trainer.load(state)  # type: ignore[arg-type]
+        with pytest.raises(errors.ConfigError, match="total_steps must be a whole number"):
+            trainer.train(total_steps="a")  # type: ignore[arg-type]

@@ -597,6 +597,7 @@ def test_num_episodes_counts_iterations(tmp_path):
         {"total_steps": 0},
         {"num_episodes": 0},
         {"eval_every": -1},
+        {"eval_max_steps": 0},
         {"eval_every": False},
         {"n_envs": "4"},
         {"n_envs": 2.5},
@@ -608,12 +609,29 @@ def test_num_episodes_counts_iterations(tmp_path):
         {"device": "gpu"},
         {"backend": "mpi"},
         {"parallel_start_method": "teleport"},
+        {"video": "no"},
+        {"tensorboard": 1},
+        {"wandb_project": None},
+        {"max_restarts": "a"},
+        {"max_restarts": -1},
+        {"num_workers": "a"},
+        {"num_workers": 0},
+        {"env_kwargs": None},
+        {"env_kwargs": {1: 2}},
     ],
 )
 def test_options_that_cannot_work(wrong):
     (name,) = wrong
     with pytest.raises(errors.ConfigError, match=f"{name} must be"):
         TrainOptions("CartPole-v1", **wrong)
+
+
+def test_a_name_that_no_option_has_is_answered_with_the_nearest():
+    with pytest.raises(errors.ConfigError, match="no option 'n_env'; did you mean n_envs"):
+        TrainOptions("CartPole-v1", n_env=4)  # type: ignore[call-arg]
+    with pytest.raises(errors.ConfigError, match="PPOOptions has no option 'lerning_rate'; did"):
+        PPOOptions(lerning_rate=1)  # type: ignore[call-arg]
+    assert replace(PPO, n_steps=8).n_steps == 8
 
 
 @pytest.mark.parametrize("env", RECIPES)
@@ -720,6 +738,19 @@ def test_no_part_of_the_time_is_ever_negative():
     assert clock.lap().keys() == {"seconds", "seconds/environments"}
     spent |= {"waiting": 2.25}
     assert clock.lap()["seconds/waiting"] == 0.25
+
+
+def test_an_evaluation_without_end_is_left_after_the_steps_that_were_asked_for(tmp_path):
+    options = replace(RUN, env="envfleet.testing:Counter", num_episodes=1, eval_max_steps=3)
+    watched = []
+
+    class Watching(Watcher):
+        def evaluating(self, env_steps):
+            watched.append(env_steps)
+
+    with pytest.warns(RuntimeWarning, match="3 steps"):
+        train(options, replace(PPO, normalise_obs=False), tmp_path, Watching())
+    assert watched == [64]
 
 
 class TestVerdict:
