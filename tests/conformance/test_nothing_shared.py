@@ -1,5 +1,7 @@
 """What passes between a caller and an environment is a copy, on every backend."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -15,7 +17,7 @@ class OneInfoForLife(Counter):
 
     def __init__(self):
         super().__init__(length=3)
-        self.info = {
+        self.info: dict[str, Any] = {
             "array": np.zeros(2),
             "long": np.zeros(300),
             "list": [0],

@@ -3,6 +3,7 @@
 import functools
 import itertools
 import threading
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -33,7 +34,7 @@ class GivesAwayItsState(NoisyStream):
 
     def __init__(self):
         super().__init__()
-        self.inside = {"array": np.zeros(2)}
+        self.inside: dict[str, Any] = {"array": np.zeros(2)}
 
     def reset(self, *, seed=None, options=None):
         answer = super().reset(seed=seed, options=options)
@@ -138,7 +139,7 @@ WRAPPERS = {
     "reward": wrappers.NormalizeReward,
     "delay": functools.partial(wrappers.DelayObservation, delay=2),
     "statistics": wrappers.RecordEpisodeStatistics,
-    "function": functools.partial(wrappers.TransformReward, func=lambda reward: reward / 2),
+    "function": functools.partial(wrappers.TransformReward, func=lambda reward: float(reward) / 2),
 }
 
 

@@ -6,6 +6,7 @@ import signal
 import threading
 import time
 from contextlib import closing
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -84,7 +85,7 @@ class Recorder(gymnasium.Env):
 
     observation_space = gymnasium.spaces.Box(0, np.inf, (1,), np.float64)
     action_space = gymnasium.spaces.Discrete(1000)
-    done = ()
+    done: list[int] = []  # noqa: RUF012 - replaced by every reset
 
     def __init__(self):
         self.keeps_pickle_away = threading.Lock()
@@ -150,7 +151,7 @@ def resetting(fleet, moves):
         fleet.reset([ResetPlan(seed=1)], [1])
 
 
-BACKENDS = {
+BACKENDS: dict[str, Any] = {
     "process": {"backend": "process"},
     "thread": {"backend": "thread"},
     "serial": {"backend": "serial"},
@@ -187,7 +188,7 @@ def test_the_books_are_right_after_an_interrupt_at_any_moment(work, backend, env
                 assert backend in ("serial", "shared")  # the environment itself was interrupted
                 continue
             done = fleet.call("done")
-            replays = [snapshot.taken for snapshot in fleet.snapshot()]
+            replays: list[Any] = [snapshot.taken for snapshot in fleet.snapshot()]
             assert time.monotonic() - begun_s < 20.0
             assert [list(replay.actions) for replay in replays] == done
 

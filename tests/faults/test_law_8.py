@@ -5,6 +5,7 @@ import functools
 import pickle
 import sys
 import threading
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -129,7 +130,7 @@ class Nests(Resident):
 
     def step(self, action):
         obs, reward, _, truncated, _ = super().step(action)
-        tree = {"n": self.t, "children": []}
+        tree: Any = {"n": self.t, "children": []}
         if self.how == "ring":
             tree["self"] = tree
         elif self.how == "tree":

@@ -427,7 +427,9 @@ def test_neighbours_of_a_quarantined_slot_that_kills_go_on(mode, how, backend):
     fleet.reset(plans(0, 2, 3), others)
     assert fleet.call("t", slots=others) == [0, 0, 0]
     if backend == "process":  # and who dies later comes back without it as well
-        kill_and_wait(fleet.worker_pids()[0])
+        pid = fleet.worker_pids()[0]
+        assert pid is not None
+        kill_and_wait(pid)
         fleet.send(zeros(3), others)
         with pytest.raises(errors.SlotQuarantined, match="slot 0"):
             fleet.recv()

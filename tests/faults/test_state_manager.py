@@ -6,6 +6,7 @@ import signal
 import threading
 import time
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -256,8 +257,9 @@ def test_who_has_failed_does_not_come_home_with_the_others(tmp_path: Path, troub
     (tmp_path / "pid").write_text(str(os.getpid()))
     settings = config(("Trouble", 3), group_size=1, use_multiprocessing=True, max_workers=2)
     settings["es_manager"] |= {"max_restarts": 0, "step_timeout_s": 1}
-    config_of = settings["custom_envs"]["Trouble"]["env_config"] = {"folder": str(tmp_path)}
-    config_of |= {"hangs": 2} if trouble == "hangs" else {"deadly": {2: 0}}
+    trouble_config: dict[str, Any] = {"folder": str(tmp_path)}
+    settings["custom_envs"]["Trouble"]["env_config"] = trouble_config
+    trouble_config |= {"hangs": 2} if trouble == "hangs" else {"deadly": {2: 0}}
     with EnvStateManager(settings) as manager:
         with pytest.warns(RuntimeWarning, match="environment 1 .* failed in reset"):
             manager.reset(seed=1)
@@ -463,7 +465,7 @@ def test_makers_may_be_killed(tmp_path: Path) -> None:
         assert len(manager.step(inputs(e0=["a"], e39=["b"]))) == 2
 
 
-def _kill_all(victims: list[int | None]) -> None:
+def _kill_all(victims: Sequence[int | None]) -> None:
     for pid in victims:
         assert pid is not None
         os.kill(pid, signal.SIGKILL)

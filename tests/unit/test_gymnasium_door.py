@@ -518,7 +518,7 @@ class TestAttributes:
     def test_what_a_method_itself_lacks_is_told_as_its_own_trouble(self, backend):
         class Lacking(Counter):
             def ask(self):
-                return self.unwrapped.np_random.no_such
+                return self.unwrapped.np_random.no_such  # type: ignore[attr-defined]
 
         with closing(fleet([lambda: TimeLimit(Lacking(None), 9)] * 2, backend=backend)) as envs:
             envs.reset()
@@ -616,7 +616,7 @@ class TestSpaces:
         ("backend", "num_workers", "most"), [("serial", 1, 0), ("thread", 4, 0), ("process", 2, 2)]
     )
     def test_are_compared_once_if_at_all(self, backend, num_workers, most, monkeypatch):
-        asked = []
+        asked: list[object] = []
         monkeypatch.setattr(spaces.Box, "__eq__", watched(spaces.Box.__eq__, asked))
         AskedOften.asked = 0
         options = {"backend": backend, "num_workers": num_workers, "num_envs": 8}

@@ -1,6 +1,7 @@
 """Copies as a journey to another process makes them, for those who share one memory.
 
-What cannot be copied is handed over as it is; of dicts, lists and tuples all the rest is copied.
+What cannot be copied, or nests too deep, is handed over as it is; of dicts, lists and tuples all
+the rest is copied.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ def apart(value: Any) -> Any:
     try:
         return _plain(value, _DEPTH)
     except _NotPlain:
-        return _travelled(value)
+        with whole:  # what a signal's handler raises is not to be taken for a failure to copy
+            return _travelled(value)
 
 
 def _plain(value: Any, depth: int) -> Any:
@@ -46,15 +48,17 @@ def _plain(value: Any, depth: int) -> Any:
 
 
 def _travelled(value: Any, above: tuple[int, ...] = ()) -> Any:
-    with whole:  # what a signal's handler raises is not to be taken for a failure to copy
-        for copy in (_by_pickle, deepcopy):  # the first is many times as fast, and as processes do
-            try:
-                return copy(value)
-            except KeyboardInterrupt:  # the second one: the first is waiting
-                raise
-            except BaseException:
-                continue
-    if id(value) in above:
+    nests_too_deep = False
+    for copy in (_by_pickle, deepcopy):  # the first is many times as fast, and as processes do
+        try:
+            return copy(value)
+        except KeyboardInterrupt:  # the second one: the first is waiting
+            raise
+        except RecursionError:
+            nests_too_deep = True
+        except BaseException:
+            continue
+    if id(value) in above or (above and nests_too_deep):
         return value
     above = (*above, id(value))
     if type(value) is dict:

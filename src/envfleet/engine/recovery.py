@@ -32,6 +32,7 @@ from envfleet.errors import (
     NoSuchAttribute,
     RemoteTraceback,
     SlotQuarantined,
+    SnapshotError,
     StartTimeout,
     WorkerDied,
     describe_exit,
@@ -487,5 +488,7 @@ def env_failed(failure: Failure, slots: Sequence[int] = ()) -> EnvfleetError:
     error: EnvfleetError = EnvFailed(failure.slot, failure.doing, failure.reason, slots)
     if failure.kind == "AttributeError" and failure.doing not in ("step", "reset"):
         error = NoSuchAttribute(failure.slot, failure.reason)
+    elif failure.kind == SnapshotError.__name__:
+        error = SnapshotError(failure.reason.partition(": ")[2])
     error.__cause__ = RemoteTraceback(failure.traceback)
     return error

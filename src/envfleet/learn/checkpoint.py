@@ -21,7 +21,7 @@ import torch
 
 from envfleet.errors import CheckpointError, ConfigError, EnvfleetError
 
-FORMAT = "envfleet checkpoint 1"
+FORMAT = "envfleet checkpoint 2"
 LATEST, BEST = "latest.pt", "best.pt"
 PROBE_BYTES = 1 << 16
 """An empty file can be made on a full disk."""

@@ -1,6 +1,7 @@
 """Copies that share nothing, as far as things can be copied."""
 
 import threading
+from typing import Any
 
 import numpy as np
 
@@ -13,7 +14,8 @@ class Thing:
 
 
 def test_what_can_change_is_copied_at_any_depth():
-    value = {"array": np.zeros(2), "deep": {"list": [1, (2, [3])]}, "thing": Thing(), "number": 4}
+    value: dict[str, Any] = {"array": np.zeros(2), "deep": {"list": [1, (2, [3])]}}
+    value |= {"thing": Thing(), "number": 4}
     copied = apart(value)
     value["array"][0] = value["number"] = 9
     value["deep"]["list"][1][1].append(9)
@@ -38,7 +40,7 @@ def test_objects_that_were_one_still_are():
 
 
 def test_what_holds_itself_is_copied():
-    value = []
+    value: list[Any] = []
     value.append(value)
     copied = apart(value)
     assert copied is not value
@@ -56,7 +58,7 @@ def test_what_cannot_be_copied_is_itself_and_the_rest_is_a_copy():
 
 
 def test_a_circle_of_what_cannot_be_copied_ends():
-    value = {"lock": threading.Lock()}
+    value: dict[str, Any] = {"lock": threading.Lock()}
     value["again"] = value
     assert apart(value)["lock"] is value["lock"]
 
