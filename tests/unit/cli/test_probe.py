@@ -24,6 +24,8 @@ def test_every_check_finds_something(name, check):
 def test_a_trial_that_hangs_is_ended_with_its_children(monkeypatch, tmp_path):
     package = tmp_path / "envfleet" / "cli"
     package.mkdir(parents=True)
+    for folder in (package.parent, package):  # else the installed package goes before it
+        (folder / "__init__.py").touch()
     (package / "probe_child.py").write_text(
         "import subprocess, sys, time\n"
         "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])\n"
