@@ -14,7 +14,7 @@ from envfleet.cli.flags import add_flags, given
 from envfleet.cli.options import options_of
 from envfleet.learn.ppo import PPOOptions
 from envfleet.learn.recipes import RECIPES
-from envfleet.learn.train import TrainOptions
+from envfleet.learn.train_options import TrainOptions
 
 __all__ = ["Asked", "StartOptions", "add_train_flags", "ask"]
 

@@ -11,9 +11,10 @@ from envfleet.adapters.names import label
 from envfleet.cli.command import Context, at_least
 from envfleet.cli.report import Report, Text
 from envfleet.errors import VideoError
+from envfleet.learn.environments import env_fn
 from envfleet.learn.evaluate import EVALUATION_SEED, evaluate
+from envfleet.learn.recall import load_agent
 from envfleet.learn.run_folder import INCIDENTS_FILE
-from envfleet.learn.train import env_fn, load_agent
 from envfleet.observe import video
 
 __all__ = ["add_arguments", "run"]

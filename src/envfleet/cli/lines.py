@@ -8,9 +8,9 @@ from typing import Self, TextIO
 
 from envfleet.adapters.gymnasium import FleetVectorEnv
 from envfleet.cli.interrupts import Interrupts
-from envfleet.learn.accounting import verdict_so_far
 from envfleet.learn.evaluate import Evaluation
-from envfleet.learn.train import Iteration, TrainOptions, Watcher
+from envfleet.learn.train_options import TrainOptions
+from envfleet.learn.watcher import Iteration, Watcher
 
 __all__ = ["FINISHING", "LOST", "Lines", "begin_lines", "clock", "iteration_lines"]
 
@@ -63,8 +63,8 @@ class Lines(Watcher):
         rate = (iteration.env_steps - self._start_steps) / max(elapsed_s, 1e-9)
         for line in iteration_lines(iteration, self._options.n_envs, rate):
             self.say(line)
-        if self._shows_verdict and (said := verdict_so_far(iteration.seconds)):
-            self.say(f"  so far {said}")
+        if self._shows_verdict and iteration.verdict:
+            self.say(f"  so far {iteration.verdict}")
         if iteration.incidents != self._incidents:
             self._incidents = iteration.incidents
             self.say(f"  incidents: {iteration.incidents}  |  {LOST}")

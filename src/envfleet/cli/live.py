@@ -27,10 +27,10 @@ from envfleet.cli.interrupts import Interrupts
 from envfleet.cli.lines import FINISHING, LOST, begin_lines, clock, evaluating_line
 from envfleet.cli.report import Text
 from envfleet.cli.screen import RichScreen
-from envfleet.learn.accounting import verdict_so_far
 from envfleet.learn.evaluate import Evaluation
 from envfleet.learn.ppo import PPOOptions
-from envfleet.learn.train import Iteration, TrainOptions, Watcher
+from envfleet.learn.train_options import TrainOptions
+from envfleet.learn.watcher import Iteration, Watcher
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -80,6 +80,8 @@ class Facts:
     """Steps, mean and deviation of the last one."""
     best: float | None = None
     seconds: Mapping[str, float] = field(default_factory=dict)
+    verdict: str = ""
+    """What takes most of them, and what to do about it."""
     incidents: int = 0
 
     def pace(self, now_s: float, env_steps: int) -> None:
@@ -150,6 +152,7 @@ class LiveView(Watcher):
         self._note("")  # an evaluation that failed does not tell
         facts = self.facts
         facts.iteration, facts.seconds = iteration.number, iteration.seconds
+        facts.verdict = iteration.verdict
         facts.pace(time.monotonic(), iteration.env_steps)
         if iteration.mean_return is not None:
             facts.mean_returns.append(iteration.mean_return)
@@ -221,7 +224,7 @@ class LiveView(Watcher):
         assert self._live is not None
         width = self._live.console.width
         found = rows(self.facts, time.monotonic(), width)
-        said = verdict_so_far(self.facts.seconds) if self._shows_verdict else ""
+        said = self.facts.verdict if self._shows_verdict else ""
         self._live.update(drawn(found, self.facts.note, said), refresh=True)
 
 

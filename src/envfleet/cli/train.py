@@ -24,8 +24,10 @@ from envfleet.cli.report import Block, Code, Report, Text
 from envfleet.cli.screen import can_redraw
 from envfleet.errors import ConfigError, EnvConstructionFailed, SlotQuarantined
 from envfleet.learn.ppo import PPOOptions
+from envfleet.learn.recall import resumed_options
 from envfleet.learn.run_folder import INCIDENTS, INCIDENTS_FILE
-from envfleet.learn.train import Outcome, TrainOptions, resumed_options, train
+from envfleet.learn.train import Outcome, train
+from envfleet.learn.train_options import TrainOptions
 
 __all__ = ["add_arguments", "run"]
 

@@ -22,8 +22,9 @@ from envfleet.adapters.names import label
 from envfleet.cli.asked import Asked, add_train_flags, ask
 from envfleet.cli.command import Context
 from envfleet.cli.report import Block, Heading, Report, Table, Text
+from envfleet.learn.environments import opened
 from envfleet.learn.ppo import PPOTrainer
-from envfleet.learn.train import TrainOptions, opened
+from envfleet.learn.train_options import TrainOptions
 from envfleet.observe.progress import Bar
 from envfleet.testing.values import value_difference
 

@@ -28,7 +28,7 @@ from envfleet.adapters.gymnasium import FleetVectorEnv
 from envfleet.engine.machine import usable_cores
 from envfleet.engine.options import check_count
 from envfleet.errors import ConfigError, NotFinite
-from envfleet.learn.accounting import fleet_seconds
+from envfleet.learn.accounting import Setup, fleet_seconds
 from envfleet.learn.advantages import advantages, explained_variance
 from envfleet.learn.agent import Agent
 from envfleet.learn.collect import Collector, Rollout, flattened
@@ -134,6 +134,17 @@ class PPOTrainer:
             "inference": collector.inference_s,
             "learning": self._learning_s,
         }
+
+    @property
+    def setup(self) -> Setup:
+        """What it works with, as far as it depends on that what would save time."""
+        return Setup(
+            n_envs=self.envs.num_envs,
+            n_epochs=self.options.n_epochs,
+            num_workers=sum(pid is not None for pid in self.envs.fleet.worker_pids()),
+            cores=usable_cores(),
+            is_on_cpu=self.device.type == "cpu",
+        )
 
     def train(self, total_steps: int) -> list[Learned]:
         """Iterate until the fleet has made this many steps."""

@@ -30,7 +30,7 @@ from typing import Any
 from envfleet.adapters.names import label
 from envfleet.engine.incident import Incident
 from envfleet.errors import CheckpointError, ConfigError
-from envfleet.learn.accounting import advice, shares, verdict
+from envfleet.learn.accounting import Setup, advice, shares
 from envfleet.observe import facts, tensorboard
 from envfleet.observe.figures import SECONDS, Figures
 from envfleet.observe.jsonl import JsonLines, add_line, read_lines, rewrite
@@ -115,6 +115,7 @@ class RunFolder:
         *,
         identity: str,
         iterations: int,
+        setup: Setup,
         packages: Iterable[str] = (),
     ) -> None:
         """Start afresh: say what was asked for, forget what an unsaved beginning left."""
@@ -125,6 +126,7 @@ class RunFolder:
             # as they are today: a later version may have others
             "defaults": {"options": defaults(options), "ppo": defaults(ppo)},
             "iterations": iterations,
+            "setup": asdict(setup),
             _UNDER_WAY: True,
             **facts.collect((*FACTS_OF, *packages)),
         }
@@ -136,10 +138,15 @@ class RunFolder:
         self._open(about, start_steps=0, noted_steps=-1)
 
     def go_on(
-        self, env_steps: int, packages: Iterable[str] = (), *, owes_evaluation: bool = False
+        self,
+        env_steps: int,
+        packages: Iterable[str] = (),
+        *,
+        setup: Setup,
+        owes_evaluation: bool = False,
     ) -> None:
         """Continue from a checkpoint: what was noted after it will be noted again."""
-        about = self._about() | {_UNDER_WAY: True}
+        about = self._about() | {_UNDER_WAY: True, "setup": asdict(setup)}
         part = {"env_steps": env_steps, **facts.collect((*FACTS_OF, *packages))}
         about.setdefault("resumed", []).append(part)
         self._tell(about)
@@ -293,6 +300,8 @@ def read_record(folder: Path) -> RunRecord:
     state, _, reason = ended.partition(": ")
     seconds = sum(line.get("seconds") or 0.0 for line in lines)
     parts = shares(_spent(lines), seconds)
+    found = advice(parts, Setup(**about["setup"]))
+    said = [str(one) for place, one in enumerate(found) if not place or one.share >= WORTH_SAYING]
     is_finished = made >= about["iterations"]
     per_iteration = about["ppo"]["n_steps"] * about["options"]["n_envs"]
     return RunRecord(
@@ -308,8 +317,8 @@ def read_record(folder: Path) -> RunRecord:
         incidents=read_lines(folder / INCIDENTS_FILE),
         seconds=seconds,
         shares=parts,
-        verdict=verdict(parts),
-        advice=[str(one) for one in advice(parts)[1:] if one.share >= WORTH_SAYING],
+        verdict=said[0] if said else "nothing was measured",
+        advice=said[1:],
         command=about.get("command", ""),
         resume_command=""
         if is_finished

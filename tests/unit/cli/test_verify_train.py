@@ -19,8 +19,9 @@ from envfleet.cli.verify_train import (
     side_by_side,
     states_part,
 )
+from envfleet.learn.environments import opened
 from envfleet.learn.ppo import PPOOptions
-from envfleet.learn.train import TrainOptions, opened
+from envfleet.learn.train import TrainOptions
 from envfleet.observe.progress import Silent
 
 TIMES, SLOTS = 6, 3

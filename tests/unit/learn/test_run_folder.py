@@ -21,10 +21,12 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from envfleet import errors
 from envfleet.engine.incident import Incident
 from envfleet.learn import run_folder
+from envfleet.learn.accounting import Setup
 from envfleet.learn.checkpoint import load
 from envfleet.learn.ppo import PPOOptions
+from envfleet.learn.recall import resumed_options
 from envfleet.learn.run_folder import RunFolder, command, read_record, write_report
-from envfleet.learn.train import TrainOptions, Watcher, resumed_options, train
+from envfleet.learn.train import TrainOptions, Watcher, train
 from envfleet.observe import tensorboard, video, weights_and_biases
 from envfleet.observe.report import Setting
 from tests.unit.learn.test_train import PPO, RUN, StopAt, metrics
@@ -92,7 +94,8 @@ class TestCommand:
 
     def test_plain_options_need_no_flags(self, tmp_path):
         folder = RunFolder(tmp_path)
-        folder.begin(TrainOptions("X", tensorboard=True), PPOOptions(), identity="a", iterations=1)
+        options = TrainOptions("X", tensorboard=True)
+        folder.begin(options, PPOOptions(), identity="a", iterations=1, setup=Setup())
         assert about(tmp_path)["command"] == "envfleet train --env X --no-recipe"
 
 

@@ -14,21 +14,14 @@ import pytest
 import torch
 
 from envfleet import errors
-from envfleet.learn.accounting import REMEDIES, shares, verdict
 from envfleet.learn.checkpoint import load, save
+from envfleet.learn.clock import Clock
+from envfleet.learn.environments import env_fn, opened
 from envfleet.learn.evaluate import EVALUATION_SEED, Evaluation, evaluate
 from envfleet.learn.ppo import PPOOptions
+from envfleet.learn.recall import load_agent, resumed_options
 from envfleet.learn.recipes import RECIPES
-from envfleet.learn.train import (
-    TrainOptions,
-    Watcher,
-    _Clock,
-    env_fn,
-    load_agent,
-    opened,
-    resumed_options,
-    train,
-)
+from envfleet.learn.train import TrainOptions, Watcher, train
 from tests.faults.stage import kill_and_wait
 from tests.unit.observe.small_disk import files_no_larger_than
 
@@ -732,7 +725,7 @@ def test_an_evaluation_that_fails_costs_the_evaluation(tmp_path):
 
 def test_no_part_of_the_time_is_ever_negative():
     spent = {"waiting": 2.0, "environments": 1.0}
-    clock = _Clock(0.0, lambda: spent)
+    clock = Clock(0.0, lambda: spent)
     clock.lap()
     spent |= {"waiting": 1.5, "environments": 1.5}
     assert clock.lap().keys() == {"seconds", "seconds/environments"}
@@ -751,19 +744,3 @@ def test_an_evaluation_without_end_is_left_after_the_steps_that_were_asked_for(t
     with pytest.warns(RuntimeWarning, match="3 steps"):
         train(options, replace(PPO, normalise_obs=False), tmp_path, Watching())
     assert watched == [64]
-
-
-class TestVerdict:
-    def test_shares_add_up(self):
-        found = shares({"learning": 6.0, "inference": 1.0}, 10.0)
-        assert found == pytest.approx({"learning": 0.6, "inference": 0.1, "the rest": 0.3})
-
-    @pytest.mark.parametrize("name", REMEDIES)
-    def test_the_largest_share_has_its_remedy(self, name):
-        parts = dict.fromkeys(REMEDIES, 0.125) | {name: 0.5}
-        said = verdict(parts)
-        assert said.startswith(f"50% {name}: {REMEDIES[name]}")
-        assert said.endswith("at most 2.0 times as fast")
-
-    def test_nothing_measured(self):
-        assert verdict(shares({}, 0.0)) == "nothing was measured"

@@ -1,0 +1,117 @@
+"""The environments of a run: a fleet to train on, and single ones like those of the fleet."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from typing import Any
+
+import gymnasium
+import torch
+
+from envfleet.adapters.gymnasium import FleetVectorEnv, make_vec
+from envfleet.adapters.names import find
+from envfleet.engine.auto import Plan, choose_start_method, plan_fleet
+from envfleet.engine.machine import usable_cores
+from envfleet.engine.options import Deadlines
+from envfleet.learn.device import usable_device
+from envfleet.learn.ppo import PPOOptions, PPOTrainer
+from envfleet.learn.train_options import TrainOptions
+
+MIN_GAIN = 1.5
+"""What workers must promise: between the policy's turns they fall asleep, and waking them takes
+longer than a round trip from step to step."""
+CUT_OFF = (
+    "the run was cut off before, and an environment that ends its process would do that again here"
+)
+
+
+@contextmanager
+def opened(
+    options: TrainOptions, ppo: PPOOptions, *, is_wary: bool = False
+) -> Iterator[PPOTrainer]:
+    """A trainer on a fleet of its own, as a run has them at its beginning.
+
+    Args:
+        options: Of the run.
+        ppo: How to learn.
+        is_wary: Whether the environments may take their process along: then that is never this one,
+            unless it was asked for.
+    """
+    device = usable_device(options.device)
+    with closing(_fleet(options, ppo, is_wary)) as envs, _one_thread():
+        yield PPOTrainer(envs, ppo, seed=options.seed, device=device)
+
+
+def _fleet(options: TrainOptions, ppo: PPOOptions, is_wary: bool) -> FleetVectorEnv:
+    backend, num_workers, why = options.backend, options.num_workers, None
+    if backend == "auto" and num_workers is None:
+        # restarts alone would call for processes, but an environment that raises costs its episode
+        # in this process too, and for small ones that is much the faster place
+        method = choose_start_method(options.parallel_start_method)
+        plan = (
+            Plan("process", method, min(usable_cores(), options.n_envs), CUT_OFF)
+            if is_wary
+            else plan_fleet(
+                [env_fn(options)] * options.n_envs,
+                method,
+                may_be_serial=not options.has_deadlines,
+                min_gain=MIN_GAIN,
+                deadlines=Deadlines(step_s=options.step_timeout_s, reset_s=options.reset_timeout_s),
+            )
+        )
+        backend, num_workers, why = plan.backend, plan.num_workers, plan.describe(options.n_envs)
+    envs = make_vec(
+        find(options.env).source,
+        options.n_envs,
+        backend=backend,
+        num_workers=num_workers,
+        start_method=options.parallel_start_method,
+        autoreset="same_step",
+        on_failure="restart",
+        max_restarts=options.max_restarts,
+        step_timeout_s=options.step_timeout_s,
+        reset_timeout_s=options.reset_timeout_s,
+        copy=False,
+        env_kwargs=options.env_kwargs,
+        rollout_steps=0 if ppo.normalise_obs else ppo.n_steps,
+    )
+    envs.plan = why or envs.plan
+    return envs
+
+
+def env_fn(options: TrainOptions, **more: Any) -> Callable[[], gymnasium.Env[Any, Any]]:
+    """Builds a single environment like those of the run, with some arguments more or others."""
+    found = find(options.env)
+    build = found.build
+    if isinstance(found.source, str):
+        # the spec travels instead of the id: it may be registered in this process only
+        build = functools.partial(gymnasium.make, _spec(found.source), disable_env_checker=True)
+    return functools.partial(build, **{**options.env_kwargs, **more})
+
+
+def _spec(source: str) -> gymnasium.envs.registration.EnvSpec:
+    """Of an id, or of "module:Id": once imported, Gymnasium knows the id alone."""
+    return gymnasium.spec(source.rpartition(":")[2])
+
+
+def packages(env: str) -> list[str]:
+    """Where an environment comes from, as far as its name tells."""
+    source = find(env).source
+    entry: Any = source
+    if isinstance(source, str):
+        entry = _spec(source).entry_point
+    where = entry if isinstance(entry, str) else getattr(entry, "__module__", "")
+    return [where.partition(".")[0], *(["mujoco"] if "mujoco" in where else [])]
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Small networks lose by threads, and workers need the cores; sums must not depend on them."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
