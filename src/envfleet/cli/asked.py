@@ -13,10 +13,11 @@ from envfleet.cli.config import read_config
 from envfleet.cli.flags import add_flags, given
 from envfleet.cli.options import options_of
 from envfleet.learn.ppo import PPOOptions
+from envfleet.learn.recall import resumed_options
 from envfleet.learn.recipes import RECIPES
-from envfleet.learn.train_options import TrainOptions
+from envfleet.learn.train_options import FREE, LENGTHS, TrainOptions
 
-__all__ = ["Asked", "StartOptions", "add_train_flags", "ask"]
+__all__ = ["Asked", "StartOptions", "add_train_flags", "ask", "ask_to_go_on"]
 
 Options = TypeVar("Options")
 
@@ -45,7 +46,6 @@ class Asked:
 
 
 _KINDS: tuple[type[Any], ...] = (StartOptions, TrainOptions, PPOOptions)
-_LENGTHS = frozenset({"total_steps", "num_episodes"})
 
 
 def add_train_flags(parser: argparse.ArgumentParser) -> None:
@@ -62,15 +62,6 @@ def add_train_flags(parser: argparse.ArgumentParser) -> None:
     add_flags(parser.add_argument_group("PPO"), PPOOptions)
 
 
-def typed(args: argparse.Namespace) -> list[str]:
-    """The flags that say what to train and were typed, `--env` aside."""
-    flags = [] if args.config is None else ["--config"]
-    for name, value in given(args, *_KINDS).items():
-        if name != "env":
-            flags.append(f"--{'no-' if value is False else ''}{name.replace('_', '-')}")
-    return flags
-
-
 def ask(args: argparse.Namespace) -> Asked:
     """Put together what was asked for.
 
@@ -81,9 +72,9 @@ def ask(args: argparse.Namespace) -> Asked:
     said = {} if args.config is None else read_config(args.config, *_KINDS)
     flags = given(args, *_KINDS)
     _check_one_length(said, f"{args.config} sets total_steps and num_episodes")
-    _check_one_length(flags, "--total-steps and --num-episodes were both given")
-    if flags.keys() & _LENGTHS:  # one way to say how long goes before the other, too
-        said = {name: value for name, value in said.items() if name not in _LENGTHS}
+    _check_one_length(flags)
+    if flags.keys() & set(LENGTHS):  # one way to say how long goes before the other, too
+        said = {name: value for name, value in said.items() if name not in LENGTHS}
     said |= flags
     if said.get("env") is None:
         raise Usage("say what to train on: --env CartPole-v1")
@@ -98,8 +89,34 @@ def ask(args: argparse.Namespace) -> Asked:
     return Asked(start, *chosen, has_recipe=recipe is not None, said=frozenset(said))
 
 
-def _check_one_length(said: dict[str, Any], both: str) -> None:
-    if said.keys() >= _LENGTHS and said["num_episodes"] is not None:
+def ask_to_go_on(args: argparse.Namespace) -> Asked:
+    """What the run was asked for, with the flags that a run may go on by.
+
+    Raises:
+        Usage: A flag would make it another run.
+        ConfigError: Something that was said cannot be.
+    """
+    flags = given(args, *_KINDS)
+    fixed = [] if args.config is None else ["--config"]
+    for name, value in flags.items():
+        if name not in FREE and name not in LENGTHS:
+            fixed.append(f"--{'no-' if value is False else ''}{name.replace('_', '-')}")
+    if fixed:
+        raise Usage(
+            f"--resume goes on with the run as it was; leave out {', '.join(fixed)}: what is "
+            "learned depends on it"
+        )
+    _check_one_length(flags)
+    options, ppo = resumed_options(args.resume)
+    if "total_steps" in flags:
+        flags["num_episodes"] = None
+    return Asked(StartOptions(), _over(options, flags), ppo)
+
+
+def _check_one_length(
+    said: dict[str, Any], both: str = "--total-steps and --num-episodes were both given"
+) -> None:
+    if said.keys() >= set(LENGTHS) and said["num_episodes"] is not None:
         raise Usage(f"{both}, and each says how long to train; leave out one of them")
 
 

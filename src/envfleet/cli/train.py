@@ -16,15 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from envfleet.adapters.names import label
-from envfleet.cli.asked import Asked, StartOptions, add_train_flags, ask, typed
-from envfleet.cli.command import Context, Usage
+from envfleet.cli.asked import add_train_flags, ask, ask_to_go_on
+from envfleet.cli.command import Context
 from envfleet.cli.lines import Lines
 from envfleet.cli.live import LiveView
 from envfleet.cli.report import Block, Code, Report, Text
 from envfleet.cli.screen import can_redraw
 from envfleet.errors import ConfigError, EnvConstructionFailed, SlotQuarantined
 from envfleet.learn.ppo import PPOOptions
-from envfleet.learn.recall import resumed_options
 from envfleet.learn.run_folder import INCIDENTS, INCIDENTS_FILE
 from envfleet.learn.train import Outcome, train
 from envfleet.learn.train_options import TrainOptions
@@ -38,9 +37,12 @@ examples:
   envfleet train --env my_envs.py:Maze --env-kwargs '{"size": 9}'
   envfleet train --config run.yaml --seed 7
   envfleet train --resume runs/p
+  envfleet train --resume runs/p --total-steps 4e5 --backend serial
 
 The defaults are plain PPO's. Environments with a known recipe start from that, a file lies over the
-recipe, flags over both; the recipe is printed. Ctrl-C or SIGTERM finishes the iteration, saves and
+recipe, flags over both; the recipe is printed. A run that goes on takes flags that nothing depends
+on that it learns (where it runs, what it saves and shows), and once it is at its end one that says
+how long it is to be. Ctrl-C or SIGTERM finishes the iteration, saves and
 ends; twice ends at once.
 """
 
@@ -72,10 +74,7 @@ def run(args: argparse.Namespace, context: Context) -> Report:
     """Train, or go on training."""
     is_resumed = args.resume is not None
     if is_resumed:
-        if others := typed(args):
-            raise Usage(f"--resume goes on with the run as it was; leave out {', '.join(others)}")
-        asked = Asked(StartOptions(), *resumed_options(args.resume))
-        run_dir = args.resume
+        asked, run_dir = ask_to_go_on(args), args.resume
     else:
         asked = ask(args)
         run_dir = asked.start.checkpoint_dir or _free_folder(asked.options)
@@ -174,7 +173,8 @@ def _report(outcome: Outcome) -> Report:
     else:
         told = (
             f"There was nothing left to do: the run had made all its {outcome.env_steps:,} steps "
-            f"({best}). How long a run is, is part of it; for a longer one start another."
+            f"({best}). To make it longer, say by --total-steps or --num-episodes how long it is "
+            "to be in all."
         )
     blocks: list[Block] = [Text(told, "ok")]
     if outcome.incidents:

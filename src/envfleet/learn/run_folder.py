@@ -31,6 +31,7 @@ from envfleet.adapters.names import label
 from envfleet.engine.incident import Incident
 from envfleet.errors import CheckpointError, ConfigError
 from envfleet.learn.accounting import Setup, advice, shares
+from envfleet.learn.train_options import FREE, LENGTHS
 from envfleet.observe import facts, tensorboard
 from envfleet.observe.figures import SECONDS, Figures
 from envfleet.observe.jsonl import JsonLines, add_line, read_lines, rewrite
@@ -59,6 +60,9 @@ _UNDER_WAY = "is_under_way"
 
 _HAS_KEPT = "has_kept_checkpoints"
 """In run.json: if none is there any more, somebody took them away."""
+
+_AGAIN = "runs/again"
+"""Where a run that was made longer is made again, if somebody does."""
 
 FACTS_OF = ("envfleet", "numpy", "gymnasium", "torch")
 """Packages that every result depends on."""
@@ -108,6 +112,27 @@ class RunFolder:
             return
         self._is_kept_noted = True
 
+    @property
+    def iterations(self) -> int:
+        """How many the run has."""
+        return int(self._about()["iterations"])
+
+    def check_same(self, options: Any, ppo: Any) -> None:
+        """Refuse to go on with a run by options that would make it another."""
+        about = self._about()
+        asked = as_json(ppo) | as_json(options)
+        fixed = about["ppo"] | {
+            name: value
+            for name, value in about["options"].items()
+            if name not in FREE and name not in LENGTHS
+        }
+        for name, value in fixed.items():
+            if asked[name] != value:
+                raise ConfigError(
+                    f"{self.folder} holds a run with {name}={value}, which is a part of it; got "
+                    f"{name}={asked[name]}. For that start another run in another folder"
+                )
+
     def begin(
         self,
         options: Any,
@@ -121,16 +146,16 @@ class RunFolder:
         """Start afresh: say what was asked for, forget what an unsaved beginning left."""
         about: dict[str, Any] = {
             IDENTITY: identity,
-            "options": asdict(options),
-            "ppo": asdict(ppo),
+            "options": as_json(options),
+            "ppo": as_json(ppo),
             # as they are today: a later version may have others
-            "defaults": {"options": defaults(options), "ppo": defaults(ppo)},
+            "defaults": {"options": as_json(_plain(options)), "ppo": as_json(_plain(ppo))},
             "iterations": iterations,
             "setup": asdict(setup),
             _UNDER_WAY: True,
             **facts.collect((*FACTS_OF, *packages)),
         }
-        about["command"] = command(about["options"]["env"], settings(about))
+        about["command"] = command(about)
         if about["options"]["wandb"]:
             about["wandb_id"] = secrets.token_hex(4)
         self._tell(about)
@@ -139,16 +164,31 @@ class RunFolder:
 
     def go_on(
         self,
+        options: Any,
         env_steps: int,
-        packages: Iterable[str] = (),
         *,
+        iterations: int,
         setup: Setup,
+        packages: Iterable[str] = (),
         owes_evaluation: bool = False,
     ) -> None:
         """Continue from a checkpoint: what was noted after it will be noted again."""
         about = self._about() | {_UNDER_WAY: True, "setup": asdict(setup)}
+        before, now = about["options"], as_json(options)
         part = {"env_steps": env_steps, **facts.collect((*FACTS_OF, *packages))}
+        part["changed"] = {
+            name: [before.get(name), value]
+            for name, value in now.items()
+            if before.get(name) != value
+        }
         about.setdefault("resumed", []).append(part)
+        if iterations != about["iterations"]:
+            shorter = {name: before[name] for name in LENGTHS}
+            about.setdefault("earlier_lengths", []).append(shorter)
+        about |= {"options": now, "iterations": iterations}
+        about["command"] = command(about)
+        if now["wandb"]:
+            about.setdefault("wandb_id", secrets.token_hex(4))
         self._tell(about)
         lines = read_lines(self.folder / METRICS_FILE)
         kept = [line for line in lines if line["env_steps"] <= env_steps]
@@ -248,14 +288,20 @@ def _told(env_steps: int, incident: Incident, replay: str | None) -> dict[str, A
     }
 
 
-def defaults(options: Any) -> dict[str, Any]:
-    """What these options are when nobody asks; what has no default is as it was asked for."""
+def as_json(options: Any) -> dict[str, Any]:
+    """Options as they come back from a file."""
+    found: dict[str, Any] = json.loads(json.dumps(asdict(options)))
+    return found
+
+
+def _plain(options: Any) -> Any:
+    """These options when nobody asks; what has no default is as it was asked for."""
     needed = {
         field.name: getattr(options, field.name)
         for field in fields(options)
         if field.default is MISSING and field.default_factory is MISSING
     }
-    return asdict(type(options)(**needed))
+    return type(options)(**needed)
 
 
 def settings(about: Mapping[str, Any]) -> dict[str, list[Setting]]:
@@ -270,24 +316,34 @@ def settings(about: Mapping[str, Any]) -> dict[str, list[Setting]]:
     }
 
 
-def command(env: str, settings: Mapping[str, Sequence[Setting]]) -> str:
+def command(about: Mapping[str, Any]) -> str:
     """The line that makes the same run again, whatever recipes there will be."""
-    words = ["envfleet", "train", "--env", env, "--no-recipe"]
-    unusual = [one for group in settings.values() for one in group if not one.is_plain]
+    options: Mapping[str, Any] = about["options"]
+    earlier: list[dict[str, Any]] = about.get("earlier_lengths", [])
+    first = dict(about) | {"options": {**options, **(earlier[0] if earlier else {})}}
+    unusual = [one for group in settings(first).values() for one in group if not one.is_plain]
     if any(one.name == "num_episodes" for one in unusual):  # it goes before the other length
         unusual = [one for one in unusual if one.name != "total_steps"]
-    for setting in unusual:
-        flag = setting.name.replace("_", "-")
-        match setting.value:
-            case bool():
-                words.append(f"--{flag}" if setting.value else f"--no-{flag}")
-            case list() | tuple():
-                words += [f"--{flag}", ",".join(map(str, setting.value))]
-            case dict():
-                words += [f"--{flag}", json.dumps(setting.value)]
-            case _:
-                words += [f"--{flag}", str(setting.value)]
-    return shlex.join(words)
+    words = ["envfleet", "train", "--env", options["env"], "--no-recipe"]
+    lines = [words + [word for one in unusual for word in _flag(one.name, one.value)]]
+    if earlier:
+        lines[0] += ["--checkpoint-dir", _AGAIN]
+    for length in [*earlier[1:], *([options] if earlier else [])]:
+        name = "total_steps" if length["num_episodes"] is None else "num_episodes"
+        lines.append(["envfleet", "train", "--resume", _AGAIN, *_flag(name, length[name])])
+    return " && ".join(shlex.join(line) for line in lines)
+
+
+def _flag(name: str, value: Any) -> list[str]:
+    flag = name.replace("_", "-")
+    match value:
+        case bool():
+            return [f"--{flag}" if value else f"--no-{flag}"]
+        case list() | tuple():
+            return [f"--{flag}", ",".join(map(str, value))]
+        case dict():
+            return [f"--{flag}", json.dumps(value)]
+    return [f"--{flag}", str(value)]
 
 
 def read_record(folder: Path) -> RunRecord:

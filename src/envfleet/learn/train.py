@@ -85,7 +85,11 @@ def train(
     *,
     is_resumed: bool = False,
 ) -> Outcome:
-    """Train in `run_dir`, from the beginning or from its newest checkpoint."""
+    """Train in `run_dir`, from the beginning or from its newest checkpoint.
+
+    A run that goes on may have other options of those that nothing depends on that is learned
+    (`train_options.FREE`), and one that is at its end may be made longer.
+    """
     watcher, run_dir = watcher or Watcher(), Path(run_dir)
     usable_device(options.device)
     if options.wandb:
@@ -110,6 +114,8 @@ def _train_alone(
             "has lost its checkpoints: the run kept some, and there is none any more; put one "
             "back, or start another run in another folder",
         )
+    if is_resumed and not checkpoints.is_empty:
+        folder.check_same(options, ppo)
     started_s = time.perf_counter()
     is_wary = is_resumed and folder.was_cut_off
     with opened(options, ppo, is_wary=is_wary) as trainer:
@@ -200,14 +206,36 @@ class _Run:
         self._is_wary = self._owes_evaluation
 
     def go_on(self) -> None:
+        self._check_length(self._folder.iterations)
         self._rehearse()
         self._folder.go_on(
+            self._options,
             self._trainer.env_steps,
-            packages(self._options.env),
+            iterations=self._iterations,
+            packages=packages(self._options.env),
             setup=self._setup,
             owes_evaluation=self._owes_evaluation,
         )
         self._start_up_s = self._clock.elapsed_s
+
+    def _check_length(self, before: int) -> None:
+        """A run is as long as it was, or longer once it is at its end.
+
+        What is annealed goes by the length, so that from anywhere else it would be a run that
+        nobody could make again.
+        """
+        per_iteration = self._ppo.n_steps * self._options.n_envs
+        if self._iterations < before:
+            raise ConfigError(
+                f"a run can be made longer, not shorter: this one has {before * per_iteration:,} "
+                f"steps ({before} iterations)"
+            )
+        if self._iterations > before > self._number:
+            raise ConfigError(
+                f"a run can be made longer once it is at its end, and this one has made "
+                f"{self._trainer.env_steps:,} of {before * per_iteration:,} steps; go on with it "
+                "as it is first"
+            )
 
     def iterate(self) -> bool:
         """All iterations that are left; True if the watcher ended them."""
@@ -295,6 +323,7 @@ class _Run:
                 env,
                 episodes=options.eval_episodes,
                 max_steps=options.eval_max_steps,
+                n_envs=options.eval_envs,
                 # a worker answers much later than this process does: only where there is a reason
                 in_worker=options.has_deadlines or self._is_wary,
                 start_method=options.parallel_start_method,

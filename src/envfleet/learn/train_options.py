@@ -18,6 +18,31 @@ from envfleet.learn.evaluate import MAX_STEPS
 from envfleet.learn.options import PPOOptions, by_name, check_flag, check_seed
 
 DEVICES = re.compile(r"auto|cpu|mps|cuda(:\d+)?")
+LENGTHS = ("total_steps", "num_episodes")
+"""The two ways to say how long a run is."""
+FREE = frozenset(
+    {
+        "device",
+        "backend",
+        "num_workers",
+        "parallel_start_method",
+        "max_restarts",
+        "step_timeout_s",
+        "reset_timeout_s",
+        "save_every",
+        "keep_checkpoints",
+        "eval_every",
+        "eval_episodes",
+        "eval_max_steps",
+        "eval_envs",
+        "tensorboard",
+        "wandb",
+        "wandb_project",
+        "video",
+    }
+)
+"""What a run may go on with others of: nothing that it learns depends on them (of the device, the
+last digits do)."""
 
 
 @by_name
@@ -63,6 +88,8 @@ class TrainOptions:
     """Environment steps between evaluations; 0 evaluates at the end only."""
     eval_episodes: int = 10
     """Episodes of one evaluation, played on an environment of its own."""
+    eval_envs: int = 1
+    """Episodes of an evaluation that are played side by side, with the same returns."""
     eval_max_steps: int = MAX_STEPS
     """Longest an episode of an evaluation may take, for environments without a time limit."""
     tensorboard: bool = True
@@ -79,7 +106,8 @@ class TrainOptions:
             raise ConfigError(f"env must be a name like 'CartPole-v1', got {self.env!r}")
         for name in ("n_envs", "total_steps", "save_every", "keep_checkpoints", "eval_episodes"):
             check_count(name, getattr(self, name))
-        check_count("eval_max_steps", self.eval_max_steps)
+        for name in ("eval_max_steps", "eval_envs"):
+            check_count(name, getattr(self, name))
         check_seed(self.seed)
         for name in ("num_episodes", "num_workers"):
             if getattr(self, name) is not None:

@@ -395,6 +395,10 @@ def _differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
     changed += [
         f"another {what}" for what in ("machine", "git") if before.get(what) != after.get(what)
     ]
+    changed += [
+        f"{name} {_told(old)} became {_told(new)}"
+        for name, (old, new) in after.get("changed", {}).items()
+    ]
     return f" ({', '.join(changed)})" if changed else ""
 
 

@@ -1,15 +1,17 @@
 """What is trained when a recipe, a file and flags speak of it; and where it is kept."""
 
+from dataclasses import replace
+
 import gymnasium
 import pytest
 
 from envfleet.cli import app
-from envfleet.cli.asked import ask
+from envfleet.cli.asked import ask, ask_to_go_on
 from envfleet.cli.command import Usage
 from envfleet.cli.train import _free_folder
 from envfleet.learn.options import PPOOptions
 from envfleet.learn.recipes import RECIPES
-from envfleet.learn.train import TrainOptions
+from envfleet.learn.train import TrainOptions, train
 
 
 def asked(*words):
@@ -104,3 +106,44 @@ def test_a_run_gets_a_folder_with_nothing_in_it(tmp_path, monkeypatch):
     (folder / "run.json").touch()
     assert str(_free_folder(options)) == "runs/my_env_Grid-seed3-2"
     assert str(_free_folder(TrainOptions("ALE/Pong-v5"))) == "runs/ALE_Pong-v5-seed0"
+
+
+class TestGoingOn:
+    RUN = TrainOptions("CartPole-v1", n_envs=1, num_episodes=2, backend="serial")
+
+    @pytest.fixture
+    def asked(self, tmp_path):
+        train(self.RUN, PPOOptions(n_steps=8), tmp_path / "run")
+
+        def asked(*words):
+            given = ["train", "--resume", str(tmp_path / "run"), *words]
+            return ask_to_go_on(app.build_parser(given).parse_args(given))
+
+        return asked
+
+    def test_is_by_what_the_run_was_asked_for(self, asked):
+        assert asked().options == self.RUN
+        assert asked().ppo == PPOOptions(n_steps=8)
+
+    def test_takes_flags_that_nothing_depends_on_that_is_learned(self, asked):
+        found = asked("--backend", "process", "--no-tensorboard", "--device", "cpu").options
+        assert found == replace(self.RUN, backend="process", tensorboard=False, device="cpu")
+
+    def test_may_be_for_longer_in_either_way_to_say_it(self, asked):
+        assert asked("--num-episodes", "9").options == replace(self.RUN, num_episodes=9)
+        found = asked("--total-steps", "1e3").options
+        assert found == replace(self.RUN, total_steps=1000, num_episodes=None)
+        with pytest.raises(Usage, match="leave out one of them"):
+            asked("--num-episodes", "9", "--total-steps", "1e3")
+
+    @pytest.mark.parametrize(
+        ("words", "flags"),
+        [
+            (("--gamma", "0.5"), "--gamma"),
+            (("--n-envs", "4", "--backend", "serial"), "--n-envs"),
+            (("--no-orthogonal", "--no-recipe"), "--no-recipe, --no-orthogonal"),
+        ],
+    )
+    def test_refuses_what_would_make_it_another_run(self, words, flags, asked):
+        with pytest.raises(Usage, match=f"leave out {flags}: what is learned depends on it"):
+            asked(*words)

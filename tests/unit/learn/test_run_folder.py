@@ -28,7 +28,6 @@ from envfleet.learn.recall import resumed_options
 from envfleet.learn.run_folder import RunFolder, command, read_record, write_report
 from envfleet.learn.train import TrainOptions, Watcher, train
 from envfleet.observe import tensorboard, video, weights_and_biases
-from envfleet.observe.report import Setting
 from tests.unit.learn.test_train import PPO, RUN, StopAt, metrics
 from tests.unit.observe.small_disk import files_no_larger_than
 
@@ -69,28 +68,47 @@ class TestFacts:
 
 
 class TestCommand:
+    @staticmethod
+    def told(options=None, plain=None, ppo=None, plain_ppo=None, **more):
+        of_all = {"env": "X", "total_steps": 9, "num_episodes": None}
+        return command(
+            {
+                "options": of_all | (options or {}),
+                "ppo": ppo or {},
+                "defaults": {"options": of_all | (plain or {}), "ppo": plain_ppo or {}},
+                **more,
+            }
+        )
+
     def test_it_holds_what_differs_from_the_defaults(self):
-        settings = {
-            "Run": [
-                Setting("env", "X", "X"),
-                Setting("n_envs", 4, 8),
-                Setting("video", True, False),
-            ],
-            "PPO": [
-                Setting("hidden", [32, 32], [64, 64]),
-                Setting("orthogonal", False, True),
-                Setting("env_kwargs", {"g": 9.81}, {}),
-                Setting("gamma", 0.99, 0.99),
-            ],
-        }
-        assert command("my pkg:X", settings) == (
-            "envfleet train --env 'my pkg:X' --no-recipe --n-envs 4 --video --hidden 32,32 "
-            "--no-orthogonal --env-kwargs '{\"g\": 9.81}'"
+        found = self.told(
+            {"env": "my pkg:X", "n_envs": 4, "video": True, "env_kwargs": {"g": 9.81}},
+            {"env": "my pkg:X", "n_envs": 8, "video": False, "env_kwargs": {}},
+            {"hidden": [32, 32], "orthogonal": False, "gamma": 0.99},
+            {"hidden": [64, 64], "orthogonal": True, "gamma": 0.99},
+        )
+        assert found == (
+            "envfleet train --env 'my pkg:X' --no-recipe --n-envs 4 --video "
+            "--env-kwargs '{\"g\": 9.81}' --hidden 32,32 --no-orthogonal"
         )
 
     def test_it_says_once_how_long(self):
-        settings = {"Run": [Setting("total_steps", 5, 9), Setting("num_episodes", 3, None)]}
-        assert command("X", settings) == "envfleet train --env X --no-recipe --num-episodes 3"
+        found = self.told({"total_steps": 5, "num_episodes": 3})
+        assert found == "envfleet train --env X --no-recipe --num-episodes 3"
+
+    def test_a_run_that_was_made_longer_is_made_in_as_many_parts(self):
+        found = self.told(
+            {"total_steps": 40},
+            earlier_lengths=[
+                {"total_steps": 20, "num_episodes": None},
+                {"total_steps": 20, "num_episodes": 3},
+            ],
+        )
+        assert found == (
+            "envfleet train --env X --no-recipe --total-steps 20 --checkpoint-dir runs/again && "
+            "envfleet train --resume runs/again --num-episodes 3 && "
+            "envfleet train --resume runs/again --total-steps 40"
+        )
 
     def test_plain_options_need_no_flags(self, tmp_path):
         folder = RunFolder(tmp_path)

@@ -7,7 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import gymnasium
 import pytest
@@ -22,6 +22,7 @@ from envfleet.learn.ppo import PPOOptions
 from envfleet.learn.recall import load_agent, resumed_options
 from envfleet.learn.recipes import RECIPES
 from envfleet.learn.train import TrainOptions, Watcher, train
+from envfleet.learn.train_options import FREE, LENGTHS
 from tests.faults.stage import kill_and_wait
 from tests.unit.observe.small_disk import files_no_larger_than
 
@@ -119,6 +120,72 @@ def test_a_run_in_two_parts_equals_one_in_one(stop_at, tmp_path):
     assert second.new_steps == 768 - 64 * stop_at
     assert weights(tmp_path / "parts") == weights(tmp_path / "whole")
     assert untimed(tmp_path / "parts") == untimed(tmp_path / "whole")
+
+
+def test_a_run_goes_on_elsewhere_with_the_same_results(tmp_path):
+    train(RUN, PPO, tmp_path / "whole")
+    train(RUN, PPO, tmp_path / "parts", StopAt(5))
+    elsewhere = replace(
+        RUN, backend="process", num_workers=2, save_every=64, tensorboard=False, eval_envs=2
+    )
+    train(elsewhere, PPO, tmp_path / "parts", is_resumed=True)
+    assert weights(tmp_path / "parts") == weights(tmp_path / "whole")
+    assert untimed(tmp_path / "parts") == untimed(tmp_path / "whole")
+    assert resumed_options(tmp_path / "parts") == (elsewhere, PPO)
+    (part,) = json.loads((tmp_path / "parts" / "run.json").read_text())["resumed"]
+    assert part["changed"]["backend"] == ["serial", "process"]
+    assert "backend serial became process" in (tmp_path / "parts" / "report.html").read_text()
+
+
+LONGER = replace(RUN, total_steps=64 * 20)
+
+
+def test_a_run_at_its_end_is_made_longer_and_again_in_as_many_parts(tmp_path):
+    first = train(RUN, PPO, tmp_path / "whole")
+    longer = train(LONGER, PPO, tmp_path / "whole", is_resumed=True)
+    assert (first.env_steps, longer.env_steps, longer.new_steps) == (768, 1280, 512)
+    made = [line for line in metrics(tmp_path / "whole") if "approx_kl" in line]
+    assert [line["iteration"] for line in made] == list(range(1, 21))
+    assert made[12]["learning_rate"] == pytest.approx(PPO.learning_rate * 8 / 20)
+
+    train(RUN, PPO, tmp_path / "again", StopAt(7))
+    train(RUN, PPO, tmp_path / "again", is_resumed=True)
+    train(LONGER, PPO, tmp_path / "again", StopAt(15), is_resumed=True)
+    train(*resumed_options(tmp_path / "again"), tmp_path / "again", is_resumed=True)
+    assert weights(tmp_path / "again") == weights(tmp_path / "whole")
+    assert untimed(tmp_path / "again") == untimed(tmp_path / "whole")
+    told = json.loads((tmp_path / "whole" / "run.json").read_text())["command"]
+    assert told.endswith("envfleet train --resume runs/again --total-steps 1280")
+
+
+def test_the_length_of_a_run_can_only_grow_and_only_at_its_end(tmp_path):
+    train(RUN, PPO, tmp_path, StopAt(5))
+    with pytest.raises(errors.ConfigError, match=r"made 320 of 768 steps; go on with it as it is"):
+        train(LONGER, PPO, tmp_path, is_resumed=True)
+    train(RUN, PPO, tmp_path, is_resumed=True)
+    with pytest.raises(errors.ConfigError, match=r"not shorter: this one has 768 steps"):
+        train(replace(RUN, total_steps=64), PPO, tmp_path, is_resumed=True)
+    assert resumed_options(tmp_path) == (RUN, PPO)
+
+
+@pytest.mark.parametrize(
+    ("options", "ppo", "name"),
+    [
+        (replace(RUN, seed=1), PPO, "seed=0"),
+        (replace(RUN, n_envs=8), PPO, "n_envs=4"),
+        (RUN, replace(PPO, gamma=0.5), "gamma=0.99"),
+    ],
+)
+def test_what_is_learned_depends_on_stays(options, ppo, name, tmp_path):
+    train(RUN, PPO, tmp_path, StopAt(5))
+    with pytest.raises(errors.ConfigError, match=f"a run with {name}, which is a part of it"):
+        train(options, ppo, tmp_path, is_resumed=True)
+
+
+def test_every_option_of_a_run_is_free_or_part_of_it():
+    names = {field.name for field in fields(TrainOptions)}
+    assert names >= FREE
+    assert names - FREE == {"env", "env_kwargs", "n_envs", "seed", *LENGTHS}
 
 
 def test_what_was_noted_after_the_last_checkpoint_is_noted_once(tmp_path):
