@@ -66,6 +66,7 @@ class FleetTraining:
             work.num_envs,
             autoreset="same_step",
             rollout_steps=self.training.options.n_steps,
+            rollout_floats="float32",
         )
         self.trainer = PPOTrainer(self._envs, self.training.options, seed=work.seed)
 

@@ -38,6 +38,7 @@ from envfleet.engine.options import (
     one_of,
 )
 from envfleet.engine.routes import Slots
+from envfleet.engine.slab import PagePlan
 from envfleet.errors import ConfigError, SpacesDiffer
 from envfleet.layout import are_equal
 
@@ -304,6 +305,7 @@ def make_vec(
     copy: bool = True,
     env_kwargs: Mapping[str, Any] | None = None,
     rollout_steps: int = 0,
+    rollout_floats: str | None = None,
     num_here: int = 0,
 ) -> FleetVectorEnv:
     """Open a fleet of environments as a Gymnasium vector environment.
@@ -327,6 +329,8 @@ def make_vec(
         env_kwargs: Passed to every environment.
         rollout_steps: Keep the observations of so many steps in shared memory, where a trainer
             finds them in place.
+        rollout_floats: Keep their floats there as this type, such as "float32" for networks, by
+            whoever writes them; None keeps what comes.
         num_here: So many of the slots, the last, live in this process, which steps them while
             worker processes step the others. It is then one of the `num_workers`.
 
@@ -353,6 +357,11 @@ def make_vec(
         )
     if not _is_whole(rollout_steps) or rollout_steps < 0:
         raise ConfigError(f"rollout_steps must be a whole number from 0 on, got {rollout_steps!r}")
+    if rollout_floats not in (None, "float16", "float32", "float64"):
+        raise ConfigError(
+            "rollout_floats must be 'float16', 'float32', 'float64' or None (as they come), got "
+            f"{rollout_floats!r}"
+        )
     restarts = RestartPolicy(max_restarts=max_restarts)
     deadlines = Deadlines(step_s=step_timeout_s, reset_s=reset_timeout_s)
     has_limits = step_timeout_s is not None or reset_timeout_s is not None
@@ -376,7 +385,7 @@ def make_vec(
         restarts=restarts,
         copy=copy,
         poison=DEBUG_VARIABLE in os.environ,
-        num_pages=rollout_steps + 1 if rollout_steps else 0,
+        page_plan=PagePlan(rollout_steps + 1 if rollout_steps else 0, rollout_floats),
         num_here=plan.num_here,
     )
     return FleetVectorEnv(fleet, plan.describe(len(env_fns)), spec)

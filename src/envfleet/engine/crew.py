@@ -23,7 +23,7 @@ from envfleet.engine.backends.thread import ThreadBackend
 from envfleet.engine.messages import Command, EnvFacts, Failure, Op, read_place
 from envfleet.engine.options import Autoreset, BackendName, Deadlines, EnvFn, StartMethod
 from envfleet.engine.schedule import deal
-from envfleet.engine.slab import Control, ControlPlan, Data, Slab, group_kinds
+from envfleet.engine.slab import Control, ControlPlan, Data, PagePlan, Slab, group_kinds
 from envfleet.engine.whole import whole
 from envfleet.errors import (
     ConfigError,
@@ -56,12 +56,12 @@ class Crew:
         num_workers: int,
         autoreset: Autoreset,
         deadlines: Deadlines,
-        num_pages: int,
+        page_plan: PagePlan,
         num_here: int,
     ) -> None:
         self.env_fns, self.deadlines = tuple(env_fns), deadlines
         self.bounds = deal(len(self.env_fns), num_workers, num_here or None)
-        self._autoreset, self._num_pages = autoreset, num_pages
+        self._autoreset, self._page_plan = autoreset, page_plan
         self.owner_pid = os.getpid()
         self.handles: list[WorkerHandle] = []
         self._here: set[int] = {num_workers - 1} if num_here else set()
@@ -229,10 +229,10 @@ class Crew:
 
     def _bind_all(self, offset: int) -> Binding:
         kinds = group_kinds([(f.observation_space, f.action_space) for f in self.facts])
-        length = Data.measure(kinds, self._num_pages)
+        length = Data.measure(kinds, self._page_plan)
         self._slab.grow(offset + length, len(self.facts))
-        data = Data(kinds, self._slab.map(offset, length), num_pages=self._num_pages)
-        binding = Binding(self.control, data, offset, length, self._num_pages)
+        data = Data(kinds, self._slab.map(offset, length), page_plan=self._page_plan)
+        binding = Binding(self.control, data, offset, length, self._page_plan)
         for handle in self.handles:
             handle.bind(binding)
         return binding

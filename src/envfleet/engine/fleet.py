@@ -48,6 +48,7 @@ from envfleet.engine.recovery import Recovery, env_failed
 from envfleet.engine.routes import Route, Router, Slots
 from envfleet.engine.scatter import Scatterer
 from envfleet.engine.schedule import is_enough
+from envfleet.engine.slab import PagePlan
 from envfleet.engine.snapshot import Replay, Snapshot
 from envfleet.engine.traffic import MOVES, Pending, Traffic
 from envfleet.engine.whole import whole
@@ -81,7 +82,7 @@ class Fleet:
         restarts: RestartPolicy = RestartPolicy(),  # noqa: B008 - frozen
         copy: bool = True,
         poison: bool = False,
-        num_pages: int = 0,
+        page_plan: PagePlan = PagePlan(),  # noqa: B008 - frozen
         num_here: int = 0,
     ) -> None:
         """Build the environments; returns when all of them are there.
@@ -97,7 +98,7 @@ class Fleet:
             restarts: How many failures of a slot "restart" forgives.
             copy: False returns views of shared memory, valid until the next send to that slot.
             poison: Fill the rows of a slot with junk when it is sent, to find views kept too long.
-            num_pages: Room for the observations of so many steps, see `pages`.
+            page_plan: Room for the observations of many steps, see `pages`.
             num_here: So many of the slots, the last, live in this process, which steps them while
                 worker processes step the others; it counts as one of the workers.
         """
@@ -129,7 +130,7 @@ class Fleet:
             num_workers=num_workers,
             autoreset=autoreset,
             deadlines=deadlines,
-            num_pages=num_pages,
+            page_plan=page_plan,
             num_here=num_here,
         )
         self._finalizer = weakref.finalize(self, crew.stop)

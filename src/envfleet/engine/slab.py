@@ -11,6 +11,7 @@ unlinked.
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 import tempfile
@@ -24,7 +25,7 @@ import numpy.typing as npt
 from envfleet.engine.machine import available_memory
 from envfleet.engine.rng import CELL_BYTES
 from envfleet.errors import NotEnoughSharedMemory
-from envfleet.layout import Columns, Layout, are_equal, plan
+from envfleet.layout import Columns, Field, Layout, are_equal, plan
 
 INFO_BYTES = 512
 """Room for one slot's numeric infos: 64 doubles. A larger info travels by the control path."""
@@ -155,6 +156,27 @@ class Kind:
     slots: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class PagePlan:
+    """Room for the observations of many steps."""
+
+    count: int = 0
+    floats: str | None = None
+    """The type that floats are kept as, such as "float32"; None keeps what comes."""
+
+    def dtype_of(self, field: Field) -> np.dtype[Any]:
+        """How such observations are kept."""
+        is_changed = self.floats is not None and field.dtype.kind == "f"
+        return np.dtype(self.floats) if is_changed else field.dtype
+
+    def nbytes(self, layout: Layout, rows: int) -> int:
+        """Bytes of all pages; 0 if values are not single arrays."""
+        if not layout.is_one_array:
+            return 0
+        (field,) = layout.fields
+        return self.count * rows * math.prod(field.shape) * self.dtype_of(field).itemsize
+
+
 class Data:
     """The part planned from the spaces: observations, final observations and actions.
 
@@ -163,7 +185,12 @@ class Data:
     """
 
     def __init__(
-        self, kinds: Sequence[Kind], buffer: Any, offset: int = 0, *, num_pages: int = 0
+        self,
+        kinds: Sequence[Kind],
+        buffer: Any,
+        offset: int = 0,
+        *,
+        page_plan: PagePlan = PagePlan(),  # noqa: B008 - frozen
     ) -> None:
         self.kinds = tuple(kinds)
         self.obs: list[Columns] = []
@@ -186,25 +213,32 @@ class Data:
                 offset += _aligned(layout.nbytes(rows))
         self.pages: Array | None = None
         row = self.obs[0].sole_array if len(self.kinds) == 1 else None
-        if num_pages and row is not None:
-            count = num_pages * row.size
-            pages = np.frombuffer(buffer, row.dtype, count, offset)
-            self.pages = pages.reshape(num_pages, *row.shape)
+        if page_plan.count and row is not None:
+            (field,) = kinds[0].observation.fields
+            shape = page_plan.count, *row.shape
+            dtype = page_plan.dtype_of(field)
+            self.pages = np.frombuffer(buffer, dtype, math.prod(shape), offset).reshape(shape)
 
     def keep(self, page: int, rows: slice) -> None:
         """Put the last observations of these rows on a page."""
         assert self.pages is not None
-        self.pages[page - 1, rows] = self.obs[0].read_batch(rows, copy=False)
+        seen = self.obs[0].read_batch(rows, copy=False)
+        if seen.dtype == self.pages.dtype:
+            self.pages[page - 1, rows] = seen
+        else:
+            with np.errstate(over="ignore"):  # what is too large for its page is infinite there
+                self.pages[page - 1, rows] = seen
 
     @staticmethod
-    def measure(kinds: Sequence[Kind], num_pages: int = 0) -> int:
+    def measure(kinds: Sequence[Kind], page_plan: PagePlan = PagePlan()) -> int:  # noqa: B008
         """Bytes needed for `kinds`, at least one page."""
         total = 0
         for kind in kinds:
             rows = len(kind.slots)
-            pages = num_pages if len(kinds) == 1 and kind.observation.is_one_array else 0
-            total += (2 + pages) * _aligned(kind.observation.nbytes(rows))
+            total += 2 * _aligned(kind.observation.nbytes(rows))
             total += _aligned(kind.action.nbytes(rows))
+            if len(kinds) == 1:
+                total += page_plan.nbytes(kind.observation, rows)
         return max(_aligned(total, _PAGE), _PAGE)
 
 

@@ -137,10 +137,10 @@ def main(spec: WorkerSpec, descriptors: Descriptors) -> None:
         return
     try:
         channel.send(ready)
-        offset, length, kinds, num_pages = pickle.loads(channel.recv())
+        offset, length, kinds, page_plan = pickle.loads(channel.recv())
     except (OSError, EOFError):  # Ctrl-C while it waited for us: the parent wants us no longer
         return
-    servant.bind(control, Data(kinds, slab.map(offset, length), num_pages=num_pages))
+    servant.bind(control, Data(kinds, slab.map(offset, length), page_plan=page_plan))
     slab.close()
     gc.collect()
     gc.freeze()  # what start-up built is there to stay: later collections need not look at it

@@ -76,6 +76,7 @@ def _fleet(options: TrainOptions, ppo: PPOOptions, is_wary: bool) -> FleetVector
         copy=False,
         env_kwargs=options.env_kwargs,
         rollout_steps=0 if ppo.normalise_obs else ppo.n_steps,
+        rollout_floats="float32",
     )
     envs.plan = why or envs.plan
     return envs

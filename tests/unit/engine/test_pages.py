@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import envfleet
-from envfleet.engine.slab import Data, group_kinds
+from envfleet.engine.slab import Data, PagePlan, group_kinds
 from envfleet.errors import ConfigError, FleetClosed
 from envfleet.testing import Counter, Crashing
 
@@ -36,7 +36,8 @@ def observed(env, backend, **options):
                 assert batch.page == page
                 by_page += 1
             else:
-                pages[page - 1] = batch.obs
+                with np.errstate(over="ignore"):
+                    pages[page - 1] = batch.obs
         return pages[:STEPS].copy(), by_page
 
 
@@ -165,9 +166,48 @@ def test_observations_without_numbers_have_pages_too():
         assert envs.fleet.pages.shape == (STEPS + 1, 4, 0)
 
 
+class Growing(Lingering):
+    """Observes numbers that no float32 holds exactly, and then one that it cannot hold at all."""
+
+    def step(self, action):
+        super().step(action)
+        seen = 1e300 if self.count == STEPS else self.count / 3
+        return np.array([seen]), 0.0, False, False, {}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_floats_are_kept_as_the_type_that_was_asked_for(backend):
+    pages, _ = observed(Growing, backend, rollout_floats="float32")
+    expected = without_pages(Growing)
+    assert pages.dtype == np.float32
+    with np.errstate(over="ignore"):
+        assert np.array_equal(pages, expected.astype(np.float32))
+    assert np.isinf(pages[-1]).all()
+    assert not np.array_equal(pages[:-1], expected[:-1])
+
+
+@pytest.mark.parametrize("name", ["float16", "float64"])
+def test_pages_have_room_for_their_own_type(name):
+    pages, _ = observed("CartPole-v1", "process", rollout_floats=name)
+    assert pages.dtype == name
+    assert np.array_equal(pages, without_pages("CartPole-v1").astype(name))
+
+
+def test_what_is_no_float_is_kept_as_it_comes():
+    with opened(Counter, backend="serial", rollout_floats="float32") as envs:
+        assert envs.single_observation_space.dtype.kind != "f"
+        assert envs.fleet.pages.dtype == envs.single_observation_space.dtype
+
+
+@pytest.mark.parametrize("name", ["int8", "single", np.float32, 4])
+def test_a_type_that_pages_cannot_have_is_refused(name):
+    with pytest.raises(ConfigError, match="rollout_floats must be 'float16', 'float32', 'float64'"):
+        envfleet.make_vec("CartPole-v1", 2, rollout_steps=4, rollout_floats=name)
+
+
 def test_parts_have_no_pages():
     kinds = group_kinds([(Parts.observation_space, Parts.action_space)] * 4)
-    assert Data.measure(kinds, 10**6) == Data.measure(kinds), "and no room for them"
+    assert Data.measure(kinds, PagePlan(10**6)) == Data.measure(kinds), "and no room for them"
     with opened(Parts, backend="serial") as envs:
         assert envs.fleet.pages is None
         with pytest.raises(ConfigError, match="there is no page 1: this fleet has none"):

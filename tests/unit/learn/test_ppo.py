@@ -94,14 +94,22 @@ def test_one_half_steps_while_the_other_is_thought_about(monkeypatch):
     assert {len(call.args[1]) for call in send.call_args_list} == {8}
 
 
+@pytest.mark.parametrize("env", ["CartPole-v1", "HalfCheetah-v5"])
 @pytest.mark.parametrize("kind", ["plain", "overlapping"])
 @pytest.mark.parametrize("backend", ["serial", "process"])
-def test_workers_write_rollouts_in_place(backend, kind):
+def test_workers_write_rollouts_in_place(backend, kind, env):
     options = dataclasses.replace(SMALL, **KINDS[kind])
     with opened(
-        "CartPole-v1", backend=backend, num_workers=2, copy=False, rollout_steps=16
+        env,
+        backend=backend,
+        num_workers=2,
+        copy=False,
+        rollout_steps=16,
+        rollout_floats="float32",
     ) as envs:
         trainer = PPOTrainer(envs, options)
+        for _ in range(4 if env == "HalfCheetah-v5" else 1):  # until it knows which infos come
+            envs.fleet.step(np.zeros(envs.action_space.shape, envs.action_space.dtype))
         with mock.patch.object(trainer.agent, "look", wraps=trainer.agent.look) as look:
             rollout = trainer.collect()
         assert np.shares_memory(rollout.obs[0], envs.fleet.pages)

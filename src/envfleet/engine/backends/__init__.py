@@ -12,7 +12,7 @@ from typing import Protocol
 
 from envfleet.engine.messages import Command, EnvFacts, Failure, Reply
 from envfleet.engine.options import Autoreset, EnvFn
-from envfleet.engine.slab import Control, ControlPlan, Data, Slab
+from envfleet.engine.slab import Control, ControlPlan, Data, PagePlan, Slab
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Binding:
     data: Data
     offset: int
     length: int
-    num_pages: int
+    page_plan: PagePlan
 
 
 class WorkerHandle(Protocol):

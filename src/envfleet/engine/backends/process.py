@@ -147,7 +147,7 @@ class ProcessHandle:
     def bind(self, binding: Binding) -> None:
         """Tell the worker where its rows lie."""
         # plans, not spaces: one registered in this process only would be planned otherwise there
-        message = (binding.offset, binding.length, binding.data.kinds, binding.num_pages)
+        message = (binding.offset, binding.length, binding.data.kinds, binding.page_plan)
         self.channel.send(cloudpickle.dumps(message))
 
     def post(self, command: Command) -> None:
