@@ -196,10 +196,11 @@ class Noted(Slow):
 @pytest.mark.parametrize(
     ("pauses", "asked"),
     [
-        ({"step_s": 0.3}, ["reset", "step"]),
-        ({"step_s": 0.15}, ["reset", "step", "reset", "step", "step"]),
-        ({"step_s": 0.01, "reset_s": 0.3, "length": None}, ["reset", *["step"] * 6]),
-        ({"step_s": 0.01, "reset_s": 0.3, "length": 1}, ["reset", "step"] * 2 + ["reset"]),
+        ({"step_s": 0.3}, "reset step"),
+        ({"step_s": 0.15}, "reset step reset step step"),
+        # how many steps there is time for depends on what else the machine does
+        ({"step_s": 0.01, "reset_s": 0.3, "length": None}, "reset step( step){1,5}"),
+        ({"step_s": 0.01, "reset_s": 0.3, "length": 1}, "reset step reset step reset"),
     ],
     ids=["long steps", "steps", "long resets", "long resets at each step"],
 )
@@ -210,9 +211,7 @@ def test_what_takes_long_is_not_measured_longer_than_need_be(pauses, asked, tmp_
     env_fn = functools.partial(Noted, notes, **pauses)
     plan = auto.plan_fleet([env_fn] * 8, "fork", may_be_serial=True)
     assert plan.backend == "thread"
-    found = notes.read_text().split()
-    assert found[: len(asked)] == asked
-    assert len(found) <= len(asked) + 1
+    assert re.fullmatch(rf"{asked}( \w+)?", " ".join(notes.read_text().split()))
 
 
 class Busy(Counter):
