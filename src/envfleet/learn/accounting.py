@@ -38,10 +38,12 @@ class Remedy:
         """How many times as fast a run would be."""
         return 1 / max(self.left, 0.01)
 
-    def __str__(self) -> str:
+    @property
+    def promise(self) -> str:
+        """The gain in words."""
         most = "at most " if self.is_best_case else ""
         many = f"{self.gain:.0f}" if self.gain >= 10 else f"{self.gain:.1f}"
-        return f"{self.what} ({most}{many} times as fast)"
+        return f"{most}{many} times"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +57,8 @@ class Advice:
     remedies: tuple[Remedy, ...]
 
     def __str__(self) -> str:
-        *others, last = (str(remedy) for remedy in self.remedies)
+        first, *others = (f"{remedy.what} ({remedy.promise}" for remedy in self.remedies)
+        *others, last = f"{first} as fast)", *(f"{other})" for other in others)
         tries = f"try {', '.join(others)}{' or ' if others else ''}{last}"
         return f"{self.share:.0%} {self.name}: {f'{self.why}; ' if self.why else ''}{tries}"
 

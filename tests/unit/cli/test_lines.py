@@ -122,7 +122,7 @@ def test_the_verdict_so_far_is_told_on_request():
     assert told[0] == []
     assert told[1] == [
         "  so far 75% learning: more environments will not help; try a GPU (at most 4.0 times as "
-        "fast) or minibatches twice as large (at most 1.6 times as fast)"
+        "fast) or minibatches twice as large (at most 1.6 times)"
     ]
 
 
