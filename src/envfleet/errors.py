@@ -462,13 +462,17 @@ class CheckpointError(EnvfleetError, RuntimeError):
 class VideoError(EnvfleetError, RuntimeError):
     """A video cannot be made; nothing else is harmed by it."""
 
-    def __init__(self, path: str, reason: str) -> None:
-        super().__init__(path, reason)
-        self.path, self.reason = path, reason
+    def __init__(self, path: str, reason: str, was_drawn: bool = False) -> None:
+        super().__init__(path, reason, was_drawn)
+        self.path, self.reason, self.was_drawn = path, reason, was_drawn
+        """Whether the environment could be drawn, so that another video may well be made."""
 
     def __str__(self) -> str:
+        said = f"there is no video {self.path}: {self.reason}"
+        if self.was_drawn:
+            return said
         return (
-            f"there is no video {self.path}: {self.reason}. The environment has to draw rgb_array; "
+            f"{said}. The environment has to draw rgb_array; "
             "on a machine without a screen MUJOCO_GL=egl or MUJOCO_GL=osmesa helps MuJoCo"
         )
 

@@ -8,6 +8,7 @@ from typing import Self, TextIO
 
 from envfleet.adapters.gymnasium import FleetVectorEnv
 from envfleet.cli.interrupts import Interrupts
+from envfleet.learn.environments import longest_episode
 from envfleet.learn.evaluate import Evaluation
 from envfleet.learn.train_options import TrainOptions
 from envfleet.learn.watcher import Iteration, Watcher
@@ -103,7 +104,7 @@ def begin_lines(options: TrainOptions, plan: str, start_steps: int) -> list[str]
 def evaluating_line(options: TrainOptions) -> str:
     """What an evaluation is busy with."""
     many = "1 episode" if options.eval_episodes == 1 else f"{options.eval_episodes} episodes"
-    return f"Evaluating: {many} of up to {options.eval_max_steps:,} steps"
+    return f"Evaluating: {many} of up to {longest_episode(options):,} steps"
 
 
 def mode_line(n_envs: int) -> str:

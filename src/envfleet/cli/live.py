@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 __all__ = ["Facts", "LiveView", "pause_s", "rows", "sparkline", "split_bar"]
 
 REDRAW_S = 0.25
+JOIN_S = 2.0
+"""How long the end of a run waits for a last drawing."""
 MOST_SHARE = 0.005
 """Of the time, for drawing: half a percent."""
 RATE_OVER_S = 15.0
@@ -121,7 +123,6 @@ class LiveView(Watcher):
         )
         self._stream, self._options = stream, options
         self._interrupts = Interrupts(self._finishing)
-        self._envs: FleetVectorEnv | None = None
         self._undo = ExitStack()
         self._is_over = threading.Event()
         self._live: Live | None = None
@@ -141,10 +142,9 @@ class LiveView(Watcher):
         if self._live is not None:
             for line in begin_lines(self._options, envs.plan, start_steps):
                 self._live.console.print(line, markup=False)
-        self._envs = envs
         thread = threading.Thread(target=self._keep_drawing, name="envfleet-live", daemon=True)
         thread.start()
-        self._undo.callback(thread.join)
+        self._undo.callback(thread.join, JOIN_S)  # it may stand before a terminal that is stopped
         self._undo.callback(self._is_over.set)
 
     def iterated(self, iteration: Iteration) -> None:
@@ -156,8 +156,7 @@ class LiveView(Watcher):
         facts.pace(time.monotonic(), iteration.env_steps)
         if iteration.mean_return is not None:
             facts.mean_returns.append(iteration.mean_return)
-        if self._envs is not None:
-            facts.incidents = len(self._envs.incidents)
+        facts.incidents = iteration.incidents
 
     def evaluating(self, env_steps: int) -> None:
         """Say what takes a while now."""

@@ -162,8 +162,11 @@ def _report(outcome: Outcome) -> Report:
         "report": str(outcome.report),
         "is_stopped": outcome.is_stopped,
     }
+    failed = outcome.failed_evaluations
     best = (
-        "not evaluated" if outcome.best_return is None else f"best return {outcome.best_return:g}"
+        f"best return {outcome.best_return:g}"
+        if outcome.best_return is not None
+        else ("no evaluation came to its end" if failed else "not evaluated")
     )
     if outcome.new_steps:
         told = (
@@ -177,6 +180,9 @@ def _report(outcome: Outcome) -> Report:
             "to be in all."
         )
     blocks: list[Block] = [Text(told, "ok")]
+    if failed:
+        many = "1 evaluation" if failed == 1 else f"{failed} evaluations"
+        blocks.append(Text(f"{many} failed: the report says why", "warn"))
     if outcome.incidents:
         many = "1 incident" if outcome.incidents == 1 else f"{outcome.incidents:,} incidents"
         blocks.append(Text(f"{many}: see {outcome.run_dir / INCIDENTS_FILE}", "warn"))

@@ -173,6 +173,13 @@ def _evaluation(parts: Parts, setup: Setup) -> Found:
     return "", [Remedy(what, 1 - parts["evaluation"] / 2)]
 
 
+def _filming(parts: Parts, setup: Setup) -> Found:
+    return "", [
+        Remedy("no videos while training (`envfleet eval --video`)", 1 - parts["filming"]),
+        Remedy("half as many evaluations (--eval-every)", 1 - parts["filming"] / 2),
+    ]
+
+
 def _start_up(parts: Parts, setup: Setup) -> Found:
     return "", [Remedy("a run that is twice as long", 1 - parts["start-up"] / 2)]
 
@@ -189,6 +196,7 @@ REMEDIES: dict[str, Callable[[Parts, Setup], Found]] = {
     "inference": _inference,
     "learning": _learning,
     "evaluation": _evaluation,
+    "filming": _filming,
     "start-up": _start_up,
     "the rest": _the_rest,
 }

@@ -60,6 +60,8 @@ def advantages(
 
 def explained_variance(predicted: Floats, observed: Floats) -> float:
     """1 if values predict returns exactly, 0 if no better than a constant, below 0 if worse."""
+    if not observed.size:
+        return float("nan")
     spread = _spread(observed)
     return float("nan") if spread == 0 else 1.0 - _spread(observed - predicted) / spread
 

@@ -97,6 +97,13 @@ def _spec(source: str) -> gymnasium.envs.registration.EnvSpec:
     return gymnasium.spec(source.rpartition(":")[2])
 
 
+def longest_episode(options: TrainOptions) -> int:
+    """Steps that an episode of an evaluation may take, as far as it is known beforehand."""
+    source = find(options.env).source
+    limit = _spec(source).max_episode_steps if isinstance(source, str) else None
+    return min(limit or options.eval_max_steps, options.eval_max_steps)
+
+
 def packages(env: str) -> list[str]:
     """Where an environment comes from, as far as its name tells."""
     source = find(env).source

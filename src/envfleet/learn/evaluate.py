@@ -1,13 +1,17 @@
 """Evaluation on environments of its own, by fixed seeds, that leaves training as it was.
 
 Episode i is reset with `seed + i` and acted in by itself, so that it goes the same way whether
-episodes are played one after another or side by side.
+episodes are played one after another or side by side. One whose environment fails is lost, and the
+others count: where several are played at once, those that have not come to their end are then
+played one by one, so that nobody else is lost with it.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +22,7 @@ from gymnasium.vector.utils import batch_space, concatenate, create_empty_array,
 from envfleet.adapters.gymnasium import FleetVectorEnv, make_vec
 from envfleet.engine import ResetPlan
 from envfleet.engine.options import StartMethod
-from envfleet.errors import ConfigError
+from envfleet.errors import ConfigError, DeadlineExceeded, EnvFailed, WorkerDied
 from envfleet.learn.agent import Act
 
 EVALUATION_SEED = 1_000_000
@@ -33,6 +37,8 @@ class Evaluation:
     """Returns of whole episodes."""
 
     returns: tuple[float, ...]
+    lost: tuple[str, ...] = ()
+    """Why other episodes have none: their environments failed."""
 
     @property
     def mean(self) -> float:
@@ -60,23 +66,18 @@ class _Game:
 
 @dataclass(slots=True)
 class _Table:
-    """Who plays next, and how the others came out."""
+    """How the episodes came out."""
 
     play: Callable[[], Act]
     episodes: int
     max_steps: int
-    begun: int = 0
     returns: dict[int, float] = field(default_factory=dict)
+    lost: dict[int, Exception] = field(default_factory=dict)
 
     @property
-    def has_more(self) -> bool:
-        return self.begun < self.episodes
-
-    def begin(self, reset: Callable[[int], tuple[Any, dict[str, Any]]]) -> _Game:
-        """The next episode; `reset` is given its number."""
-        number = self.begun
-        self.begun += 1
-        return _Game(number, self.play(), *reset(number))
+    def left(self) -> list[int]:
+        """The numbers of those that are to be played."""
+        return [n for n in range(self.episodes) if n not in self.returns and n not in self.lost]
 
     def note(self, game: _Game, reward: float, *, is_over: bool) -> bool:
         """Count a step; True if the episode is over by it."""
@@ -95,8 +96,13 @@ class _Table:
         return is_over
 
     def result(self) -> Evaluation:
-        """The returns by number."""
-        return Evaluation(tuple(self.returns[number] for number in range(self.episodes)))
+        """The returns by number; if there are none, the last failure."""
+        if not self.returns:
+            raise self.lost[max(self.lost)]
+        return Evaluation(
+            tuple(self.returns[number] for number in sorted(self.returns)),
+            tuple(f"{type(why).__name__}: {why}" for _, why in sorted(self.lost.items())),
+        )
 
 
 def evaluate(
@@ -114,6 +120,8 @@ def evaluate(
 ) -> Evaluation:
     """Play episodes in an environment of their own, or in several side by side.
 
+    Raises the last failure if all episodes are lost.
+
     Args:
         play: Called once per episode, for how to act in it.
         env_fn: Makes an environment.
@@ -128,17 +136,18 @@ def evaluate(
         reset_timeout_s: The same for a reset.
     """
     if episodes < 1 or n_envs < 1:
-        raise ConfigError(f"evaluation needs an episode and an environment, got {episodes, n_envs}")
+        raise ConfigError(
+            f"evaluation needs an episode and an environment, got episodes={episodes} and "
+            f"n_envs={n_envs}"
+        )
     table = _Table(play, episodes, max_steps)
-    if n_envs == 1 and not in_worker:
-        env = env_fn()
-        try:
-            _one_by_one(table, env, seed)
-        finally:
-            env.close()
-    else:
+    width = n_envs
+    while table.left:
+        if n_envs == 1 and not in_worker:
+            _one_by_one(table, env_fn, seed)
+            continue
         envs = make_vec(
-            [env_fn] * min(n_envs, episodes),
+            [env_fn] * min(width, len(table.left)),
             backend="process" if in_worker else "auto",
             start_method=start_method,
             autoreset="disabled",
@@ -146,31 +155,66 @@ def evaluate(
             reset_timeout_s=reset_timeout_s,
         )
         with envs:
-            _side_by_side(table, envs, seed)
+            try:
+                _side_by_side(table, envs, seed)
+            except (EnvFailed, WorkerDied, DeadlineExceeded) as exc:
+                if width == 1:
+                    table.lost[table.left[0]] = exc
+                width = 1
     return table.result()
 
 
-def _one_by_one(table: _Table, env: gymnasium.Env[Any, Any], seed: int) -> None:
-    while table.has_more:
-        game = table.begin(lambda number: env.reset(seed=seed + number))
-        is_over = False
-        while not is_over:
-            action = game.act(game.obs, game.info)
+class _EnvRaised(Exception):
+    """An environment did, not whoever acts in it."""
+
+    def __init__(self, why: Exception) -> None:
+        self.why = why
+
+
+@contextmanager
+def _of_the_environment() -> Iterator[None]:
+    try:
+        yield
+    except Exception as exc:
+        raise _EnvRaised(exc) from exc
+
+
+def _one_by_one(table: _Table, env_fn: Callable[[], gymnasium.Env[Any, Any]], seed: int) -> None:
+    """Play all that are left, or until an environment has failed."""
+    env = env_fn()
+    try:
+        for number in table.left:
+            _play(table, number, env, seed)
+    except _EnvRaised as exc:
+        table.lost[table.left[0]] = exc.why
+    finally:
+        with suppress(*([Exception] if table.lost else [])):  # what has failed may fail once more
+            env.close()
+
+
+def _play(table: _Table, number: int, env: gymnasium.Env[Any, Any], seed: int) -> None:
+    with _of_the_environment():
+        obs, info = env.reset(seed=seed + number)
+    game, is_over = _Game(number, table.play(), obs, info), False
+    while not is_over:
+        action = game.act(game.obs, game.info)
+        with _of_the_environment():
             game.obs, reward, terminated, truncated, game.info = env.step(action)
             # some give an array of one number, which the fleet takes too
             paid = float(np.asarray(reward).item())
-            is_over = table.note(game, paid, is_over=terminated or truncated)
+        is_over = table.note(game, paid, is_over=bool(terminated or truncated))
 
 
 def _side_by_side(table: _Table, envs: FleetVectorEnv, seed: int) -> None:
+    """Play all that are left."""
     space, seen = envs.single_action_space, envs.single_observation_space
+    left = deque(table.left)
 
     def begin(slot: int) -> _Game:
-        def reset(number: int) -> tuple[Any, dict[str, Any]]:
-            batch = envs.fleet.reset([ResetPlan(seed=seed + number)], [slot])
-            return next(iter(iterate(batch_space(seen, 1), batch.obs))), batch.each_info[0]
-
-        return table.begin(reset)
+        number = left.popleft()
+        batch = envs.fleet.reset([ResetPlan(seed=seed + number)], [slot])
+        obs = next(iter(iterate(batch_space(seen, 1), batch.obs)))
+        return _Game(number, table.play(), obs, batch.each_info[0])
 
     games = {slot: begin(slot) for slot in range(envs.num_envs)}
     while games:
@@ -186,5 +230,5 @@ def _side_by_side(table: _Table, envs: FleetVectorEnv, seed: int) -> None:
             game.obs, game.info = obs, batch.each_info[row]
             if table.note(game, float(batch.rewards[row]), is_over=ended[row]):
                 del games[slot]
-                if table.has_more:
+                if left:
                     games[slot] = begin(slot)

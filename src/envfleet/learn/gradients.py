@@ -97,20 +97,22 @@ class Found:
         """Policy loss, value loss, entropy, KL, share of clipped rows."""
         ratio = self.log_ratio.exp()
         objective = torch.min(self.gain * ratio, self.gain * ratio.clamp(1 - clip, 1 + clip))
-        more = ratio - 1
         each = (
             -objective,
             self.value_error.square(),
             policy.head.entropy(self.said),
-            more - self.log_ratio,
-            more.abs() > clip,
+            self._moved(),
+            (ratio - 1).abs() > clip,
         )
         return torch.stack(each).mean(1)
 
     @torch.no_grad()
     def kl(self) -> Tensor:
         """How far the policy has moved from the one that collected, by an estimate without bias."""
-        return (self.log_ratio.exp() - 1 - self.log_ratio).mean()
+        return self._moved().mean()
+
+    def _moved(self) -> Tensor:
+        return self.log_ratio.exp() - 1 - self.log_ratio
 
 
 @torch.inference_mode()

@@ -264,7 +264,9 @@ class PPOTrainer:
             entropy=entropy,
             approx_kl=kl,
             clip_fraction=clipped,
-            explained_variance=explained_variance(rollout.values, returns),
+            explained_variance=explained_variance(
+                rollout.values[rollout.valid], returns[rollout.valid]
+            ),
             learning_rate=rate,
             epochs=epochs,
         )

@@ -370,6 +370,7 @@ def read_record(folder: Path) -> RunRecord:
         settings=settings(about),
         iterations=iterations,
         evaluations=[line for line in lines if "evaluation_mean" in line],
+        failed_evaluations=[line for line in lines if "evaluation_failed" in line],
         incidents=read_lines(folder / INCIDENTS_FILE),
         seconds=seconds,
         shares=parts,

@@ -1,8 +1,10 @@
 """Stretches of a rollout for recurrent networks: whole episodes side by side, as pure arithmetic.
 
-slot 0  a a a | b b        rows   a a a        columns are stretches that begin with a fresh
-slot 1  c c c c c    ─►           b b .        state or the one kept from before the rollout;
-c c c c c    dots are padding (transposed in this drawing)
+slot 0   a a a | b b          a b c       columns are stretches: each begins with a
+slot 1   c c c c c     ─►     a b c       fresh state, or with the one that was kept
+a . c       from before the rollout; dots are padding
+. . c
+. . c
 """
 
 from __future__ import annotations

@@ -61,6 +61,8 @@ class Outcome:
     best_return: float | None
     """The best mean of an evaluation."""
     last_evaluation: Evaluation | None
+    failed_evaluations: int
+    """Of which no episode came to its end, in this process."""
     incidents: int
     shares: dict[str, float]
     """Where the time went, as parts of 1."""
@@ -143,6 +145,7 @@ def _train_alone(
             seconds=run.seconds,
             best_return=run.best,
             last_evaluation=run.last_evaluation,
+            failed_evaluations=run.failed_evaluations,
             incidents=len(trainer.envs.incidents),
             shares=parts,
             verdict=verdict(parts, trainer.setup),
@@ -173,12 +176,12 @@ class _Run:
         self._saved = self._evaluated = 0
         self._owes_save = self._owes_evaluation = False
         self._is_wary = False
-        """Whether an evaluation may hang or take its process along: one has been interrupted, and
-        none has come to its end since."""
+        """Whether an evaluation was interrupted before: it may hang or take its process along."""
         self._owed_best: tuple[int, dict[str, Any]] | None = None
         self._films = options.video
         self._clock = Clock(started_s, self.spent)
-        self._start_up_s = self._evaluation_s = 0.0
+        self._start_up_s = self._evaluation_s = self._filming_s = 0.0
+        self.failed_evaluations = 0
         self.best: float | None = None
         self.last_evaluation: Evaluation | None = None
 
@@ -288,6 +291,8 @@ class _Run:
     def spent(self) -> dict[str, float]:
         """Seconds of this process so far, by what they were spent on."""
         others = {"evaluation": self._evaluation_s, "start-up": self._start_up_s}
+        if self._options.video:
+            others["filming"] = self._filming_s
         return {**self._trainer.seconds, **others}
 
     def _tell(self, iteration: Iteration) -> None:
@@ -312,55 +317,69 @@ class _Run:
 
     def _evaluate(self) -> bool:
         """True if the policy has never been better."""
-        options, begun_s = self._options, time.perf_counter()
-        patience_s = PATIENCE_S if self._is_wary else None
         self._evaluated = self._trainer.env_steps
         self._watcher.evaluating(self._evaluated)
-        try:
-            play, env = self._trainer.agent.play, env_fn(options)
-            found = evaluate(
-                play,
-                env,
-                episodes=options.eval_episodes,
-                max_steps=options.eval_max_steps,
-                n_envs=options.eval_envs,
-                # a worker answers much later than this process does: only where there is a reason
-                in_worker=options.has_deadlines or self._is_wary,
-                start_method=options.parallel_start_method,
-                step_timeout_s=options.step_timeout_s or patience_s,
-                reset_timeout_s=options.reset_timeout_s or patience_s,
-            )
-        except Exception as exc:  # the environment's own: it costs this evaluation, not the run
-            what = f"{type(exc).__name__}: {exc}"
-            warnings.warn(
-                f"the evaluation at {self._evaluated} steps failed ({what}); the run goes on",
-                RuntimeWarning,
-                stacklevel=2,
-            )
-            self._note(evaluation_failed=what)
+        begun_s = time.perf_counter()
+        found = self._played()
+        self._evaluation_s += time.perf_counter() - begun_s
+        if isinstance(found, str):
+            self.failed_evaluations += 1
+            _warn(f"the evaluation at {self._evaluated} steps failed ({found}); the run goes on")
+            self._note(evaluation_failed=found)
             return False
-        else:
-            if self._films:
-                self._film()
-        finally:
-            self._evaluation_s += time.perf_counter() - begun_s
-        self.last_evaluation, self._is_wary = found, False
-        self._note(evaluation_mean=found.mean, evaluation_std=found.std)
+        if found.lost:
+            _warn(
+                f"{len(found.lost)} of {len(found.lost) + len(found.returns)} episodes of the "
+                f"evaluation at {self._evaluated} steps were lost ({found.lost[-1]}); the others "
+                "count"
+            )
+        elif self._films:  # what has failed once may fail in this process, where nobody gets it out
+            self._film()
+        self.last_evaluation = found
+        lost = {"evaluation_lost": len(found.lost)} if found.lost else {}
+        self._note(evaluation_mean=found.mean, evaluation_std=found.std, **lost)
         self._watcher.evaluated(self._trainer.env_steps, found)
         is_best = math.isfinite(found.mean) and (self.best is None or found.mean >= self.best)
         if is_best:
             self.best = found.mean
         return is_best
 
+    def _played(self) -> Evaluation | str:
+        """Episodes of the policy as it is, or why there are none."""
+        options = self._options
+        incidents = self._trainer.envs.incidents
+        is_wary = self._is_wary or any(one.kind != "exception" for one in incidents)
+        patience_s = PATIENCE_S if is_wary else None
+        try:
+            return evaluate(
+                self._trainer.agent.play,
+                env_fn(options),
+                episodes=options.eval_episodes,
+                max_steps=options.eval_max_steps,
+                n_envs=options.eval_envs,
+                # a worker answers much later than this process does: only where there is a reason
+                in_worker=options.has_deadlines or is_wary,
+                start_method=options.parallel_start_method,
+                step_timeout_s=options.step_timeout_s or patience_s,
+                reset_timeout_s=options.reset_timeout_s or patience_s,
+            )
+        except Exception as exc:  # whatever it is, it costs this evaluation, not the run
+            return f"{type(exc).__name__}: {exc}"
+
     def _film(self) -> None:
         """Record the evaluation's first episode once more, this time with pictures."""
-        path = self._folder.video(self._trainer.env_steps)
+        path, begun_s = self._folder.video(self._trainer.env_steps), time.perf_counter()
+        drawn = env_fn(self._options, render_mode="rgb_array")
         try:
-            drawn = env_fn(self._options, render_mode="rgb_array")
-            video.record(self._trainer.agent.play(), drawn, path, seed=EVALUATION_SEED)
+            made = video.record(self._trainer.agent.play(), drawn, path, seed=EVALUATION_SEED)
         except VideoError as exc:
-            self._films = False  # what cannot be drawn now cannot be drawn later
-            warnings.warn(f"{exc}; the run goes on without", RuntimeWarning, stacklevel=2)
+            self._films = exc.was_drawn  # what cannot be drawn now cannot be drawn later
+            _warn(f"{exc}; the run goes on{'' if self._films else ' without'}")
+        else:
+            if not made.is_whole:
+                _warn(f"{path} shows the first {made.frames:,} steps of a longer episode")
+        finally:
+            self._filming_s += time.perf_counter() - begun_s
 
     def _rehearse(self) -> None:
         try:
@@ -394,14 +413,12 @@ class _Run:
                 self._owes_save = self._owes_save or saves
                 return
             trainer = self._trainer.state()
-        if saves:
-            state = self._state(trainer, owes_evaluation=evaluates)
-            self._save(state, is_best=False, may_wait=may_wait or evaluates)
+        state = self._state(trainer, owes_evaluation=evaluates)
+        self._save(state, is_best=False, may_wait=may_wait or evaluates)
         if evaluates:
             is_best = self._evaluate()
             self._owes_evaluation = False
-            if saves or is_best:
-                self._save(self._state(trainer), is_best=is_best, may_wait=may_wait)
+            self._save(self._state(trainer), is_best=is_best, may_wait=may_wait)
 
     def _save(self, state: dict[str, Any], *, is_best: bool, may_wait: bool) -> None:
         """Keep a checkpoint now, or after the next iteration if it cannot be and may wait."""
@@ -435,6 +452,10 @@ class _Run:
     def _note(self, **figures: Any) -> None:
         line = {"iteration": self._number, **figures, **self._clock.lap()}
         self._folder.note(self._trainer.env_steps, line)
+
+
+def _warn(text: str) -> None:
+    warnings.warn(text, RuntimeWarning, stacklevel=3)
 
 
 def _mean(values: Iterator[float]) -> float | None:

@@ -200,18 +200,20 @@ def line_chart(
     )
 
 
-def share_bar(shares: Mapping[str, float], texts: Mapping[str, str]) -> Markup:
+def share_bar(
+    shares: Mapping[str, float], texts: Mapping[str, str], colours: Mapping[str, int]
+) -> Markup:
     """One bar cut into parts, the largest first; `texts` says more of each part."""
     parts = sorted(
         ((name, share) for name, share in shares.items() if share > 0), key=lambda one: -one[1]
     )
     pieces, begins = [], 0.0
-    for number, (name, share) in enumerate(parts):
+    for name, share in parts:
         pieces.append(
             tag(
                 "rect",
                 tag("title", f"{name}: {texts[name]}"),
-                class_=f"part c{number % 8}",
+                class_=f"part c{colours[name]}",
                 x=_at(SIDE * begins),
                 y=0,
                 width=_at(SIDE * share),
@@ -231,12 +233,12 @@ def share_bar(shares: Mapping[str, float], texts: Mapping[str, str]) -> Markup:
     keys = [
         tag(
             "li",
-            tag("i", class_=f"key c{number % 8}"),
+            tag("i", class_=f"key c{colours[name]}"),
             tag("b", name),
             " ",
             tag("span", texts[name]),
         )
-        for number, (name, _) in enumerate(parts)
+        for name, _ in parts
     ]
     return join([bar, tag("ul", *keys, class_="keys")])
 

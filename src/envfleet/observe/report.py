@@ -24,6 +24,23 @@ _POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; media-src data:"
 )
 _NOT_DRAWN = frozenset({"iteration", "env_steps", "mean_return", "episodes", "seconds", "epochs"})
+_COLOURS = {
+    name: number
+    for number, name in enumerate(
+        (
+            "learning",
+            "evaluation",
+            "start-up",
+            "environments",
+            "waiting",
+            "inference",
+            "transport",
+            "filming",
+            "the rest",
+        )
+    )
+}
+"""Parts of the time have the same colour on every page."""
 _MOST_ROWS = 200
 """Of incidents; all of them are in their own file."""
 _STATES: dict[State, str] = {
@@ -45,7 +62,7 @@ class Setting:
     @property
     def is_plain(self) -> bool:
         """Whether it is what it is when nobody asks."""
-        return _told(self.value) == _told(self.default)
+        return bool(self.value == self.default)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +90,8 @@ class RunRecord:
     """Options by whose they are."""
     iterations: Sequence[Figures] = ()
     evaluations: Sequence[Figures] = ()
+    failed_evaluations: Sequence[Figures] = ()
+    """Those of which no episode came to its end, and why (`evaluation_failed`)."""
     incidents: Sequence[Mapping[str, Any]] = ()
     seconds: float = 0.0
     shares: Mapping[str, float]
@@ -137,6 +156,11 @@ def _header(run: RunRecord) -> Markup:
             "best evaluation",
             "none yet" if best is None else _figure(best["evaluation_mean"]),
             "" if best is None else f"at {best['env_steps']:,} steps",
+        ),
+        *(
+            [_tile("last evaluation", _spread(run.evaluations[-1]), "of the policy at the end")]
+            if run.evaluations and run.evaluations[-1] is not best
+            else []
         ),
         _tile(
             "mean return",
@@ -206,24 +230,32 @@ def _film(video: Video) -> Markup:
 
 
 def _evaluations(run: RunRecord) -> Markup:
-    if not run.evaluations:
+    if not run.evaluations and not run.failed_evaluations:
         return _section("Evaluation", _empty("The policy has not been evaluated yet."))
     best = _best(run)
-    rows = [
-        tag(
-            "tr",
-            tag("td", f"{one['env_steps']:,}"),
-            tag("td", _figure(one["evaluation_mean"])),
-            tag("td", _figure(one.get("evaluation_std"))),
-            tag("td", "best.pt" if one is best else ""),
-            class_="best" if one is best else None,
-        )
-        for one in run.evaluations
-    ]
+    made = sorted((*run.evaluations, *run.failed_evaluations), key=lambda one: one["env_steps"])
+    rows = [_evaluation(one, is_best=one is best) for one in made]
     head = ("steps", "mean return", "spread", "")
     table = _table(head, rows, "numbers")
     film = [] if run.video is None else [_film(run.video)]
     return _section("Evaluation", tag("div", table, *film, class_="columns"))
+
+
+def _evaluation(one: Figures, *, is_best: bool) -> Markup:
+    steps = tag("td", f"{one['env_steps']:,}")
+    if "evaluation_failed" in one:
+        return tag("tr", steps, tag("td", f"failed: {one['evaluation_failed']}", colspan=3))
+    lost = one.get("evaluation_lost")
+    notes = ["best.pt"] if is_best else []
+    notes += [f"{lost} episode{'s' if lost > 1 else ''} lost"] if lost else []
+    return tag(
+        "tr",
+        steps,
+        tag("td", _figure(one["evaluation_mean"])),
+        tag("td", _figure(one.get("evaluation_std"))),
+        tag("td", ", ".join(notes)),
+        class_="best" if is_best else None,
+    )
 
 
 def _updates(run: RunRecord) -> Markup:
@@ -255,11 +287,11 @@ def _time(run: RunRecord) -> Markup:
     texts = {
         name: f"{share:.1%}, {_duration(share * run.seconds)}" for name, share in run.shares.items()
     }
-    more = [tag("ul", *(tag("li", _sentence(one)) for one in run.advice), class_="advice")]
+    more = [tag("ul", *(tag("li", *_spoken(one)) for one in run.advice), class_="advice")]
     return _section(
         "Where the time went",
-        share_bar(run.shares, texts),
-        tag("p", _sentence(run.verdict), class_="verdict"),
+        share_bar(run.shares, texts, {name: _COLOURS.get(name, 8) for name in run.shares}),
+        tag("p", *_spoken(run.verdict), class_="verdict"),
         *(more if run.advice else []),
     )
 
@@ -413,8 +445,12 @@ def _spread(evaluation: Figures) -> str:
     return f"{_figure(mean)} ± {_figure(std)}"
 
 
-def _sentence(text: str) -> str:
-    return f"{text[:1].upper()}{text[1:]}{'' if text.endswith('.') else '.'}"
+def _spoken(text: str) -> list[Markup | str]:
+    """A sentence; what stands between backticks is code."""
+    sentence = f"{text[:1].upper()}{text[1:]}{'' if text.endswith('.') else '.'}"
+    return [
+        tag("code", part) if number % 2 else part for number, part in enumerate(sentence.split("`"))
+    ]
 
 
 def _figure(value: Any) -> str:

@@ -73,19 +73,25 @@ def record(
     """
     need()
     unfinished = path.with_name(f".{path.stem}.unfinished{path.suffix}")
+    was_drawn = False
+
+    def drawn() -> None:
+        nonlocal was_drawn
+        was_drawn = True
+
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         # renderers warn of screens they do not find; whether it works is seen by the frames
         with warnings.catch_warnings(), _no_window():
             warnings.simplefilter("ignore")
             with closing(env_fn()) as env:
-                frames, total, is_whole = _play(act, env, unfinished, seed, max_frames)
+                frames, total, is_whole = _play(act, env, unfinished, seed, max_frames, drawn)
         if _written(unfinished) != frames:
             raise OSError("it could not be written as a whole; is the disk full?")
         unfinished.replace(path)
     except Exception as exc:
         reason = " ".join(str(exc).split()) or type(exc).__name__
-        raise VideoError(str(path), reason) from exc
+        raise VideoError(str(path), reason, was_drawn) from exc
     finally:
         unfinished.unlink(missing_ok=True)
     return Recording(path, frames, total, is_whole)
@@ -110,6 +116,7 @@ def _play(
     path: Path,
     seed: int | None,
     max_frames: int,
+    drawn: Callable[[], None],
 ) -> tuple[int, float, bool]:
     modes = list(env.metadata.get("render_modes") or [])
     if env.render_mode != "rgb_array" or "rgb_array" not in modes:
@@ -119,6 +126,7 @@ def _play(
     frames, total, is_over = 1, 0.0, False
     with closing(_Encoder(path, first, env.metadata.get("render_fps"))) as encoder:
         encoder.add(first)
+        drawn()
         while not is_over and frames < max_frames:
             obs, reward, terminated, truncated, info = env.step(act(obs, info))
             encoder.add(_frame(env))

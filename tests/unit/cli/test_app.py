@@ -259,6 +259,7 @@ TRAINING = YES_OR_NO | {
     "--save-every",
     "--keep-checkpoints",
     "--eval-every",
+    "--eval-envs",
     "--eval-episodes",
     "--eval-max-steps",
     "--wandb-project",

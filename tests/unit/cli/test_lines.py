@@ -95,7 +95,7 @@ def test_every_tenth_iteration_and_the_last_are_shown():
     ]
     assert said.count("Parallel mode: 8 environments") == 1
     assert said[-2:] == [
-        "Evaluating: 10 episodes of up to 100,000 steps",
+        "Evaluating: 10 episodes of up to 500 steps",
         "Evaluation at 6,400: 2.00 +- 1.00",
     ]
 

@@ -211,8 +211,8 @@ def wait_for(text, screen):
         time.sleep(0.02)
 
 
-def envs(plan="A plan.", incidents=()):
-    return SimpleNamespace(plan=plan, incidents=incidents)
+def envs(plan="A plan."):
+    return SimpleNamespace(plan=plan)
 
 
 class TestDrawing:
@@ -222,10 +222,11 @@ class TestDrawing:
         with view:
             assert "starting the environments" in words(screen)
             assert threading.active_count() == threads
-            view.begun(envs(incidents=("one",)), 0)
+            view.begun(envs(), 0)
             wait_for("A plan.", screen)
             learned: object = None
-            view.iterated(Iteration(1, 8, 128, [(7.0, 7)], 7.0, learned, SECONDS))  # type: ignore[arg-type]
+            told = Iteration(1, 8, 128, [(7.0, 7)], 7.0, learned, SECONDS, incidents=1)  # type: ignore[arg-type]
+            view.iterated(told)
             wait_for("128/1,024", screen)
             wait_for("incidents  1", screen)
             view.evaluated(128, Evaluation((9.0, 11.0)))
@@ -307,7 +308,7 @@ class TestDrawing:
         with view:
             view.begun(envs(), 0)
             view.evaluating(128)
-            wait_for("Evaluating: 10 episodes of up to 100,000 steps", screen)
+            wait_for("Evaluating: 10 episodes of up to 500 steps", screen)
             view.evaluated(128, Evaluation((1.0,)))
             assert view.facts.note == ""
             view._interrupts._hear(2, None)

@@ -138,3 +138,76 @@ class Hangs(ByArray):
 def test_an_environment_in_a_worker_is_given_up_in_time():
     with pytest.raises(errors.DeadlineExceeded):
         evaluate(lambda: lambda obs, info: 0, Hangs, episodes=1, in_worker=True, step_timeout_s=0.2)
+
+
+class Stumbles(ByArray):
+    """Fails in the episodes of some seeds, by a mode of its own."""
+
+    def __init__(self, seeds, mode="raise"):
+        self.seeds, self.mode = seeds, mode
+
+    def reset(self, *, seed=None, options=None):
+        self.is_fatal = seed - EVALUATION_SEED in self.seeds
+        if self.is_fatal and self.mode == "reset":
+            raise ValueError("no such place")
+        return super().reset(seed=seed)
+
+    def step(self, action):
+        if self.is_fatal and self.steps == 2:
+            if self.mode == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            raise ValueError("stumbled")
+        obs, _, _, _, info = super().step(action)
+        return obs, float(self.np_random.integers(100)), self.steps == 4, False, info
+
+
+def played(seeds=(), mode="raise", **how):
+    env_fn = functools.partial(Stumbles, seeds, mode)
+    return evaluate(lambda: lambda obs, info: 0, env_fn, episodes=6, **how)
+
+
+@pytest.mark.parametrize(
+    ("mode", "how"),
+    [
+        ("raise", {}),
+        ("reset", {}),
+        ("raise", {"n_envs": 3}),
+        ("reset", {"n_envs": 3}),
+        ("kill", {"in_worker": True}),
+        ("kill", {"n_envs": 4, "in_worker": True}),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("seeds", [(0,), (2, 3), (5,)], ids=str)
+def test_an_episode_whose_environment_fails_is_lost_alone(seeds, mode, how):
+    whole, found = played(), played(seeds, mode, **how)
+    kept = [value for number, value in enumerate(whole.returns) if number not in seeds]
+    assert found.returns == tuple(kept)
+    assert len(found.lost) == len(seeds)
+    why = "WorkerDied" if mode == "kill" else "no such place" if mode == "reset" else "stumbled"
+    assert all(why in lost for lost in found.lost)
+
+
+def test_the_last_failure_is_raised_when_nothing_is_left():
+    with pytest.raises(ValueError, match="stumbled"):
+        played(range(6))
+    with pytest.raises(errors.EnvFailed, match="stumbled"):
+        played(range(6), n_envs=2)
+
+
+def test_a_player_s_own_error_is_not_the_environment_s():
+    def play():
+        def act(obs, info):
+            raise KeyError("mine")
+
+        return act
+
+    closed = []
+
+    class Closing(ByArray):
+        def close(self):
+            closed.append(True)
+
+    with pytest.raises(KeyError, match="mine"):
+        evaluate(play, Closing, episodes=2)
+    assert closed == [True]

@@ -155,7 +155,8 @@ class TestLines:
 class TestShares:
     def test_parts_fill_the_bar_largest_first(self):
         shares = {"small": 0.2, "nothing": 0.0, "large": 0.8}
-        bar = parsed(share_bar(shares, {name: f"{share:.0%}" for name, share in shares.items()}))
+        texts = {name: f"{share:.0%}" for name, share in shares.items()}
+        bar = parsed(share_bar(shares, texts, {name: at for at, name in enumerate(shares)}))
         found = [(float(one.get("x")), float(one.get("width"))) for one in bar.iter("rect")]
         assert found == [(0, 800), (800, 200)]
         assert [one.text for one in bar.iter("b")] == ["large", "small"]
