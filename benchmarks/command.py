@@ -4,8 +4,8 @@
 
 A suite called NAME is the script benchmarks/NAME.py, the rows in benchmarks/NAME_rows.py and, in
 documents, the place <!-- table:NAME -->. A result is plain data: the pace, whether it was a quick
-one, the machine, and each row's outcome by name. Rows of an earlier result are kept only if it has
-the same pace and machine.
+one, the machine, and each row's outcome by name, with the commit of the code that was measured.
+Rows of an earlier result are kept, with their commits, only if it has the same pace and machine.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Suite:
     full: Pace
     quick: Pace
     learns: bool = False
-    """Some rows are runs of several seeds, and the table says which row a line is of."""
+    """Some rows are runs of several seeds, and the table says how to make each row alone."""
     rates: str = "rates"
     """The place of the table of rates, for a document that has several."""
 
@@ -88,11 +88,22 @@ def _measured(suite: Suite, given: argparse.Namespace) -> dict[str, Any]:
         title = f"{name} ({number} of {len(names)})"
         start_s = time.monotonic()
         _say(f"{title} ...")
+        before = machine.commit()
+        if before is None:
+            _say(f"{title}: no commit is known of the code in {machine.CODE.parent}")
         outcomes[name] = measure_apart(suite.name, name, pace, title)
+        if before is not None:
+            outcomes[name]["commit"] = _commit(before, machine.commit())
         result["rows"] = {one: outcomes[one] for one in rows_of(suite.name) if one in outcomes}
         _keep(result, given)
         _say(f"{title} took {time.monotonic() - start_s:.0f} s")
     return result
+
+
+def _commit(before: str, after: str | None) -> str:
+    """What a row is of that began on one commit and was over on another, maybe."""
+    # its processes import as they start: some may have got the code that came meanwhile
+    return before if after == before else f"{before.removesuffix('+')}+"
 
 
 def _earlier(path: Path, pace: Pace, found: dict[str, Any]) -> dict[str, Any]:
@@ -155,7 +166,11 @@ def show(suite: Suite, result: dict[str, Any], given: argparse.Namespace) -> int
     rows = result["rows"]
     named = [(name, tables.line_from(line)) for name in rows for line in rows[name]["lines"]]
     lines = [line for _, line in named]
-    floors = tables.floors_table(lines, [name for name, _ in named] if suite.learns else ())
+    names = [name for name, _ in named] if suite.learns else []
+    floors = tables.floors_table(lines, names)
+    with_commands = tables.floors_table(
+        lines, commands=[f"`{_command(suite, result, name)}`" for name in names]
+    )
     rates = tables.rates_table(
         [tables.entry_from(entry) for row in rows.values() for entry in row["entries"]]
     )
@@ -168,8 +183,12 @@ def show(suite: Suite, result: dict[str, Any], given: argparse.Namespace) -> int
         f"{pace.rounds} interleaved rounds of {pace.seconds:g} s per contender, medians.",
         *(f"{line}." for line in machine.describe(result["machine"])),
     ]
+    if on := tables.provenance({name: row.get("commit") for name, row in rows.items()}):
+        made.append(f"{on}.")
     in_markdown = {
-        suite.name: "\n\n".join([tables.markdown_table(floors), " ".join(made), f"`{command}`"]),
+        suite.name: "\n\n".join(
+            [tables.markdown_table(with_commands), " ".join(made), f"`{command}`"]
+        ),
         suite.rates: "\n\n".join(
             [tables.markdown_table(rates), "\n".join(f"- {n}" for n in notes)]
         ),
@@ -190,19 +209,26 @@ def show(suite: Suite, result: dict[str, Any], given: argparse.Namespace) -> int
     return 1 if missed and not given.quick else 0
 
 
-def _command(suite: Suite, result: dict[str, Any]) -> str:
-    """The command that makes such a result, for whoever wants to repeat it."""
-    pace, names = Pace(**result["pace"]), list(result["rows"])
-    usual = suite.quick if result["quick"] else suite.full
+def _command(suite: Suite, result: dict[str, Any], row: str | None = None) -> str:
+    """The command that makes such a result, or a row of it, for whoever wants to repeat it."""
+    pace, names = Pace(**result["pace"]), list(result["rows"]) if row is None else [row]
+    usual, options = suite.quick if result["quick"] else suite.full, ["rounds", "seconds"]
+    if row is None or _may_learn(result["rows"][row]):
+        options.append("seeds")
     parts = ["python", f"benchmarks/{suite.name}.py"]
     if names != list(rows_of(suite.name)):
         parts += ["--rows", ",".join(names)]
     if result["quick"]:
         parts.append("--quick")
-    for option in ("rounds", "seconds", "seeds"):
+    for option in options:
         if getattr(pace, option) != getattr(usual, option):
             parts += [f"--{option}", f"{getattr(pace, option):g}"]
     return shlex.join(parts)
+
+
+def _may_learn(row: dict[str, Any]) -> bool:
+    """Whether an outcome is of several seeds; one that failed has no curves to tell by."""
+    return bool(row["curves"]) or any(line["failure"] is not None for line in row["lines"])
 
 
 # ---- what can be asked for ----------------------------------------------------------------------
@@ -245,7 +271,8 @@ def _arguments(suite: Suite, arguments: Sequence[str] | None) -> argparse.Namesp
         dest="read",
         type=Path,
         metavar="FILE",
-        help="show what an earlier run wrote with --json; with --rows, measure those again",
+        help="measure nothing, show what an earlier run wrote with --json; with --rows, measure "
+        "those again and keep the others, each with the commit it was measured on",
     )
     given = parser.parse_args(arguments)
     if given.write and given.read is None and (given.rows or given.quick):

@@ -1,10 +1,11 @@
-"""On what a benchmark ran: the machine and the versions, as plain data and as two lines of text."""
+"""On what a benchmark ran: machine and versions, as plain data and as two lines, and the commit."""
 
 from __future__ import annotations
 
 import os
 import platform
 import re
+import subprocess
 from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
@@ -12,9 +13,17 @@ from typing import Any
 
 import psutil
 
+import envfleet
 from envfleet.engine.machine import usable_cores
+from envfleet.observe.facts import git_state
 
 PACKAGES = ("envfleet", "gymnasium", "numpy", "mujoco", "stable_baselines3", "torch", "envpool")
+ROOT = Path(__file__).resolve().parents[1]
+CODE = Path(envfleet.__file__).resolve()
+WRITTEN = (":(exclude)benchmarks/results", ":(exclude)*.md")
+"""What benchmarks themselves write, of the files that git knows: no code."""
+GIT_TIMEOUT_S = 30.0
+"""A benchmark can wait, and a busy machine takes its time."""
 
 
 def facts() -> dict[str, Any]:
@@ -40,6 +49,21 @@ def describe(found: Mapping[str, Any]) -> list[str]:
     ]
 
 
+def commit(root: Path = ROOT, code: Path = CODE) -> str | None:
+    """The commit of what is measured, cut short; with a + if other tracked files are changed.
+
+    None outside of a checkout, and where envfleet was imported from elsewhere.
+    """
+    # without the first, a copy inside of somebody else's checkout would go by that one's commits
+    if not (root / ".git").exists() or not code.is_relative_to(root / "src"):
+        return None
+    state = git_state(root, GIT_TIMEOUT_S)
+    if state is None:
+        return None
+    is_changed = state.get("is_dirty", True) and _is_changed(root)
+    return f"{state['commit'][:7]}{'+' if is_changed else ''}"
+
+
 def processor() -> str:
     """The name of the processor."""
     try:
@@ -48,6 +72,22 @@ def processor() -> str:
         listing = ""
     match = re.search(r"^model name\s*:\s*(.+)$", listing, re.MULTILINE)
     return match.group(1).strip() if match else platform.processor() or platform.machine()
+
+
+def _is_changed(root: Path) -> bool:
+    """Whether code differs from its commit; where git does not tell, it may."""
+    try:
+        done = subprocess.run(
+            ["git", "status", "--porcelain", "--untracked-files=no", "--", ".", *WRITTEN],
+            cwd=root,
+            env=os.environ | {"GIT_OPTIONAL_LOCKS": "0"},  # looking must not touch the index
+            capture_output=True,
+            timeout=GIT_TIMEOUT_S,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return True
+    return bool(done.stdout)
 
 
 def _version(package: str) -> str | None:

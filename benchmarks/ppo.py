@@ -4,6 +4,7 @@
     python benchmarks/ppo.py --quick                           some minutes: does everything run?
     python benchmarks/ppo.py --rows hopper --seeds 3 --jobs 2  some rows, fewer seeds
     python benchmarks/ppo.py --json results.json --write docs/ppo.md
+    python benchmarks/ppo.py --from results.json --write docs/ppo.md     fills in, measures nothing
     python benchmarks/ppo.py --from results.json --rows cartpole-speed --json results.json
 
 **Rows that learn** train by the recipe of their environment, once for each of the seeds 0, 1, ...

@@ -40,6 +40,16 @@ REMEMBERING = Recipe(
         memory="lstm",
     ),
 )
+LESSONS = {
+    "cartpole": Lesson("CartPole-v1", RECIPES["CartPole-v1"]),
+    "acrobot": Lesson("Acrobot-v1", RECIPES["Acrobot-v1"]),
+    "pendulum": Lesson("Pendulum-v1", RECIPES["Pendulum-v1"]),
+    "mountaincar": Lesson("MountainCar-v0", RECIPES["MountainCar-v0"]),
+    "halfcheetah": Lesson("HalfCheetah-v5", RECIPES["HalfCheetah-v5"]),
+    "hopper": Lesson("Hopper-v5", RECIPES["Hopper-v5"]),
+    "memory": Lesson("benchmarks.partial:CartPoleNoVel-v1", REMEMBERING),
+}
+"""By row; docs/ppo.md has for each the command that trains the same."""
 LEAST_SEEDS = 5
 """Where every single seed must reach the figure, a few prove nothing."""
 HALF_CHEETAH = Training(
@@ -50,47 +60,44 @@ HALF_CHEETAH = Training(
 
 def cartpole(pace: Pace, progress: Progress, title: str) -> Outcome:
     """The highest return there is, for every seed."""
-    lesson = Lesson("CartPole-v1", RECIPES["CartPole-v1"])
     if pace.part == 1:
         pace = replace(pace, seeds=max(pace.seeds, LEAST_SEEDS))
-    return _learned(lesson, "RL zoo, 500 ± 0", 500.0, pace, progress, title, is_for_each=True)
+    return _learned(
+        LESSONS["cartpole"], "RL zoo, 500 ± 0", 500.0, pace, progress, title, is_for_each=True
+    )
 
 
 def acrobot(pace: Pace, progress: Progress, title: str) -> Outcome:
     """Swing up two links, in few steps."""
-    lesson = Lesson("Acrobot-v1", RECIPES["Acrobot-v1"])
-    return _learned(lesson, "RL zoo, -73.5 ± 18", -73.5 - 18, pace, progress, title)
+    return _learned(LESSONS["acrobot"], "RL zoo, -73.5 ± 18", -73.5 - 18, pace, progress, title)
 
 
 def pendulum(pace: Pace, progress: Progress, title: str) -> Outcome:
     """Swing up and balance, by continuous actions."""
-    lesson = Lesson("Pendulum-v1", RECIPES["Pendulum-v1"])
-    return _learned(lesson, "RL zoo, -172 ± 104", -172.0 - 104, pace, progress, title)
+    return _learned(LESSONS["pendulum"], "RL zoo, -172 ± 104", -172.0 - 104, pace, progress, title)
 
 
 def mountaincar(pace: Pace, progress: Progress, title: str) -> Outcome:
     """No reward tells the way: it has to be found."""
-    lesson = Lesson("MountainCar-v0", RECIPES["MountainCar-v0"])
-    return _learned(lesson, "RL zoo, -110 ± 19", -110.0 - 19, pace, progress, title)
+    return _learned(LESSONS["mountaincar"], "RL zoo, -110 ± 19", -110.0 - 19, pace, progress, title)
 
 
 def halfcheetah(pace: Pace, progress: Progress, title: str) -> Outcome:
     """Run, with six joints."""
-    lesson = Lesson("HalfCheetah-v5", RECIPES["HalfCheetah-v5"])
-    return _learned(lesson, "RL zoo, 5819 ± 664", 5819.0 - 664, pace, progress, title)
+    return _learned(
+        LESSONS["halfcheetah"], "RL zoo, 5819 ± 664", 5819.0 - 664, pace, progress, title
+    )
 
 
 def hopper(pace: Pace, progress: Progress, title: str) -> Outcome:
     """Hop on one leg without falling."""
-    lesson = Lesson("Hopper-v5", RECIPES["Hopper-v5"])
     against = "RL zoo, 2410; ± 272 over CleanRL's seeds"
-    return _learned(lesson, against, 2410.0 - 272, pace, progress, title)
+    return _learned(LESSONS["hopper"], against, 2410.0 - 272, pace, progress, title)
 
 
 def memory(pace: Pace, progress: Progress, title: str) -> Outcome:
     """What an observation lacks has to be remembered: CartPole without its velocities."""
-    lesson = Lesson("benchmarks.partial:CartPoleNoVel-v1", REMEMBERING)
-    return _learned(lesson, "RL zoo, 500 ± 0", 450.0, pace, progress, title)
+    return _learned(LESSONS["memory"], "RL zoo, 500 ± 0", 450.0, pace, progress, title)
 
 
 def cartpole_speed(pace: Pace, progress: Progress, title: str) -> Outcome:

@@ -8,6 +8,7 @@ here reads a clock, starts a process or opens a file.
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 import statistics
@@ -210,18 +211,23 @@ def entries(
 # ---- how it looks -----------------------------------------------------------------------------
 
 
-def floors_table(lines: Sequence[Line], rows: Sequence[str] = ()) -> Table:
-    """The table of floors; with `rows`, what to call the row that each line is of comes first."""
-    cells = [
+def floors_table(
+    lines: Sequence[Line], rows: Sequence[str] = (), commands: Sequence[str] = ()
+) -> Table:
+    """The table of floors; each line may begin with its row's name and end with its command."""
+    cells: list[tuple[str, ...]] = [
         (line.work, line.against, str(line.floor), line.measured, "yes" if line.is_kept else "NO")
         for line in lines
     ]
     right = frozenset({"floor", "measured"})
-    columns = ("work", "against", "floor", "measured", "ok")
-    if not rows:
-        return Table(columns, tuple(cells), right)
-    named = tuple((row, *rest) for row, rest in zip(rows, cells, strict=True))
-    return Table(("row", *columns), named, right)
+    columns: tuple[str, ...] = ("work", "against", "floor", "measured", "ok")
+    if rows:
+        columns = ("row", *columns)
+        cells = [(row, *rest) for row, rest in zip(rows, cells, strict=True)]
+    if commands:
+        columns = (*columns, "command")
+        cells = [(*rest, command) for rest, command in zip(cells, commands, strict=True)]
+    return Table(columns, tuple(cells), right)
 
 
 def rates_table(found: Sequence[Entry]) -> Table:
@@ -261,6 +267,32 @@ def curves_table(found: Sequence[Curves]) -> Table:
         ),
         frozenset(parts),
     )
+
+
+def provenance(commits: Mapping[str, str | None]) -> str | None:
+    """One sentence on which rows were measured on which commit; None if that of none is known."""
+    known = list(dict.fromkeys(commits.values()))
+    if known == [None] or not known:
+        return None
+    said = [commit or "an unknown commit" for commit in known]
+    if len(known) > 1:
+        said = [
+            f"{one} ({_spans(commits, commit)})" for one, commit in zip(said, known, strict=True)
+        ]
+    *first, last = said
+    sentence = f"Measured on {', '.join(first)}{' and ' if first else ''}{last}"
+    has_changes = any(commit and commit.endswith("+") for commit in known)
+    return f"{sentence}; + stands for changes since" if has_changes else sentence
+
+
+def _spans(commits: Mapping[str, str | None], wanted: str | None) -> str:
+    """The rows of one commit: three or more that follow each other by the first and the last."""
+    spans: list[str] = []
+    for commit, group in itertools.groupby(commits, key=lambda row: commits[row]):
+        rows = list(group)
+        if commit == wanted:
+            spans += rows if len(rows) < 3 else [f"{rows[0]} to {rows[-1]}"]
+    return ", ".join(spans)
 
 
 def _shares(shares: Shares | None) -> tuple[str, str, str]:

@@ -2,7 +2,11 @@
 
 import json
 import os
+import re
+import shlex
+import subprocess
 from contextlib import closing
+from pathlib import Path
 
 import gymnasium
 import numpy as np
@@ -30,11 +34,16 @@ from benchmarks.shop import Searching, Weighed, built, size_of
 from benchmarks.tables import Curves, Entry, Floor, Line, NoMarker
 from benchmarks.trainers import TakenApart, Training, sb3_ways
 from benchmarks.workload import ActionPool, Workload, timed
+from envfleet.cli.app import build_parser
+from envfleet.cli.asked import ask
 from envfleet.cli.measure import Shares, Slice
 from envfleet.learn.ppo import PPOOptions
 from envfleet.learn.recipes import RECIPES
+from envfleet.learn.train_options import TrainOptions
 from envfleet.llm.environments.webshop import store
 from envfleet.observe.progress import Silent
+
+ROOT = Path(__file__).parents[2]
 
 
 class Scripted:
@@ -203,6 +212,12 @@ class TestTables:
         assert table.columns[:2] == ("row", "work")
         assert [cells[0] for cells in table.rows] == ["long", "thinking"]
 
+    def test_lines_can_end_with_their_command(self):
+        table = tables.floors_table(LINES, commands=["make long", "make thinking"])
+
+        assert table.columns == ("work", "against", "floor", "measured", "ok", "command")
+        assert [cells[-1] for cells in table.rows] == ["make long", "make thinking"]
+
     def test_curves_are_means_over_seeds_and_end_with_each_seed(self):
         (cells,) = tables.curves_table([CURVES]).rows
 
@@ -224,6 +239,86 @@ class TestTables:
         assert [tables.line_from(line) for line in lines] == LINES
         assert [tables.entry_from(entry) for entry in entries] == ENTRIES
         assert tables.curves_from(json.loads(json.dumps(CURVES.as_json()))) == CURVES
+
+
+class TestProvenance:
+    @pytest.mark.parametrize(
+        ("commits", "said"),
+        [
+            ("a b c", "Measured on 1111111"),
+            ("a b | c", "Measured on 1111111 (a, b) and 2222222 (c)"),
+            ("a b c | d e f", "Measured on 1111111 (a to c) and 2222222 (d to f)"),
+            ("a | b | c", "Measured on 1111111 (a), 2222222 (b) and 3333333 (c)"),
+        ],
+    )
+    def test_rows_are_told_by_commit(self, commits, said):
+        parts = enumerate(commits.split(" | "), 1)
+
+        assert (
+            tables.provenance({row: f"{n}" * 7 for n, rows in parts for row in rows.split()})
+            == said
+        )
+
+    def test_rows_of_one_commit_need_not_follow_each_other(self):
+        commits = dict.fromkeys("abcdefg", "1111111") | {"d": "2222222"}
+
+        assert tables.provenance(commits) == "Measured on 1111111 (a to c, e to g) and 2222222 (d)"
+
+    def test_rows_of_nobody_knows_what_stay_apart_from_the_others(self):
+        said = "Measured on an unknown commit (a) and 1111111 (b)"
+
+        assert tables.provenance({"a": None, "b": "1111111"}) == said
+
+    @pytest.mark.parametrize("commits", [{}, {"a": None, "b": None}])
+    def test_where_no_commit_is_known_nothing_is_said(self, commits):
+        assert tables.provenance(commits) is None
+
+    def test_the_mark_of_changes_is_explained(self):
+        said = tables.provenance({"a": "1111111+"})
+
+        assert said == "Measured on 1111111+; + stands for changes since"
+
+
+class TestCommit:
+    @pytest.fixture
+    def checkout(self, tmp_path):
+        for name in ("src/code.py", "benchmarks/results/run.json", "docs/page.md"):
+            (tmp_path / name).parent.mkdir(parents=True)
+            (tmp_path / name).write_text("as it was")
+        for words in ("init -q", "add .", "commit -q -m first"):
+            who = ["-c", "user.name=x", "-c", "user.email=x@x"]
+            subprocess.run(["git", *who, *words.split()], cwd=tmp_path, check=True)
+        return tmp_path
+
+    def test_it_is_cut_short(self, checkout):
+        head = ["git", "rev-parse", "HEAD"]
+        whole = subprocess.run(head, cwd=checkout, check=True, capture_output=True, text=True)
+
+        assert machine.commit(checkout, checkout / "src/code.py") == whole.stdout[:7]
+
+    def test_changed_code_is_marked(self, checkout):
+        code = checkout / "src/code.py"
+        clean = machine.commit(checkout, code)
+
+        code.write_text("changed")
+
+        assert machine.commit(checkout, code) == f"{clean}+"
+
+    def test_what_benchmarks_write_themselves_is_no_change(self, checkout):
+        code = checkout / "src/code.py"
+        clean = machine.commit(checkout, code)
+
+        for name in ("benchmarks/results/run.json", "docs/page.md", "untracked.txt"):
+            (checkout / name).write_text("measured")
+
+        assert machine.commit(checkout, code) == clean
+
+    def test_there_is_none_outside_of_a_checkout_or_for_other_code(self, checkout, tmp_path):
+        inside = checkout / "copy"
+        (inside / "src").mkdir(parents=True)
+
+        assert machine.commit(inside, inside / "src/code.py") is None
+        assert machine.commit(checkout, checkout / ".venv/code.py") is None
 
 
 class TestFillIn:
@@ -341,6 +436,7 @@ class TestRowsMeasuredAgain:
 
         monkeypatch.setattr(command, "measure_apart", measure_apart)
         monkeypatch.setattr(machine, "facts", lambda: MACHINE)
+        monkeypatch.setattr(machine, "commit", lambda: "1111111")
         return lambda *extra: ppo.main([*extra, "--json", str(tmp_path / "new" / "run.json")])
 
     def test_they_take_their_place_among_those_of_the_earlier_run(self, measure, tmp_path):
@@ -363,11 +459,121 @@ class TestRowsMeasuredAgain:
         with pytest.raises(SystemExit, match="another machine or other versions"):
             measure("--rows", "cartpole", "--seeds", "2", "--from", earlier)
 
+    def test_each_row_keeps_the_commit_it_was_measured_on(
+        self, measure, tmp_path, monkeypatch, capsys
+    ):
+        measure("--rows", "hopper,memory")
+        path = tmp_path / "new" / "run.json"
+        monkeypatch.setattr(machine, "commit", lambda: "2222222")
+
+        measure("--rows", "cartpole,memory", "--from", str(path))
+
+        rows = json.loads(path.read_text())["rows"]
+        assert {name: row["commit"] for name, row in rows.items()} == {
+            "cartpole": "2222222",
+            "hopper": "1111111",
+            "memory": "2222222",
+        }
+        said = "Measured on 2222222 (cartpole, memory) and 1111111 (hopper)."
+        assert said in capsys.readouterr().out.splitlines()
+
+    def test_a_row_during_which_the_code_changed_is_marked(self, measure, tmp_path, monkeypatch):
+        commits = iter(["1111111", "2222222", "2222222+", "2222222+", "2222222+", "3333333"])
+        monkeypatch.setattr(machine, "commit", lambda: next(commits))
+
+        measure("--rows", "cartpole,hopper,memory")
+
+        rows = json.loads((tmp_path / "new" / "run.json").read_text())["rows"]
+        assert [row["commit"] for row in rows.values()] == ["1111111+", "2222222+", "2222222+"]
+
+    def test_without_a_commit_nothing_is_kept_or_said(self, measure, tmp_path, monkeypatch, capsys):
+        monkeypatch.setattr(machine, "commit", lambda: None)
+
+        measure("--rows", "hopper")
+
+        rows = json.loads((tmp_path / "new" / "run.json").read_text())["rows"]
+        assert "commit" not in rows["hopper"]
+        assert "Measured on" not in capsys.readouterr().out
+
     def test_the_command_that_is_shown_repeats_it(self, measure, capsys):
         measure("--rows", "hopper,cartpole", "--seeds", "2", "--rounds", "3", "--jobs", "2")
 
         shown = capsys.readouterr().out.splitlines()[-1]
         assert shown == "python benchmarks/ppo.py --rows cartpole,hopper --rounds 3 --seeds 2"
+
+
+class TestDocuments:
+    @pytest.mark.parametrize(
+        ("suite", "pages"),
+        [
+            (vector, ["README.md", "docs/performance.md"]),
+            (state_manager, ["docs/performance.md"]),
+            (ppo, ["docs/ppo.md"]),
+        ],
+    )
+    def test_their_tables_are_those_of_the_results(self, suite, pages, tmp_path):
+        name = suite.__name__.rpartition(".")[2]
+        copies = [tmp_path / Path(page).name for page in pages]
+        for page, copy in zip(pages, copies, strict=True):
+            copy.write_text((ROOT / page).read_text())
+
+        results = str(ROOT / "benchmarks" / "results" / f"{name}.json")
+        suite.main(["--from", results, "--write", *map(str, copies)])
+
+        for page, copy in zip(pages, copies, strict=True):
+            assert copy.read_text() == (ROOT / page).read_text()
+
+    def test_every_line_of_ppo_has_the_command_of_its_row(self, tmp_path):
+        result, page = tmp_path / "run.json", tmp_path / "page.md"
+        line, curves = LINES[0].as_json(), [CURVES.as_json()]
+        failed = {**LINES[1].as_json(), "failure": "out of breath"}
+        rows = {
+            "hopper": {**EMPTY, "lines": [line], "curves": curves, "commit": "1111111"},
+            "memory": {**EMPTY, "lines": [failed]},
+            "overhead": {**EMPTY, "lines": [line, line]},
+        }
+        pace = {"rounds": 16, "seconds": 2.0, "seeds": 3, "part": 1.0}
+        result.write_text(json.dumps({**RESULT, "pace": pace, "rows": rows}))
+        page.write_text("<!-- table:ppo -->\n<!-- /table -->\n")
+
+        ppo.main(["--from", str(result), "--write", str(page)])
+
+        written = page.read_text()
+        assert re.findall(r"\| `(.*)` \|$", written, re.MULTILINE) == [
+            "python benchmarks/ppo.py --rows hopper --seeds 3",
+            "python benchmarks/ppo.py --rows memory --seeds 3",
+            "python benchmarks/ppo.py --rows overhead",
+            "python benchmarks/ppo.py --rows overhead",
+        ]
+        said = "Measured on 1111111 (hopper) and an unknown commit (memory, overhead)."
+        assert written.count(said) == 1
+
+    def test_commands_by_hand_train_what_the_rows_do(self):
+        page = (ROOT / "docs/ppo.md").read_text()
+        by_hand = dict(re.findall(r"^\| (\S+) \| `envfleet (train .*)` \|$", page, re.MULTILINE))
+        assert by_hand.keys() == ppo_rows.LESSONS.keys()
+
+        for row, lesson in ppo_rows.LESSONS.items():
+            words = shlex.split(by_hand[row])
+            asked = ask(build_parser(words).parse_args(words))
+
+            recipe = lesson.recipe
+            assert asked.ppo == recipe.options, row
+            assert asked.options == TrainOptions(
+                lesson.env, n_envs=recipe.n_envs, total_steps=recipe.total_steps, seed=0
+            )
+
+    def test_the_seeds_that_are_spoken_of_are_those_of_the_run_and_the_default(self, capsys):
+        page = " ".join((ROOT / "docs/ppo.md").read_text().split())
+        result = json.loads((ROOT / "benchmarks/results/ppo.json").read_text())
+        with pytest.raises(SystemExit, match="0"):
+            ppo.main(["--help"])
+        shown = " ".join(capsys.readouterr().out.split())
+        default = re.search(r"runs per row that learns \(default: (\d+)\)", shown)
+        assert default is not None
+
+        assert f"Without `--seeds` there are {default[1]} of each environment" in page
+        assert f"this table was made by `--seeds {result['pace']['seeds']}`" in page
 
 
 class TestCallsApart:
