@@ -82,6 +82,12 @@ def flattened(arrays: Leaves) -> Leaves:
     return tuple(array.reshape(-1, *array.shape[2:]) for array in arrays)
 
 
+def _some_at_a_time(count: int) -> list[slice]:
+    """All rows, in parts for which there is memory; episodes must not be taken apart so."""
+    starts = range(0, count, _ROWS_AT_ONCE)
+    return [slice(start, start + _ROWS_AT_ONCE) for start in starts]
+
+
 class _Store:
     """The arrays of one rollout while they fill up; observations have one row more."""
 
@@ -383,23 +389,17 @@ class Collector:
         leaves, taken = agent.tensors(flattened(obs)), agent.tensor(flattened((actions,))[0])
         allowed = None if masks is None else agent.tensor(flattened((masks,))[0])
         log_probs, values = np.zeros((2, ended.size), np.float32)
-        for rows in self._some_at_a_time(ended):
+        cut = None if policy.memories is None else stretches(ended)
+        for rows in _some_at_a_time(ended.size) if cut is None else [cut.order]:
             mine = tuple(leaf[rows] for leaf in leaves)
-            if policy.memories is None:
+            if cut is None:
                 features, _ = policy.features(mine, states)
             else:
-                features = policy.unroll(mine, stretches(ended), states)
+                features = policy.unroll(mine, cut, states)
             said, worth = policy.judge(features, None if allowed is None else allowed[rows])
             log_probs[rows] = policy.head.log_prob(said, taken[rows]).cpu().numpy()
             values[rows] = worth.cpu().numpy()
         return log_probs.reshape(ended.shape), values.reshape(ended.shape)
-
-    def _some_at_a_time(self, ended: Flags) -> list[Any]:
-        """All rows, in parts for which there is memory; episodes must not be taken apart."""
-        if self._agent.policy.memories is not None:
-            return [stretches(ended).order]
-        starts = range(0, ended.size, _ROWS_AT_ONCE)
-        return [slice(start, start + _ROWS_AT_ONCE) for start in starts]
 
     def _scaled(self, rewards: Array, ended: Flags, valid: Flags) -> Floats:
         if self._scaler is None:
