@@ -72,7 +72,8 @@ def fleet_seconds(
     """What the time spent in a fleet was spent on.
 
     Args:
-        timings: The fleet's own: workers in environments (all together), this process waiting.
+        timings: The fleet's own of the same time: workers in environments (all together), this
+            process waiting.
         num_workers: Who shares that work.
         spent_s: From the caller's side, in `send` and `recv`.
     """

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import time
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -25,6 +27,7 @@ from envfleet.adapters.gymnasium import FleetVectorEnv
 from envfleet.engine import Batch
 from envfleet.engine.machine import usable_cores
 from envfleet.errors import SnapshotError
+from envfleet.learn.accounting import fleet_seconds
 from envfleet.learn.acting import QuickActor
 from envfleet.learn.advantages import successor_values
 from envfleet.learn.agent import Agent
@@ -165,8 +168,10 @@ class Collector:
         self._obs = agent.look(obs, learns=True)
         self._masks = agent.masks(obs, infos)
         self._states = agent.fresh_states(count)
-        self.inference_s = self.fleet_s = 0.0
-        """Seconds spent in acting and judging, and in the fleet's send and recv."""
+        self._inference_s = self._fleet_s = 0.0
+        """Seconds spent in acting and judging, and in the fleet's send and recv, by rollouts."""
+        self.seconds = fleet_seconds({"env_s": 0.0, "wait_s": 0.0}, 1, 0.0) | {"inference": 0.0}
+        """Where the time of all rollouts went."""
 
     # ---- to go on exactly where it was ---------------------------------------------------------
 
@@ -229,9 +234,27 @@ class Collector:
 
     # ---- the loop -------------------------------------------------------------------------------
 
-    @torch.inference_mode()
     def collect(self) -> Rollout:
         """Step every slot `n_steps` times; observations may be the fleet's, until the next time."""
+        with self._accounted():
+            return self._collected()
+
+    @contextmanager
+    def _accounted(self) -> Iterator[None]:
+        """Add up where the time goes; what a fleet does between rollouts is none of it."""
+        fleet, before = self._envs.fleet, self._envs.fleet.timings
+        self._inference_s = self._fleet_s = 0.0
+        try:
+            yield
+        finally:
+            timings = {name: now_s - before[name] for name, now_s in fleet.timings.items()}
+            parts = fleet_seconds(timings, len(fleet.bounds), self._fleet_s)
+            parts["inference"] = self._inference_s
+            for name, spent_s in parts.items():
+                self.seconds[name] += spent_s
+
+    @torch.inference_mode()
+    def _collected(self) -> Rollout:
         times, slots, head = self._times, self._envs.num_envs, self._agent.policy.head
         noise = head.noise((times, slots), self._generator)
         actions = torch.zeros((times, slots, *head.shape), dtype=head.dtype)
@@ -262,7 +285,7 @@ class Collector:
                 if is_plain
                 else fleet.step(wanted, page=page)
             )
-            self.fleet_s += time.perf_counter() - begun_s
+            self._fleet_s += time.perf_counter() - begun_s
             if batch is not None:
                 self._note(store, step, self._halves[0], batch)
             elif not page:
@@ -276,7 +299,7 @@ class Collector:
             for index in range(len(self._halves)):
                 begun_s = time.perf_counter()
                 batch = self._envs.recv(slots=self._slots[index])
-                self.fleet_s += time.perf_counter() - begun_s
+                self._fleet_s += time.perf_counter() - begun_s
                 self._note(store, step, self._halves[index], batch)
                 if step + 1 < self._times:
                     self._send(store, step + 1, index, noise)
@@ -285,7 +308,7 @@ class Collector:
         wanted = self._choose(store, step, index, noise)
         begun_s = time.perf_counter()
         self._envs.fleet.send(wanted, self._slots[index], page=store.page_after(step))
-        self.fleet_s += time.perf_counter() - begun_s
+        self._fleet_s += time.perf_counter() - begun_s
 
     def _choose(self, store: _Store, step: int, index: int, noise: Tensor) -> Any:
         """Actions for one half, as its environments take them."""
@@ -307,7 +330,7 @@ class Collector:
             store.actions[step, half] = agent.policy.head.sample(said, noise[step, half])
         if wanted is None:
             wanted = agent.fit(store.drawn[step, half])
-        self.inference_s += time.perf_counter() - begun_s
+        self._inference_s += time.perf_counter() - begun_s
         return wanted
 
     def _note(self, store: _Store, step: int, half: slice, batch: Batch) -> None:
@@ -356,7 +379,7 @@ class Collector:
             slots = [slot for _, slot in kept.places]
             worth = self._worth(leaves, torch.cat(kept.states), slots)
             finals[tuple(zip(*kept.places, strict=True))] = worth
-        self.inference_s += time.perf_counter() - begun_s
+        self._inference_s += time.perf_counter() - begun_s
         return Rollout(
             obs=obs,
             actions=actions,

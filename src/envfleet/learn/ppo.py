@@ -28,7 +28,7 @@ from envfleet.adapters.gymnasium import FleetVectorEnv
 from envfleet.engine.machine import usable_cores
 from envfleet.engine.options import check_count
 from envfleet.errors import ConfigError, NotFinite
-from envfleet.learn.accounting import Setup, fleet_seconds
+from envfleet.learn.accounting import Setup
 from envfleet.learn.advantages import advantages, explained_variance
 from envfleet.learn.agent import Agent
 from envfleet.learn.collect import Collector, Rollout, flattened
@@ -128,12 +128,7 @@ class PPOTrainer:
     @property
     def seconds(self) -> dict[str, float]:
         """Where the time went so far."""
-        collector, fleet = self._collector, self.envs.fleet
-        return {
-            **fleet_seconds(fleet.timings, len(fleet.bounds), collector.fleet_s),
-            "inference": collector.inference_s,
-            "learning": self._learning_s,
-        }
+        return {**self._collector.seconds, "learning": self._learning_s}
 
     @property
     def setup(self) -> Setup:

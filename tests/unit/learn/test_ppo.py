@@ -468,6 +468,39 @@ def test_where_the_time_goes_adds_up():
     assert 0.5 * elapsed_s < sum(parts.values())
 
 
+class SlowBesideSteps(Counter):
+    """Resets and pickles take their time; steps take as long as they are told."""
+
+    def __init__(self, step_s):
+        super().__init__(length=None)
+        self.step_s = step_s
+
+    def reset(self, **options):
+        time.sleep(0.3)
+        return super().reset(**options)
+
+    def step(self, action):
+        time.sleep(self.step_s)
+        return super().step(action)
+
+    def __getstate__(self):
+        time.sleep(0.1)
+        return self.__dict__
+
+
+def test_resets_and_snapshots_between_rollouts_are_not_taken_for_steps():
+    """One worker of two has nothing to do: that is waiting, however long its first reset took."""
+    envs = [functools.partial(SlowBesideSteps, step_s) for step_s in (0.005, 0.0)]
+    with opened(envs, 2, backend="process", num_workers=2) as fleet:
+        trainer = PPOTrainer(fleet, SMALL)
+        assert not any(trainer.seconds.values())
+        for _ in range(3):
+            trainer.collect()
+            trainer.state()
+        parts = trainer.seconds
+    assert parts["environments"] < 0.8 * (parts["environments"] + parts["waiting"])
+
+
 class Locks(gymnasium.Env):
     """Allows one of two locks of three positions each; tells of it in its own way."""
 
