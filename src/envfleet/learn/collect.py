@@ -27,7 +27,7 @@ from envfleet.adapters.gymnasium import FleetVectorEnv
 from envfleet.engine import Batch
 from envfleet.engine.machine import usable_cores
 from envfleet.errors import SnapshotError
-from envfleet.learn.accounting import fleet_seconds
+from envfleet.learn.accounting import OF_ROLLOUTS, fleet_seconds
 from envfleet.learn.acting import QuickActor
 from envfleet.learn.advantages import successor_values
 from envfleet.learn.agent import Agent
@@ -170,7 +170,7 @@ class Collector:
         self._states = agent.fresh_states(count)
         self._inference_s = self._fleet_s = 0.0
         """Seconds spent in acting and judging, and in the fleet's send and recv, by rollouts."""
-        self.seconds = fleet_seconds({"env_s": 0.0, "wait_s": 0.0}, 1, 0.0) | {"inference": 0.0}
+        self.seconds = dict.fromkeys(OF_ROLLOUTS, 0.0)
         """Where the time of all rollouts went."""
 
     # ---- to go on exactly where it was ---------------------------------------------------------
@@ -244,12 +244,15 @@ class Collector:
         """Add up where the time goes; what a fleet does between rollouts is none of it."""
         fleet, before = self._envs.fleet, self._envs.fleet.timings
         self._inference_s = self._fleet_s = 0.0
+        begun_s = time.perf_counter()
         try:
             yield
         finally:
             timings = {name: now_s - before[name] for name, now_s in fleet.timings.items()}
             parts = fleet_seconds(timings, len(fleet.bounds), self._fleet_s)
             parts["inference"] = self._inference_s
+            elapsed_s = time.perf_counter() - begun_s
+            parts["bookkeeping"] = elapsed_s - self._fleet_s - self._inference_s
             for name, spent_s in parts.items():
                 self.seconds[name] += spent_s
 
@@ -362,9 +365,9 @@ class Collector:
     # ---- afterwards -----------------------------------------------------------------------------
 
     def _finished(self, store: _Store, states: Tensor) -> Rollout:
-        begun_s = time.perf_counter()
         check_rewards(store.rewards, store.valid)
         check_obs(store.obs, store.valid)
+        begun_s = time.perf_counter()
         ended = store.terminated | store.truncated
         obs = tuple(leaf[:-1] for leaf in store.obs)
         masks = None if store.masks is None else store.masks[:-1]

@@ -251,9 +251,8 @@ class PPOTrainer:
                 f"is no longer finite after {self.env_steps:,} environment steps",
                 "go on from an earlier state with a smaller learning_rate or max_grad_norm",
             )
-        self._learning_s += time.perf_counter() - begun_s
         policy_loss, value_loss, entropy, kl, clipped = figures
-        return Learned(
+        learned = Learned(
             policy_loss=policy_loss,
             value_loss=value_loss,
             entropy=entropy,
@@ -265,6 +264,8 @@ class PPOTrainer:
             learning_rate=rate,
             epochs=epochs,
         )
+        self._learning_s += time.perf_counter() - begun_s
+        return learned
 
     def _rows(self, rollout: Rollout, estimates: Any, returns: Any) -> Rows:
         agent, masks = self.agent, rollout.masks

@@ -17,6 +17,7 @@ from gymnasium import spaces
 import envfleet
 from envfleet import errors
 from envfleet.learn import collect, ppo
+from envfleet.learn.accounting import OF_ROLLOUTS
 from envfleet.learn.agent import Agent
 from envfleet.learn.evaluate import evaluate
 from envfleet.learn.heads import make_head
@@ -452,20 +453,21 @@ class TestTheDocumentsNames:
                 trainer.train_episode()
 
 
-def test_where_the_time_goes_adds_up():
+@pytest.mark.parametrize("more", [{}, {"normalise_obs": True, "normalise_rewards": True}], ids=str)
+def test_where_the_time_goes_adds_up(more):
     for _ in range(5):  # what a busy machine takes between two parts is in neither
         with opened("CartPole-v1", 4) as envs:
-            trainer = PPOTrainer(envs, SMALL)
+            trainer = PPOTrainer(envs, dataclasses.replace(SMALL, n_epochs=1, **more))
             begun_s = time.perf_counter()
-            trainer.train(256)
+            trainer.train(1024)
             elapsed_s = time.perf_counter() - begun_s
             parts = trainer.seconds
-        assert set(parts) == {"environments", "waiting", "transport", "inference", "learning"}
+        assert set(parts) == {*OF_ROLLOUTS, "learning"}
         assert all(seconds >= 0 for seconds in parts.values())
         assert sum(parts.values()) <= elapsed_s
-        if 0.5 * elapsed_s < sum(parts.values()):
+        if 0.95 * elapsed_s < sum(parts.values()):
             break
-    assert 0.5 * elapsed_s < sum(parts.values())
+    assert 0.95 * elapsed_s < sum(parts.values())
 
 
 class SlowBesideSteps(Counter):
