@@ -16,7 +16,6 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -38,6 +37,7 @@ from envfleet.learn.gradients import Found, Rows, Weights, by_autograd, closed_f
 from envfleet.learn.optimiser import FlatAdam
 from envfleet.learn.options import PPOOptions, check_seed
 from envfleet.learn.sequences import stretches
+from envfleet.learn.threads import threads, threads_for_pictures
 
 __all__ = ["Agent", "Episode", "Learned", "PPOOptions", "PPOTrainer", "Rollout"]
 
@@ -115,9 +115,10 @@ class PPOTrainer:
             )
         self.envs, self.options = envs, options
         self.device = torch.device(usable_device(str(device)))
-        self.agent = Agent(
-            envs.single_observation_space, envs.single_action_space, options, self.device, seed
-        )
+        with threads():  # weights depend on their number, too
+            self.agent = Agent(
+                envs.single_observation_space, envs.single_action_space, options, self.device, seed
+            )
         self.policy = self.agent.policy
         self._optimiser = FlatAdam(self.policy)
         self._shuffler = np.random.default_rng(seed)
@@ -213,7 +214,8 @@ class PPOTrainer:
 
     def collect(self) -> Rollout:
         """Step every slot `n_steps` times; its observations are valid until the next time."""
-        rollout = self._collector.collect()
+        with threads():
+            rollout = self._collector.collect()
         self.env_steps += rollout.rewards.size
         return rollout
 
@@ -243,7 +245,8 @@ class PPOTrainer:
             clips_values=options.clip_values,
         )
         rows = self._rows(rollout, estimates, returns)
-        with self._threads():
+        # the fleet rests while we learn
+        with threads(threads_for_pictures() if self.policy.encoder.learns else 1):
             figures, epochs = self._epochs(rollout, rows, weights, rate)
         if not self._optimiser.is_finite:
             raise NotFinite(
@@ -339,13 +342,3 @@ class PPOTrainer:
                     yield by_autograd(policy, self._optimiser.parameters, features, some, weights)
 
         return steps
-
-    @contextmanager
-    def _threads(self) -> Iterator[None]:
-        """All cores for pictures: the fleet rests while we learn. All else loses by threads."""
-        before = torch.get_num_threads()
-        torch.set_num_threads(usable_cores() if self.policy.encoder.learns else 1)
-        try:
-            yield
-        finally:
-            torch.set_num_threads(before)

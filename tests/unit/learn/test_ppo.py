@@ -16,7 +16,7 @@ from gymnasium import spaces
 
 import envfleet
 from envfleet import errors
-from envfleet.learn import collect, ppo
+from envfleet.learn import collect, threads
 from envfleet.learn.accounting import OF_ROLLOUTS
 from envfleet.learn.agent import Agent
 from envfleet.learn.evaluate import evaluate
@@ -409,7 +409,7 @@ class Show(gymnasium.Env):
 
 @pytest.mark.parametrize("ways", [*((way,) for way in SHOWN), tuple(SHOWN)], ids="-".join)
 def test_observations_of_every_kind_are_learned_from(ways, monkeypatch):
-    monkeypatch.setattr(ppo, "usable_cores", lambda: 1)  # other tests may have the other core
+    monkeypatch.setattr(threads, "usable_cores", lambda: 1)  # other tests may have the other core
     env = functools.partial(Show, ways)
     options = PPOOptions(
         n_steps=16,
@@ -468,6 +468,54 @@ def test_where_the_time_goes_adds_up(more):
         if 0.95 * elapsed_s < sum(parts.values()):
             break
     assert 0.95 * elapsed_s < sum(parts.values())
+
+
+@pytest.fixture
+def _three_threads(_one_thread):
+    torch.set_num_threads(3)
+
+
+@pytest.mark.usefixtures("_three_threads")
+def test_a_trainer_works_with_one_thread_and_gives_the_others_back(monkeypatch):
+    seen = list[int]()
+
+    def fit(agent, actions):
+        seen.append(torch.get_num_threads())
+        return actions if len(seen) < 20 else 1 / 0
+
+    monkeypatch.setattr(Agent, "fit", fit)
+    with opened("CartPole-v1") as envs:
+        trainer = PPOTrainer(envs, SMALL)
+        trainer.collect()
+        assert torch.get_num_threads() == 3
+        with pytest.raises(ZeroDivisionError):
+            trainer.collect()
+        assert torch.get_num_threads() == 3
+    assert seen == [1] * 20
+
+
+@pytest.mark.usefixtures("_three_threads")
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_learned_does_not_depend_on_the_threads_of_the_process(kind):
+    options = dataclasses.replace(SMALL, **KINDS[kind])
+    with opened("CartPole-v1") as envs:
+        trainer = PPOTrainer(envs, options, seed=3)
+        trainer.train(256)
+        several = digest(trainer)
+    torch.set_num_threads(1)
+    assert several == digest_of_serial(options)
+
+
+@pytest.mark.parametrize(
+    ("said", "number"),
+    [(None, 8), ("3", 3), ("64", 8), ("0", 8), ("4,2", 8), ("", 8), ("many", 8)],
+)
+def test_learning_from_pictures_keeps_to_omp_num_threads(monkeypatch, said, number):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if said is not None:
+        monkeypatch.setenv("OMP_NUM_THREADS", said)
+    monkeypatch.setattr(threads, "usable_cores", lambda: 8)
+    assert threads.threads_for_pictures() == number
 
 
 class SlowBesideSteps(Counter):
