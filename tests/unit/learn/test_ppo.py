@@ -20,6 +20,7 @@ from envfleet.learn import collect, threads
 from envfleet.learn.accounting import OF_ROLLOUTS
 from envfleet.learn.agent import Agent
 from envfleet.learn.evaluate import evaluate
+from envfleet.learn.finite import check_obs
 from envfleet.learn.heads import make_head
 from envfleet.learn.inputs import Inputs
 from envfleet.learn.ppo import PPOOptions, PPOTrainer
@@ -708,6 +709,15 @@ def test_numbers_that_become_none_on_the_way_are_named(poison, words):
         assert digest(trainer) == before
 
 
+def test_an_observation_in_front_of_a_lost_row_is_named_if_a_row_led_to_it():
+    obs, valid = np.zeros((4, 2, 1), np.float32), np.ones((3, 2), np.bool_)
+    obs[1, 0], valid[1, 0] = np.nan, False
+    with pytest.raises(errors.NotFinite, match="an observation of slot 0 is nan after step 1 of"):
+        check_obs((obs,), valid)
+    valid[0, 0] = False
+    check_obs((obs,), valid)
+
+
 def test_statistics_that_were_spoiled_are_blamed_on_no_slot_alone():
     options = dataclasses.replace(SMALL, normalise_obs=True)
     with opened(functools.partial(Poisoned, obs=float("inf")), 3) as envs:
@@ -727,6 +737,43 @@ def test_parameters_that_are_no_numbers_any_more_are_not_gone_on_with():
 def test_observations_without_a_number_are_refused(space):
     with pytest.raises(errors.ConfigError, match="nothing to observe"):
         Inputs(space)
+
+
+class PartlyEmpty(gymnasium.Env):
+    """Has parts of its observations in which there is nothing."""
+
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, space):
+        self.observation_space = space
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.observation_space.seed(seed)
+        return self.observation_space.sample(), {}
+
+    def step(self, action):
+        return self.observation_space.sample(), 1.0, False, bool(self.np_random.random() < 0.2), {}
+
+
+NOTHING, SOMETHING = spaces.Box(-1, 1, (0,), np.float32), spaces.Box(-1, 1, (2,), np.float32)
+
+
+@pytest.mark.parametrize("memory", [None, "gru"])
+@pytest.mark.parametrize(
+    "space",
+    [
+        spaces.Dict({"a": NOTHING, "b": SOMETHING}),
+        spaces.Tuple((SOMETHING, spaces.Box(-1, 1, (3, 0), np.float32), spaces.Discrete(3))),
+    ],
+    ids=str,
+)
+def test_parts_of_observations_without_a_number_are_left_out(space, memory):
+    options = dataclasses.replace(SMALL, normalise_obs=True, memory=memory)
+    with opened(functools.partial(PartlyEmpty, space)) as envs:
+        trainer = PPOTrainer(envs, options)
+        trainer.train(128)
+        assert trainer.agent.play()(space.sample(), {}) in (0, 1)
 
 
 def test_minibatches_that_a_memory_cannot_have_are_told_of():
