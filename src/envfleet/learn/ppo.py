@@ -115,10 +115,9 @@ class PPOTrainer:
             )
         self.envs, self.options = envs, options
         self.device = torch.device(usable_device(str(device)))
-        with threads():  # weights depend on their number, too
-            self.agent = Agent(
-                envs.single_observation_space, envs.single_action_space, options, self.device, seed
-            )
+        self.agent = Agent(
+            envs.single_observation_space, envs.single_action_space, options, self.device, seed
+        )
         self.policy = self.agent.policy
         self._optimiser = FlatAdam(self.policy)
         self._shuffler = np.random.default_rng(seed)
