@@ -65,6 +65,9 @@ class Advice:
 
 Parts = Mapping[str, float]
 
+OF_ROLLOUTS = ("environments", "waiting", "transport", "inference", "bookkeeping")
+"""The parts of the time that rollouts take."""
+
 
 def fleet_seconds(
     timings: Mapping[str, float], num_workers: int, spent_s: float
@@ -72,7 +75,8 @@ def fleet_seconds(
     """What the time spent in a fleet was spent on.
 
     Args:
-        timings: The fleet's own: workers in environments (all together), this process waiting.
+        timings: The fleet's own of the same time: workers in environments (all together), this
+            process waiting.
         num_workers: Who shares that work.
         spent_s: From the caller's side, in `send` and `recv`.
     """
@@ -157,6 +161,11 @@ def _inference(parts: Parts, setup: Setup) -> Found:
     return "", [Remedy("twice the environments, which share each forward pass", left, True)]
 
 
+def _bookkeeping(parts: Parts, setup: Setup) -> Found:
+    shared = Remedy("twice the environments, which share it", 1 - parts["bookkeeping"] / 2, True)
+    return "every step is normalised, stored and counted", [shared]
+
+
 def _learning(parts: Parts, setup: Setup) -> Found:
     share, epochs, fewer = parts["learning"], setup.n_epochs, setup.n_epochs // 2
     remedies = [Remedy("minibatches twice as large", 1 - share / 2, True)]
@@ -194,6 +203,7 @@ REMEDIES: dict[str, Callable[[Parts, Setup], Found]] = {
     "waiting": _waiting,
     "transport": _transport,
     "inference": _inference,
+    "bookkeeping": _bookkeeping,
     "learning": _learning,
     "evaluation": _evaluation,
     "filming": _filming,

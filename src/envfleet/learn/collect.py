@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import time
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -25,6 +27,7 @@ from envfleet.adapters.gymnasium import FleetVectorEnv
 from envfleet.engine import Batch
 from envfleet.engine.machine import usable_cores
 from envfleet.errors import SnapshotError
+from envfleet.learn.accounting import OF_ROLLOUTS, fleet_seconds
 from envfleet.learn.acting import QuickActor
 from envfleet.learn.advantages import successor_values
 from envfleet.learn.agent import Agent
@@ -80,6 +83,12 @@ class _Finals:
 def flattened(arrays: Leaves) -> Leaves:
     """[time, slot] arrays as rows."""
     return tuple(array.reshape(-1, *array.shape[2:]) for array in arrays)
+
+
+def _some_at_a_time(count: int) -> list[slice]:
+    """All rows, in parts for which there is memory; episodes must not be taken apart so."""
+    starts = range(0, count, _ROWS_AT_ONCE)
+    return [slice(start, start + _ROWS_AT_ONCE) for start in starts]
 
 
 class _Store:
@@ -159,8 +168,10 @@ class Collector:
         self._obs = agent.look(obs, learns=True)
         self._masks = agent.masks(obs, infos)
         self._states = agent.fresh_states(count)
-        self.inference_s = self.fleet_s = 0.0
-        """Seconds spent in acting and judging, and in the fleet's send and recv."""
+        self._inference_s = self._fleet_s = 0.0
+        """Seconds spent in acting and judging, and in the fleet's send and recv, by rollouts."""
+        self.seconds = dict.fromkeys(OF_ROLLOUTS, 0.0)
+        """Where the time of all rollouts went."""
 
     # ---- to go on exactly where it was ---------------------------------------------------------
 
@@ -223,9 +234,30 @@ class Collector:
 
     # ---- the loop -------------------------------------------------------------------------------
 
-    @torch.inference_mode()
     def collect(self) -> Rollout:
         """Step every slot `n_steps` times; observations may be the fleet's, until the next time."""
+        with self._accounted():
+            return self._collected()
+
+    @contextmanager
+    def _accounted(self) -> Iterator[None]:
+        """Add up where the time goes; what a fleet does between rollouts is none of it."""
+        fleet, before = self._envs.fleet, self._envs.fleet.timings
+        self._inference_s = self._fleet_s = 0.0
+        begun_s = time.perf_counter()
+        try:
+            yield
+        finally:
+            timings = {name: now_s - before[name] for name, now_s in fleet.timings.items()}
+            parts = fleet_seconds(timings, len(fleet.bounds), self._fleet_s)
+            parts["inference"] = self._inference_s
+            elapsed_s = time.perf_counter() - begun_s
+            parts["bookkeeping"] = elapsed_s - self._fleet_s - self._inference_s
+            for name, spent_s in parts.items():
+                self.seconds[name] += spent_s
+
+    @torch.inference_mode()
+    def _collected(self) -> Rollout:
         times, slots, head = self._times, self._envs.num_envs, self._agent.policy.head
         noise = head.noise((times, slots), self._generator)
         actions = torch.zeros((times, slots, *head.shape), dtype=head.dtype)
@@ -256,7 +288,7 @@ class Collector:
                 if is_plain
                 else fleet.step(wanted, page=page)
             )
-            self.fleet_s += time.perf_counter() - begun_s
+            self._fleet_s += time.perf_counter() - begun_s
             if batch is not None:
                 self._note(store, step, self._halves[0], batch)
             elif not page:
@@ -270,7 +302,7 @@ class Collector:
             for index in range(len(self._halves)):
                 begun_s = time.perf_counter()
                 batch = self._envs.recv(slots=self._slots[index])
-                self.fleet_s += time.perf_counter() - begun_s
+                self._fleet_s += time.perf_counter() - begun_s
                 self._note(store, step, self._halves[index], batch)
                 if step + 1 < self._times:
                     self._send(store, step + 1, index, noise)
@@ -279,7 +311,7 @@ class Collector:
         wanted = self._choose(store, step, index, noise)
         begun_s = time.perf_counter()
         self._envs.fleet.send(wanted, self._slots[index], page=store.page_after(step))
-        self.fleet_s += time.perf_counter() - begun_s
+        self._fleet_s += time.perf_counter() - begun_s
 
     def _choose(self, store: _Store, step: int, index: int, noise: Tensor) -> Any:
         """Actions for one half, as its environments take them."""
@@ -301,7 +333,7 @@ class Collector:
             store.actions[step, half] = agent.policy.head.sample(said, noise[step, half])
         if wanted is None:
             wanted = agent.fit(store.drawn[step, half])
-        self.inference_s += time.perf_counter() - begun_s
+        self._inference_s += time.perf_counter() - begun_s
         return wanted
 
     def _note(self, store: _Store, step: int, half: slice, batch: Batch) -> None:
@@ -333,9 +365,9 @@ class Collector:
     # ---- afterwards -----------------------------------------------------------------------------
 
     def _finished(self, store: _Store, states: Tensor) -> Rollout:
-        begun_s = time.perf_counter()
         check_rewards(store.rewards, store.valid)
         check_obs(store.obs, store.valid)
+        begun_s = time.perf_counter()
         ended = store.terminated | store.truncated
         obs = tuple(leaf[:-1] for leaf in store.obs)
         masks = None if store.masks is None else store.masks[:-1]
@@ -350,7 +382,7 @@ class Collector:
             slots = [slot for _, slot in kept.places]
             worth = self._worth(leaves, torch.cat(kept.states), slots)
             finals[tuple(zip(*kept.places, strict=True))] = worth
-        self.inference_s += time.perf_counter() - begun_s
+        self._inference_s += time.perf_counter() - begun_s
         return Rollout(
             obs=obs,
             actions=actions,
@@ -383,23 +415,17 @@ class Collector:
         leaves, taken = agent.tensors(flattened(obs)), agent.tensor(flattened((actions,))[0])
         allowed = None if masks is None else agent.tensor(flattened((masks,))[0])
         log_probs, values = np.zeros((2, ended.size), np.float32)
-        for rows in self._some_at_a_time(ended):
+        cut = None if policy.memories is None else stretches(ended)
+        for rows in _some_at_a_time(ended.size) if cut is None else [cut.order]:
             mine = tuple(leaf[rows] for leaf in leaves)
-            if policy.memories is None:
+            if cut is None:
                 features, _ = policy.features(mine, states)
             else:
-                features = policy.unroll(mine, stretches(ended), states)
+                features = policy.unroll(mine, cut, states)
             said, worth = policy.judge(features, None if allowed is None else allowed[rows])
             log_probs[rows] = policy.head.log_prob(said, taken[rows]).cpu().numpy()
             values[rows] = worth.cpu().numpy()
         return log_probs.reshape(ended.shape), values.reshape(ended.shape)
-
-    def _some_at_a_time(self, ended: Flags) -> list[Any]:
-        """All rows, in parts for which there is memory; episodes must not be taken apart."""
-        if self._agent.policy.memories is not None:
-            return [stretches(ended).order]
-        starts = range(0, ended.size, _ROWS_AT_ONCE)
-        return [slice(start, start + _ROWS_AT_ONCE) for start in starts]
 
     def _scaled(self, rewards: Array, ended: Flags, valid: Flags) -> Floats:
         if self._scaler is None:

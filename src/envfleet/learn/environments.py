@@ -8,7 +8,6 @@ from contextlib import closing, contextmanager
 from typing import Any
 
 import gymnasium
-import torch
 
 from envfleet.adapters.gymnasium import FleetVectorEnv, make_vec
 from envfleet.adapters.names import find
@@ -17,6 +16,7 @@ from envfleet.engine.machine import usable_cores
 from envfleet.engine.options import Deadlines
 from envfleet.learn.device import usable_device
 from envfleet.learn.ppo import PPOOptions, PPOTrainer
+from envfleet.learn.threads import threads
 from envfleet.learn.train_options import TrainOptions
 
 MIN_GAIN = 1.5
@@ -40,7 +40,7 @@ def opened(
             unless it was asked for.
     """
     device = usable_device(options.device)
-    with closing(_fleet(options, ppo, is_wary)) as envs, _one_thread():
+    with closing(_fleet(options, ppo, is_wary)) as envs, threads():
         yield PPOTrainer(envs, ppo, seed=options.seed, device=device)
 
 
@@ -112,14 +112,3 @@ def packages(env: str) -> list[str]:
         entry = _spec(source).entry_point
     where = entry if isinstance(entry, str) else getattr(entry, "__module__", "")
     return [where.partition(".")[0], *(["mujoco"] if "mujoco" in where else [])]
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Small networks lose by threads, and workers need the cores; sums must not depend on them."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

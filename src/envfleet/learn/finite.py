@@ -35,8 +35,8 @@ def check_rewards(rewards: Array, valid: Flags) -> None:
 def check_obs(obs: tuple[Array, ...], valid: Flags) -> None:
     """Refuse observations, which have one time more than `valid`, as the networks get them.
 
-    Infinite ones must be found here: behind a saturated unit values are finite again, gradients
-    are not.
+    One in front of a lost row counts too: the row before led to it. Infinite ones must be found
+    here: behind a saturated unit values are finite again, gradients are not.
 
     Raises:
         NotFinite: Some are not finite; the first of them is named.
@@ -44,7 +44,8 @@ def check_obs(obs: tuple[Array, ...], valid: Flags) -> None:
     for leaf in obs:
         if leaf.dtype.kind == "f" and not np.isfinite(leaf).all():
             wrong = ~np.isfinite(leaf).reshape(*leaf.shape[:2], -1).all(-1)
-            wrong &= np.concatenate((valid, valid[-1:]))
+            none = np.zeros_like(valid[:1])
+            wrong &= np.concatenate((valid, none)) | np.concatenate((none, valid))
             _raise_first("an observation", leaf, wrong, _MEND, is_before=True)
 
 

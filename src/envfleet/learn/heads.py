@@ -99,7 +99,7 @@ class Choices(Head):
         """What chance has to say."""
         drawn = torch.rand((*rows, self.size), generator=generator, device=generator.device)
         # argmax of logits plus Gumbel noise is a draw by their softmax
-        return -torch.log(-torch.log(drawn.clamp_min(1e-20)))
+        return drawn.clamp_min_(1e-20).log_().neg_().log_().neg_()
 
     def sample(self, said: Tensor, noise: Tensor) -> Tensor:
         """Draw actions."""

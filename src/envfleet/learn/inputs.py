@@ -1,7 +1,8 @@
 """From observations of any space to what networks take in.
 
 A space is cut into leaves, each an array with one row per observation: numbers, pictures, choices.
-A Dict's or an info's `action_mask` is no leaf: it says which choices are allowed.
+A Dict's or an info's `action_mask` is no leaf: it says which choices are allowed. Nor is a part
+without a number, which says nothing.
 """
 
 from __future__ import annotations
@@ -59,8 +60,8 @@ class Inputs:
     """How observations of one space are taken apart."""
 
     def __init__(self, space: spaces.Space[Any]) -> None:
-        self.leaves = tuple(_leaves(space, ()))
-        if all(0 in leaf.shape for leaf in self.leaves):
+        self.leaves = tuple(leaf for leaf in _leaves(space, ()) if 0 not in leaf.shape)
+        if not self.leaves:
             raise ConfigError(f"PPO has nothing to observe in {space}")
         self._is_single = self.leaves[0].path == ()
         self.has_masks = isinstance(space, spaces.Dict) and MASK in space.spaces

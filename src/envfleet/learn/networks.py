@@ -19,7 +19,7 @@ from torch.nn.functional import linear
 
 from envfleet.learn.heads import make_head
 from envfleet.learn.inputs import Encoder, Inputs
-from envfleet.learn.sequences import Stretches
+from envfleet.learn.sequences import Group, Stretches
 
 Activation = Literal["tanh", "relu"]
 Memory = Literal["lstm", "gru"]
@@ -212,12 +212,16 @@ class ActorCritic(nn.Module):
             cut: Where they stand in their episodes.
             states: What was remembered before the rollout, by slot.
         """
-        is_there = torch.from_numpy(cut.is_there).to(states.device)
-        seen = self.encoder(leaves)
+        seen = torch.split(self.encoder(leaves), cut.sizes)
+        found = [self._unrolled(*one, states) for one in zip(seen, cut.groups, strict=True)]
+        return Features(*(torch.cat(parts) for parts in zip(*found, strict=True)))
+
+    def _unrolled(self, seen: Tensor, group: Group, states: Tensor) -> Features:
+        is_there = torch.from_numpy(group.is_there).to(states.device)
         padded = seen.new_zeros((*is_there.shape, seen.shape[-1]))
         padded[is_there] = seen
-        goes_on = torch.from_numpy(cut.goes_on).to(states.device)
-        start = states[torch.from_numpy(cut.slots).to(states.device)] * goes_on[:, None]
+        goes_on = torch.from_numpy(group.goes_on).to(states.device)
+        start = states[torch.from_numpy(group.slots).to(states.device)] * goes_on[:, None]
         return self._remember(padded, start)[0].at(is_there)
 
     def _remember(self, seen: Tensor, states: Tensor) -> tuple[Features, Tensor]:

@@ -16,7 +16,6 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -28,7 +27,7 @@ from envfleet.adapters.gymnasium import FleetVectorEnv
 from envfleet.engine.machine import usable_cores
 from envfleet.engine.options import check_count
 from envfleet.errors import ConfigError, NotFinite
-from envfleet.learn.accounting import Setup, fleet_seconds
+from envfleet.learn.accounting import Setup
 from envfleet.learn.advantages import advantages, explained_variance
 from envfleet.learn.agent import Agent
 from envfleet.learn.collect import Collector, Rollout, flattened
@@ -38,6 +37,7 @@ from envfleet.learn.gradients import Found, Rows, Weights, by_autograd, closed_f
 from envfleet.learn.optimiser import FlatAdam
 from envfleet.learn.options import PPOOptions, check_seed
 from envfleet.learn.sequences import stretches
+from envfleet.learn.threads import threads, threads_for_pictures
 
 __all__ = ["Agent", "Episode", "Learned", "PPOOptions", "PPOTrainer", "Rollout"]
 
@@ -128,12 +128,7 @@ class PPOTrainer:
     @property
     def seconds(self) -> dict[str, float]:
         """Where the time went so far."""
-        collector, fleet = self._collector, self.envs.fleet
-        return {
-            **fleet_seconds(fleet.timings, len(fleet.bounds), collector.fleet_s),
-            "inference": collector.inference_s,
-            "learning": self._learning_s,
-        }
+        return {**self._collector.seconds, "learning": self._learning_s}
 
     @property
     def setup(self) -> Setup:
@@ -218,7 +213,8 @@ class PPOTrainer:
 
     def collect(self) -> Rollout:
         """Step every slot `n_steps` times; its observations are valid until the next time."""
-        rollout = self._collector.collect()
+        with threads():
+            rollout = self._collector.collect()
         self.env_steps += rollout.rewards.size
         return rollout
 
@@ -248,7 +244,8 @@ class PPOTrainer:
             clips_values=options.clip_values,
         )
         rows = self._rows(rollout, estimates, returns)
-        with self._threads():
+        # the fleet rests while we learn
+        with threads(threads_for_pictures() if self.policy.encoder.learns else 1):
             figures, epochs = self._epochs(rollout, rows, weights, rate)
         if not self._optimiser.is_finite:
             raise NotFinite(
@@ -256,9 +253,8 @@ class PPOTrainer:
                 f"is no longer finite after {self.env_steps:,} environment steps",
                 "go on from an earlier state with a smaller learning_rate or max_grad_norm",
             )
-        self._learning_s += time.perf_counter() - begun_s
         policy_loss, value_loss, entropy, kl, clipped = figures
-        return Learned(
+        learned = Learned(
             policy_loss=policy_loss,
             value_loss=value_loss,
             entropy=entropy,
@@ -270,6 +266,8 @@ class PPOTrainer:
             learning_rate=rate,
             epochs=epochs,
         )
+        self._learning_s += time.perf_counter() - begun_s
+        return learned
 
     def _rows(self, rollout: Rollout, estimates: Any, returns: Any) -> Rows:
         agent, masks = self.agent, rollout.masks
@@ -343,13 +341,3 @@ class PPOTrainer:
                     yield by_autograd(policy, self._optimiser.parameters, features, some, weights)
 
         return steps
-
-    @contextmanager
-    def _threads(self) -> Iterator[None]:
-        """All cores for pictures: the fleet rests while we learn. All else loses by threads."""
-        before = torch.get_num_threads()
-        torch.set_num_threads(usable_cores() if self.policy.encoder.learns else 1)
-        try:
-            yield
-        finally:
-            torch.set_num_threads(before)

@@ -37,6 +37,7 @@ _COLOURS = {
             "transport",
             "filming",
             "the rest",
+            "bookkeeping",
         )
     )
 }

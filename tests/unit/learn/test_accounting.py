@@ -1,10 +1,13 @@
 """What is said about a run's time follows from its parts and its setup alone."""
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from envfleet.learn.accounting import REMEDIES, Setup, advice, shares, verdict, verdict_so_far
+from envfleet.observe import report
 
 NAMES = tuple(REMEDIES)
 
@@ -97,6 +100,22 @@ def test_gains_are_gains_and_no_more_than_a_part_that_takes_no_time(spent, more_
             assert least - 1e-9 <= remedy.left <= 1 + 1e-9
             assert remedy.gain >= 1 - 1e-9
         assert str(one).startswith(f"{one.share:.0%} {one.name}: ")
+
+
+def test_every_part_has_a_colour_of_its_own_on_pages_of_both_themes():
+    style = (Path(report.__file__).parent / "report.css").read_text()
+    numbers = [report._COLOURS[name] for name in NAMES]
+    assert len(set(numbers)) == len(NAMES)
+    for number in numbers:
+        assert style.count(f"--c{number}: #") == 2
+        assert f".c{number} {{ fill: var(--c{number}); background: var(--c{number}); }}" in style
+
+
+def test_bookkeeping_is_shared_by_more_environments():
+    assert verdict(parts(bookkeeping=0.5), Setup()) == (
+        "50% bookkeeping: every step is normalised, stored and counted; try twice the "
+        "environments, which share it (at most 1.3 times as fast)"
+    )
 
 
 @given(seconds, setups)

@@ -21,19 +21,44 @@ def test_every_row_of_the_chosen_slots_stands_in_it_once(times, slots, seed):
     cut = stretches(ended, chosen)
     expected = {time * slots + slot for time in range(times) for slot in chosen.tolist()}
     assert sorted(cut.order.tolist()) == sorted(expected)
-    for column in range(len(cut.slots)):
-        rows = cut.rows[cut.is_there[:, column], column]
-        times_of, slots_of = np.divmod(rows, slots)
-        assert set(slots_of.tolist()) == {cut.slots[column]}
-        assert (np.diff(times_of) == 1).all()
-        assert not ended[times_of[:-1], slots_of[:-1]].any()
-        assert cut.goes_on[column] == (times_of[0] == 0)
+    for group in cut.groups:
+        for column in range(len(group.slots)):
+            rows = group.rows[group.is_there[:, column], column]
+            times_of, slots_of = np.divmod(rows, slots)
+            assert set(slots_of.tolist()) == {group.slots[column]}
+            assert (np.diff(times_of) == 1).all()
+            assert not ended[times_of[:-1], slots_of[:-1]].any()
+            assert group.goes_on[column] == (times_of[0] == 0)
+
+
+@given(st.integers(1, 200), st.integers(1, 6), st.integers(0, 2**32 - 1))
+def test_no_more_than_half_of_the_cells_are_padding(times, slots, seed):
+    """Slots whose episodes take one step beside some whose episodes never end."""
+    rng = np.random.default_rng(seed)
+    ended = rng.random((times, slots)) < rng.choice([0, 0.02, 0.5, 1], slots)
+    groups = stretches(ended).groups
+    assert sum(group.rows.size for group in groups) <= 2 * ended.size
+    assert sum(len(group.rows) for group in groups) <= 2 * max(len(group.rows) for group in groups)
+
+
+def test_one_long_episode_does_not_make_all_others_as_long():
+    ended = np.ones((512, 8), np.bool_)
+    ended[::2] = False
+    ended[:, 0] = False
+    assert [group.rows.shape for group in stretches(ended).groups] == [(512, 1), (2, 7 * 256)]
+
+
+def test_episodes_of_like_lengths_are_gone_through_together():
+    ended = np.zeros((64, 4), np.bool_)
+    ended[[15, 40], [0, 1]] = True
+    (group,) = stretches(ended).groups
+    assert group.slots.tolist() == [0, 0, 1, 1, 2, 3]
 
 
 KINDS = st.sampled_from(["lstm", "gru"])
 
 
-@given(st.integers(1, 8), st.integers(1, 4), KINDS, st.integers(0, 2**32 - 1))
+@given(st.integers(1, 20), st.integers(1, 4), KINDS, st.integers(0, 2**32 - 1))
 def test_unrolling_a_rollout_gives_what_stepping_gave(times, slots, kind, seed):
     """One step after another, with the state emptied at ends, as it is collected."""
     torch.manual_seed(seed % 1000)
