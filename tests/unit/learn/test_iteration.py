@@ -295,7 +295,8 @@ def test_small_networks_learn_with_one_thread_and_give_the_others_back(memory, w
 
 
 def test_pictures_are_learned_from_with_all_cores(monkeypatch):
-    monkeypatch.setattr(ppo, "usable_cores", lambda: 3)
+    monkeypatch.setattr("envfleet.learn.threads.usable_cores", lambda: 3)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     torch.set_num_threads(2)
     with opened(functools.partial(Show, ("image",)), 2) as envs:
         trainer = PPOTrainer(envs, dataclasses.replace(SMALL, n_steps=4))
