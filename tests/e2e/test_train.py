@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -150,6 +151,54 @@ def test_too_many_failures_name_the_files_and_the_flag(tmp_path):
     assert "raise --max-restarts" in told
 
 
+WITHOUT_SEED = MAZE.replace("reset(self, *, seed=None, options=None)", "reset(self)").replace(
+    "super().reset(seed=seed)", "super().reset()"
+)
+DOES_NOT_FIT = MAZE.replace("(size=2)", "(size=3)")
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [(WITHOUT_SEED, "an unexpected keyword argument 'seed'"), (DOES_NOT_FIT, "of shape (3,)")],
+    ids=["without seed", "does not fit"],
+)
+def test_an_environment_that_cannot_be_reset_gets_one_sentence(source, said, tmp_path):
+    (tmp_path / "maze.py").write_text(source)
+    words = ["--env", "maze.py:Maze", "--n-envs", 2, "--backend", "serial"]
+    told = run("train", *words, "--checkpoint-dir", "run", folder=tmp_path, code=1).stderr
+    assert told.startswith("envfleet: maze:Maze cannot be used: its reset failed")
+    assert said in told
+    assert "incidents" not in told
+    assert "reset(self, *, seed=None, options=None)" in told
+
+
+@pytest.mark.parametrize("backend", ["serial", "auto"])
+def test_a_run_with_nothing_to_learn_from_fails(backend, tmp_path):
+    broken = MAZE.replace("self.left -= 1", 'raise ValueError("a joint is broken")')
+    (tmp_path / "maze.py").write_text(broken)
+    words = ["--env", "maze.py:Maze", "--n-envs", 2, "--n-steps", 16, "--num-episodes", 9]
+    more = ["--backend", backend, "--checkpoint-dir", "run"]
+    told = run("train", *words, *more, folder=tmp_path, code=1).stderr
+    assert "the environments failed in each of 32 steps" in told
+    assert "ValueError: a joint is broken. All are in run/incidents.jsonl" in told
+    (noted,) = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    assert json.loads(noted)["ended"].startswith("failed: there is nothing to learn from")
+    assert len((tmp_path / "run" / "incidents.jsonl").read_text().splitlines()) == 32
+
+
+@pytest.mark.parametrize("raised", ['SystemExit("bye")', "KeyboardInterrupt"])
+def test_an_environment_that_exits_in_a_step_costs_its_episode(raised, tmp_path):
+    exits = STUMBLES.replace('ValueError("stumbled")', raised).replace("== 40", "% 40 == 5")
+    (tmp_path / "maze.py").write_text(exits)
+    words = ["--env", "maze.py:Maze", "--n-envs", 2, "--n-steps", 64, "--num-episodes", 2]
+    more = ["--eval-episodes", 9, "--checkpoint-dir", "run"]
+    done = run("train", *words, *more, folder=tmp_path)
+    name = raised.partition("(")[0]
+    assert re.search(rf"worker processes \(\w+\), up to 1 each: step raised '{name}", done.stdout)
+    assert "Evaluation at 256: 2.00" in done.stdout
+    assert f"during step: {name}" in done.stderr
+
+
 @pytest.mark.parametrize("backend", ["serial", "process", "auto"])
 def test_an_environment_without_spaces_gets_one_sentence(backend, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
@@ -198,12 +247,40 @@ def test_a_killed_run_is_resumed(tmp_path):
     assert "envfleet train --resume run" in " ".join(rest.split())
 
 
+@pytest.mark.parametrize("words", [[], ["--json"]], ids=["lines", "json"])
+def test_a_reader_who_leaves_costs_the_lines_only(words, tmp_path):
+    running = subprocess.Popen(
+        command("train", *SMALL, "--total-steps", 2560, "--checkpoint-dir", "run", *words),
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT if words else subprocess.PIPE,
+        text=True,
+    )
+    assert running.stdout is not None
+    assert any("parallel environments" in line for line in iter(running.stdout.readline, ""))
+    running.stdout.close()
+    assert running.wait(60) == 0
+    assert running.stderr is None or running.stderr.read() == ""
+    if running.stderr is not None:
+        running.stderr.close()
+    last = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
+    assert (last["env_steps"], last["ended"]) == (2560, "finished")
+    assert load(tmp_path / "run" / "latest.pt")["iteration"] == 20
+    assert (tmp_path / "run" / "report.html").exists()
+
+
 @pytest.mark.parametrize(
-    ("kill", "backend"),
-    [(os.kill, "serial"), (os.kill, "process"), (os.killpg, "process")],
-    ids=["serial", "workers", "workers-too"],
+    ("number", "kill", "backend"),
+    [
+        (signal.SIGTERM, os.kill, "serial"),
+        (signal.SIGTERM, os.kill, "process"),
+        (signal.SIGTERM, os.killpg, "process"),
+        (signal.SIGHUP, os.kill, "serial"),
+        (signal.SIGHUP, os.killpg, "process"),
+    ],
+    ids=["serial", "workers", "workers-too", "hang-up", "workers-hang-up"],
 )
-def test_sigterm_finishes_the_iteration_and_saves(kill, backend, tmp_path):
+def test_sigterm_finishes_the_iteration_and_saves(number, kill, backend, tmp_path):
     words = [*SMALL, "--total-steps", "1e7", "--save-every", "1e7", "--eval-every", "0"]
     running = subprocess.Popen(
         command("train", *words, "--backend", backend, "--checkpoint-dir", "run"),
@@ -215,7 +292,7 @@ def test_sigterm_finishes_the_iteration_and_saves(kill, backend, tmp_path):
     )
     assert running.stdout is not None
     assert any("Episode 10/" in line for line in iter(running.stdout.readline, ""))
-    kill(running.pid, signal.SIGTERM)
+    kill(running.pid, number)
     rest, stderr = running.communicate(timeout=30)
     assert running.returncode == 0, stderr
     assert "It was stopped; to go on:" in rest

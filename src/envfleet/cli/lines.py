@@ -8,6 +8,7 @@ from typing import Self, TextIO
 
 from envfleet.adapters.gymnasium import FleetVectorEnv
 from envfleet.cli.interrupts import Interrupts
+from envfleet.cli.streams import dispensable
 from envfleet.learn.environments import longest_episode
 from envfleet.learn.evaluate import Evaluation
 from envfleet.learn.train_options import TrainOptions
@@ -43,9 +44,10 @@ class Lines(Watcher):
         self._interrupts.__exit__(*exc_info)
 
     def say(self, line: str) -> None:
-        """Print a line."""
-        self._stream.write(f"{line}\n")
-        self._stream.flush()
+        """Print a line, as long as somebody reads them."""
+        with dispensable(self._stream):
+            self._stream.write(f"{line}\n")
+            self._stream.flush()
 
     def begun(self, envs: FleetVectorEnv, start_steps: int) -> None:
         """Say what runs where."""

@@ -83,6 +83,11 @@ class RunFolder:
         """Where the page is once the run has ended."""
         return self.folder / REPORT_FILE
 
+    @property
+    def incidents(self) -> Path:
+        """Where failures are told."""
+        return self.folder / INCIDENTS_FILE
+
     def video(self, env_steps: int) -> Path:
         """Where the episode of an evaluation is recorded."""
         return self.folder / VIDEOS / f"step_{env_steps:012d}.mp4"
@@ -358,7 +363,8 @@ def read_record(folder: Path) -> RunRecord:
     parts = shares(_spent(lines), seconds)
     found = advice(parts, Setup(**about["setup"]))
     said = [str(one) for place, one in enumerate(found) if not place or one.share >= WORTH_SAYING]
-    is_finished = made >= about["iterations"]
+    # one that was stopped in its last evaluation has that to make up for
+    is_finished = made >= about["iterations"] and state != "stopped"
     per_iteration = about["ppo"]["n_steps"] * about["options"]["n_envs"]
     return RunRecord(
         folder=str(folder),

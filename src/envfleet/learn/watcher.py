@@ -58,5 +58,9 @@ class Watcher:
         """The policy has been looked at."""
 
     def should_stop(self) -> bool:
-        """Asked after every iteration: True saves and ends the run."""
+        """Asked after every iteration and before every step of an evaluation.
+
+        True saves and ends the run; an evaluation that was cut off, or left out, is made up for
+        when the run goes on.
+        """
         return False
