@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -123,6 +124,30 @@ def test_an_environment_of_one_s_own_is_found_again(tmp_path):
     assert json.loads(played)["mean_return"] == 5.0
 
 
+def test_a_module_beside_the_run_is_found_again_from_elsewhere(tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "maze.py").write_text(MAZE)
+    words = ["--env", "maze:Maze", "--n-envs", 2, "--n-steps", 16, "--num-episodes", 1]
+    run("train", *words, "--backend", "process", "--checkpoint-dir", "run", folder=tmp_path)
+    elsewhere = tmp_path / "elsewhere"
+    run("train", "--resume", "../run", "--num-episodes", 2, folder=elsewhere)
+    played = run("eval", "../run", "--episodes", 2, "--n-envs", 2, "--json", folder=elsewhere)
+    assert json.loads(played.stdout)["mean_return"] == 2.0
+
+
+def test_eval_says_what_happened_in_words_of_the_command_line(tmp_path):
+    fails = STUMBLES.replace("== 40", ">= 1 and (tmp / 'now').exists()").replace(
+        "import gymnasium", f"import gymnasium, pathlib; tmp = pathlib.Path({str(tmp_path)!r})", 1
+    )
+    (tmp_path / "maze.py").write_text(fails)
+    words = ["--env", "maze.py:Maze", "--n-envs", 2, "--n-steps", 16, "--num-episodes", 1]
+    run("train", *words, "--backend", "serial", "--checkpoint-dir", "run", folder=tmp_path)
+    (tmp_path / "now").touch()
+    told = run("eval", "run", "--n-envs", 2, folder=tmp_path, code=1).stderr
+    assert "in the last one it failed during step: ValueError: stumbled" in told
+    assert "on_failure" not in told
+
+
 STUMBLES = MAZE.replace(
     "self.left -= 1",
     """self.left -= 1
@@ -215,8 +240,14 @@ def test_eval_of_what_ends_its_process_is_a_sentence_once_it_has_failed(tmp_path
     words = ["--env", "maze.py:Maze", "--n-envs", 2, "--n-steps", 16, "--num-episodes", 3]
     more = ["--backend", "process", "--checkpoint-dir", "run", "--eval-episodes", 1]
     run("train", *words, *more, folder=tmp_path)
-    told = run("eval", "run", "--episodes", 50, folder=tmp_path, code=1).stderr
-    assert "died during step (exit code 3)" in told
+    told = run("eval", "run", "--episodes", 50, folder=tmp_path).stdout
+    assert told.endswith(
+        "over 48 episodes\n\n2 episodes were lost, because the environment failed.\n"
+    )
+    (tmp_path / "maze.py").write_text(fatal.replace("== 40", ">= 1"))
+    told = run("eval", "run", "--episodes", 2, folder=tmp_path, code=1).stderr
+    assert "in the last one its process died during step (exit code 3)" in told
+    assert "backend" not in told
 
 
 def wait_for(path, seconds=30.0):
@@ -338,6 +369,13 @@ def test_a_second_ctrl_c_ends_at_once(tmp_path):
         (["--env", "CartPole-v1", "--device", "mps"], "device 'mps' cannot be used here"),
         (["--env", "CartPole-v1", "--backend", "mpi"], "one of auto, serial, thread, process"),
         (["--env", "CartPole-v1", "--learnin-rate", "1"], "did you mean --learning-rate?"),
+        (["--env", "CartPole-v1", "--lr", "3e-4"], "did you mean --learning-rate?"),
+        (["--env", "CartPole-v1", "--timesteps", "9"], "did you mean --total-steps?"),
+        (["--env", "CartPole-v1", "--total-timesteps", "9"], "did you mean --total-steps?"),
+        (["--env", "CartPole-v1", "--steps", "9"], "did you mean --total-steps?"),
+        (["--env", "CartPole-v1", "--num-envs", "9"], "did you mean --n-envs?"),
+        (["--env", "CartPole-v1", "--normalize-obs"], "did you mean --normalise-obs?"),
+        (["--resume", "~/no-such-run"], f"{Path.home()}/no-such-run does not exist"),
         (["--evn", "CartPole-v1"], "there is no --evn; did you mean --env?"),
         (["--env", "CartPole-v1", "--resume", "x"], "not allowed with argument"),
         ([], "say what to train on: --env CartPole-v1"),
@@ -350,7 +388,8 @@ def test_a_second_ctrl_c_ends_at_once(tmp_path):
 def test_wrong_words_get_one_sentence(words, said, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
 
-    assert main(["train", *words]) == (1 if words == ["--resume", "nowhere"] else 2)
+    is_asked_to_go_on = len(words) == 2 and words[0] == "--resume"
+    assert main(["train", *words]) == (1 if is_asked_to_go_on else 2)
 
     told = capsys.readouterr()
     assert said in " ".join(told.err.split())

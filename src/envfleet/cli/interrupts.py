@@ -63,9 +63,7 @@ class Interrupts:
 
     def _hear(self, number: int, frame: FrameType | None) -> None:
         if self.is_asked:
-            if (
-                number == signal.SIGHUP
-            ):  # both the shell and the kernel tell of a terminal
+            if number == signal.SIGHUP:  # both the shell and the kernel tell of a terminal
                 return
             raise KeyboardInterrupt
         self.is_asked = True

@@ -127,12 +127,17 @@ class LiveView(Watcher):
         self._undo = ExitStack()
         self._is_over = threading.Event()
         self._live: Live | None = None
+        self._kept_by: tuple[str, ...] | None = None
 
     # ---- what the run tells -----------------------------------------------------------------
 
     def resumed(self, best: float | None) -> None:
         """Take note of what was reached before."""
         self.facts.best = best
+
+    def kept_by(self, methods: tuple[str, ...]) -> None:
+        """Take note of how checkpoints keep the environments."""
+        self._kept_by = methods
 
     def begun(self, envs: FleetVectorEnv, start_steps: int) -> None:
         """The environments are there: say above the view what runs where, and start to draw."""
@@ -142,7 +147,8 @@ class LiveView(Watcher):
         facts.pace(now_s, start_steps)
         if self._live is not None:
             with dispensable(self._stream):
-                for line in begin_lines(self._options, envs.plan, start_steps):
+                lines = begin_lines(self._options, envs.plan, start_steps, self._kept_by)
+                for line in lines:
                     self._live.console.print(line, markup=False)
         thread = threading.Thread(target=self._keep_drawing, name="envfleet-live", daemon=True)
         thread.start()
@@ -204,7 +210,7 @@ class LiveView(Watcher):
                 redirect_stderr=sys.stderr.isatty(),
             )
             undo.enter_context(self._live)
-            undo.callback(self._draw)
+            undo.callback(self._draw_once_more)
             self._draw()
             self._undo = undo.pop_all()
         return self
@@ -217,19 +223,22 @@ class LiveView(Watcher):
     def _keep_drawing(self) -> None:
         """In a thread: between two iterations, when nobody tells anything, the clock goes on."""
         spent_s = 0.0
-        while not self._is_over.wait(pause_s(spent_s)):
-            begun_s = time.thread_time()
+        with dispensable(self._stream):
+            while not self._is_over.wait(pause_s(spent_s)):
+                begun_s = time.thread_time()
+                self._draw()
+                spent_s = time.thread_time() - begun_s
+
+    def _draw_once_more(self) -> None:
+        with dispensable(self._stream):
             self._draw()
-            spent_s = time.thread_time() - begun_s
 
     def _draw(self) -> None:
         assert self._live is not None
         width = self._live.console.width
         found = rows(self.facts, time.monotonic(), width)
         said = self.facts.verdict if self._shows_verdict else ""
-        # a terminal that is gone is no reason to end a run
-        with dispensable(self._stream):
-            self._live.update(drawn(found, self.facts.note, said), refresh=True)
+        self._live.update(drawn(found, self.facts.note, said), refresh=True)
 
 
 def pause_s(spent_s: float) -> float:

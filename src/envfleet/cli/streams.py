@@ -26,8 +26,9 @@ def dispensable(stream: TextIO) -> Iterator[None]:
 def silence(stream: TextIO) -> None:
     """Point a stream at nothing: what others write to it, and the interpreter's last flush, too."""
     with suppress(OSError, ValueError):  # it has no file descriptor, or none any more
+        place = stream.fileno()
         devnull = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(devnull, stream.fileno())
+        os.dup2(devnull, place)
         os.close(devnull)
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from envfleet.adapters.names import label
 from envfleet.cli.asked import add_train_flags, ask, ask_to_go_on
-from envfleet.cli.command import Context
+from envfleet.cli.command import Context, folder
 from envfleet.cli.lines import Lines
 from envfleet.cli.live import LiveView
 from envfleet.cli.report import Block, Code, Report, Text
@@ -60,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a Gymnasium id, module:Class, module:function, file.py:Class or module:Id",
     )
     what.add_argument(
-        "--resume", metavar="RUN", type=Path, help="go on with the run in this folder"
+        "--resume", metavar="RUN", type=folder, help="go on with the run in this folder"
     )
     parser.add_argument(
         "--live-verdict",

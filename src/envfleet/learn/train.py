@@ -186,6 +186,8 @@ class _Run:
         self._is_wary = False
         """Whether an evaluation was interrupted before: it may hang or take its process along."""
         self._owed_best: tuple[int, dict[str, Any]] | None = None
+        self._kept_by: tuple[str, ...] | None = None
+        """How checkpoints keep the environments; None if that is not known."""
         self._films = options.video
         self._clock = Clock(started_s, self.spent)
         self._start_up_s = self._evaluation_s = self._filming_s = 0.0
@@ -202,6 +204,7 @@ class _Run:
             iterations=self._iterations,
             setup=self._setup,
             packages=packages(self._options.env),
+            kept_by=self._kept_by,
         )
         self._start_up_s = self._clock.elapsed_s
 
@@ -228,6 +231,7 @@ class _Run:
             packages=packages(self._options.env),
             setup=self._setup,
             owes_evaluation=self._owes_evaluation,
+            kept_by=self._kept_by,
         )
         self._start_up_s = self._clock.elapsed_s
 
@@ -300,7 +304,10 @@ class _Run:
     def end(self, how: str) -> Path:
         """Note the last of it, and write the report."""
         self._folder.note_incidents(self._trainer.env_steps, self._trainer.envs.incidents)
-        self._note(ended=how)
+        if how == "finished" and self._folder.is_told_finished:
+            self._clock.lap()  # nothing was left to do, and nothing is left to say
+        else:
+            self._note(ended=how)
         return self._folder.close()
 
     @property
@@ -410,9 +417,12 @@ class _Run:
 
     def _rehearse(self) -> None:
         try:
-            self._checkpoints.rehearse(self._state(self._trainer.state()))
+            state = self._trainer.state()
         except WorkerDied:  # its slots come back in the first rollout
             return
+        self._checkpoints.rehearse(self._state(state))
+        self._kept_by = tuple(sorted({one.method for one in state["collector"]["slots"] or ()}))
+        self._watcher.kept_by(self._kept_by)
 
     def _state(self, trainer: dict[str, Any], *, owes_evaluation: bool = False) -> dict[str, Any]:
         return {

@@ -45,6 +45,12 @@ class Watcher:
     def resumed(self, best: float | None) -> None:
         """It goes on with a run whose best evaluation had this mean; told before `begun`."""
 
+    def kept_by(self, methods: tuple[str, ...]) -> None:
+        """How checkpoints keep the environments: own, mujoco, pickle, replay; told before `begun`.
+
+        Several if slots differ, none if they cannot be kept.
+        """
+
     def begun(self, envs: FleetVectorEnv, start_steps: int) -> None:
         """The environments are there; `start_steps` have been made before."""
 

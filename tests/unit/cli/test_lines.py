@@ -78,6 +78,29 @@ def test_the_beginning(n_envs, method, steps, said):
     assert begin_lines(options, "A plan.", steps) == said
 
 
+def test_a_start_method_that_nobody_needs_is_said_to_be_one():
+    options = TrainOptions("CartPole-v1", parallel_start_method="spawn")
+    plan = "8 environments in this process: one step takes 9 us."
+    told = "   Start method: spawn (not needed: there are no workers)"
+    assert begin_lines(options, plan, 0)[1] == told
+
+
+@pytest.mark.parametrize(
+    ("methods", "said"),
+    [
+        (("pickle",), "Environments are kept in checkpoints by their pickles"),
+        (("own", "replay"), "by their own state methods and their seeds and actions, to be"),
+        ((), "Environments cannot be kept in checkpoints: going on begins new episodes"),
+    ],
+)
+def test_how_environments_are_kept_is_told_at_the_beginning(methods, said):
+    stream = io.StringIO()
+    lines = Lines(stream, OPTIONS)
+    lines.kept_by(methods)
+    lines.begun(SimpleNamespace(plan="A plan."), 0)  # type: ignore[arg-type]
+    assert said in stream.getvalue().splitlines()[-1]
+
+
 def test_every_tenth_iteration_and_the_last_are_shown():
     stream = io.StringIO()
     lines = Lines(stream, OPTIONS)

@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from dataclasses import fields, replace
 
 import gymnasium
@@ -111,6 +112,29 @@ def test_a_run_leaves_what_it_promises(tmp_path):
     assert resumed_options(tmp_path / "run") == (RUN, PPO)
 
 
+class Unpicklable(gymnasium.Wrapper):
+    def __init__(self):
+        super().__init__(gymnasium.make("CartPole-v1"))
+        self.lock = threading.Lock()
+
+
+@pytest.mark.parametrize(
+    ("env", "method"),
+    [("CartPole-v1", "pickle"), (f"{__name__}:Unpicklable", "replay")],
+)
+def test_a_run_tells_how_its_environments_are_kept(env, method, tmp_path):
+    told = []
+
+    class Told(Watcher):
+        def kept_by(self, methods):
+            told.append(methods)
+
+    train(replace(RUN, env=env, num_episodes=1), PPO, tmp_path, Told())
+    assert told == [(method,)]
+    assert json.loads((tmp_path / "run.json").read_text())["environments_kept_by"] == [method]
+    assert "environments are kept by" in (tmp_path / "report.html").read_text()
+
+
 @pytest.mark.parametrize("stop_at", [1, 5, 7, 11])
 def test_a_run_in_two_parts_equals_one_in_one(stop_at, tmp_path):
     train(RUN, PPO, tmp_path / "whole")
@@ -202,6 +226,15 @@ def test_a_finished_run_has_nothing_left_to_do(tmp_path):
     train(RUN, PPO, tmp_path)
     again = train(RUN, PPO, tmp_path, is_resumed=True)
     assert (again.env_steps, again.new_steps) == (768, 0)
+
+
+def test_a_finished_run_is_told_to_be_one_once(tmp_path):
+    for is_resumed in (False, True, True):
+        outcome = train(RUN, PPO, tmp_path, is_resumed=is_resumed)
+    assert outcome.seconds > 0
+    assert [line["ended"] for line in metrics(tmp_path) if "ended" in line] == ["finished"]
+    train(replace(RUN, total_steps=64 * 13), PPO, tmp_path, is_resumed=True)
+    assert [line["ended"] for line in metrics(tmp_path) if "ended" in line] == ["finished"] * 2
 
 
 def test_a_run_that_was_ended_before_its_first_checkpoint_begins_again(tmp_path):
