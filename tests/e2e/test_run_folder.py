@@ -7,7 +7,9 @@ import signal
 import subprocess
 import time
 
+import numpy as np
 import pytest
+import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from envfleet.learn.checkpoint import load
@@ -93,6 +95,76 @@ def test_a_run_ended_by_kill_9_has_its_report_after_the_resume(tmp_path):
     read.Reload()
     steps = [event.step for event in read.Scalars("train/value_loss")]
     assert steps == [128 * number for number in numbers]
+
+
+EXACT = [
+    *["--n-envs", "4", "--n-steps", "16", "--batch-size", "32", "--n-epochs", "4"],
+    *["--hidden", "8", "--memory", "lstm", "--memory-size", "8", "--normalise-obs"],
+    *["--normalise-rewards", "--num-episodes", "100", "--save-every", str(64 * 45)],
+    *["--eval-every", "0", "--eval-episodes", "1", "--no-tensorboard"],
+]
+
+
+def bits(state):
+    """All that is in a state, so that two can be compared to the last bit."""
+    if isinstance(state, dict):
+        return {name: bits(value) for name, value in state.items()}
+    if isinstance(state, list | tuple):
+        return [bits(value) for value in state]
+    if isinstance(state, torch.Tensor):
+        state = state.numpy()
+    if isinstance(state, np.ndarray):
+        return str(state.dtype), state.shape, state.tobytes()
+    return state
+
+
+def learned(folder):
+    """Everything that is kept but the environments."""
+    trainer = load(folder / "latest.pt")["trainer"]
+    trainer["collector"].pop("slots")
+    return bits(trainer)
+
+
+def wait_for_iteration(number, folder, running):
+    limit_s = time.monotonic() + 60
+    noted = folder / "metrics.jsonl"
+    while not noted.exists() or noted.read_text().count("approx_kl") < number:
+        assert running.poll() is None
+        assert time.monotonic() < limit_s
+        time.sleep(0.002)
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        ["--env", "CartPole-v1", "--backend", "process", "--num-workers", "2"],
+        ["--env", "Acrobot-v1", "--backend", "serial"],
+    ],
+    ids=["cartpole-workers", "acrobot-serial"],
+)
+def test_a_run_ended_by_kill_9_between_checkpoints_learns_the_same_to_the_last_bit(where, tmp_path):
+    words, folder = [*where, *EXACT], tmp_path / "parts"
+    run("train", *words, "--checkpoint-dir", "whole", folder=tmp_path)
+    running = subprocess.Popen(
+        command("train", *words, "--checkpoint-dir", "parts"),
+        cwd=tmp_path,
+        stdout=subprocess.DEVNULL,
+    )
+    try:
+        wait_for_iteration(50, folder, running)
+    finally:
+        running.kill()
+        running.wait(10)
+    assert 45 <= load(folder / "latest.pt")["iteration"] < len(lines(folder)) < 100
+    assert learned(folder) != learned(tmp_path / "whole")
+
+    run("train", "--resume", "parts", folder=tmp_path)
+
+    assert load(folder / "latest.pt")["iteration"] == 100
+    found, expected = learned(folder), learned(tmp_path / "whole")
+    assert None not in (*found["normalisers"], found["collector"]["scaler"])
+    for name in expected:
+        assert found[name] == expected[name], name
 
 
 def test_words_of_the_folder_are_one_sentence(tmp_path):

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -52,6 +53,27 @@ def test_train_and_eval_give_one_json_line(tmp_path):
     filmed = run("eval", found["run_dir"], "--episodes", 1, "--video", "--json", folder=tmp_path)
     assert (tmp_path / json.loads(filmed.stdout)["video"]).stat().st_size > 1000
     assert "<svg" in (tmp_path / found["report"]).read_text()
+
+
+def test_make_run_trains_to_the_highest_return(tmp_path):
+    printing = ["make", "--just-print", "--no-print-directory", "VENV=.venv"]
+    asked = subprocess.run(
+        [*printing, "--old-file=.venv/.installed-run", "run"],
+        env={name: value for name, value in os.environ.items() if not name.startswith("MAKE")},
+        cwd=Path(__file__).resolve().parents[2],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=True,
+    )
+    (line,) = asked.stdout.splitlines()
+    program, *words = shlex.split(line)
+    assert program == ".venv/bin/envfleet"
+
+    found = json.loads(run(*words, "--json", folder=tmp_path).stdout)
+
+    assert found["best_return"] == 500
+    assert (tmp_path / found["report"]).is_file()
 
 
 def test_the_document_s_lines(tmp_path):

@@ -30,6 +30,8 @@ WHERE = [
     {"backend": "thread", "num_workers": 2},
     {"backend": "process", "num_workers": 1},
     {"backend": "process", "num_workers": 3, "start_method": "spawn"},
+    {"backend": "process", "num_workers": 2, "start_method": "fork"},
+    {"backend": "process", "num_workers": 3, "start_method": "fork", "rollout_steps": 16},
     {"backend": "serial", "rollout_steps": 16},
     {"backend": "thread", "num_workers": 2, "rollout_steps": 16},
     {"backend": "process", "num_workers": 2, "rollout_steps": 16},

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -192,6 +193,46 @@ def test_weights_and_biases_goes_on_under_the_same_id(tmp_path):
     run_id = about(tmp_path / "run")["wandb_id"]
     files = [path.name for path in (tmp_path / "run" / "wandb").glob("offline-run-*/*.wandb")]
     assert files == [f"run-{run_id}.wandb"] * 2
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+@pytest.mark.parametrize("method", ["forkserver", "fork"])
+def test_weights_and_biases_has_one_run_of_the_main_process_beside_workers(method, tmp_path):
+    code = f"""
+        import os
+        from dataclasses import replace
+        from pathlib import Path
+
+        import wandb
+        from tests.unit.learn.test_train import PPO, RUN, KillsAWorker, train
+
+        begin = wandb.init
+
+        def begun(**options):
+            print("begun by", os.getpid())
+            return begin(**options)
+
+        wandb.init = begun
+        options = replace(RUN, backend="process", num_workers=2, parallel_start_method="{method}")
+        options = replace(options, wandb=True, tensorboard=False)
+        print("main is", os.getpid())
+        assert train(options, PPO, Path("run"), KillsAWorker()).incidents == 1
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        env=os.environ | {"WANDB_MODE": "offline", "PYTHONPATH": os.pathsep.join(sys.path)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    (main,) = re.findall(r"main is (\d+)", done.stdout)
+    assert re.findall(r"begun by (\d+)", done.stdout) == [main]
+    run_id = about(tmp_path / "run")["wandb_id"]
+    files = [path.name for path in (tmp_path / "run" / "wandb").glob("*run-*/*.wandb")]
+    assert files == [f"run-{run_id}.wandb"]
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 

@@ -19,6 +19,7 @@ from envfleet.learn.checkpoint import load, save
 from envfleet.learn.clock import Clock
 from envfleet.learn.environments import env_fn, opened
 from envfleet.learn.evaluate import EVALUATION_SEED, Evaluation, evaluate
+from envfleet.learn.networks import ActorCritic
 from envfleet.learn.ppo import PPOOptions
 from envfleet.learn.recall import load_agent, resumed_options
 from envfleet.learn.recipes import RECIPES
@@ -733,6 +734,25 @@ def test_torch_s_threads_are_given_back(tmp_path):
     before = torch.get_num_threads()
     train(RUN, PPO, tmp_path, StopAt(1))
     assert torch.get_num_threads() == before
+
+
+def test_a_run_acts_with_one_thread(tmp_path, monkeypatch):
+    used, whole = [], ActorCritic.respond
+
+    def respond(*args):
+        used.append(torch.get_num_threads())
+        return whole(*args)
+
+    monkeypatch.setattr(ActorCritic, "respond", respond)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        train(RUN, replace(PPO, memory="gru", memory_size=8), tmp_path, StopAt(6))
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+    assert len(used) > 6 * PPO.n_steps
+    assert set(used) == {1}
 
 
 def test_num_episodes_counts_iterations(tmp_path):
