@@ -22,6 +22,8 @@
      │   ├─ EnvConstructionFailed
      │   └─ StartTimeout (TimeoutError)
      ├─ EnvFailed (RuntimeError)            an environment raised; the remote traceback is the cause
+     ├─ NothingCollected (RuntimeError)     environments failed in every step that was to be learned
+     from
      ├─ NoSuchAttribute (AttributeError)    an environment lacks what was called or read by name
      ├─ WorkerDied (RuntimeError)           a worker process ended without being asked to
      ├─ DeadlineExceeded (TimeoutError)     an environment did not answer in time; its stack is in
@@ -63,6 +65,7 @@ __all__ = [
     "NoSuchAttribute",
     "NotEnoughSharedMemory",
     "NotFinite",
+    "NothingCollected",
     "NothingSent",
     "OutOfOrder",
     "RemoteTraceback",
@@ -430,6 +433,21 @@ class SlotQuarantined(EnvfleetError, RuntimeError):
             f"its seed "
             "and actions; save one and run `envfleet doctor replay FILE` to see it in one process. "
             "If such failures are to be lived with, raise max_restarts."
+        )
+
+
+class NothingCollected(EnvfleetError, RuntimeError):
+    """There was nothing to learn from in a whole rollout: environments failed in every step."""
+
+    def __init__(self, steps: int, last: str, where: str) -> None:
+        super().__init__(steps, last, where)
+        self.steps, self.last, self.where = steps, last, where
+
+    def __str__(self) -> str:
+        return (
+            f"there is nothing to learn from: the environments failed in each of {self.steps:,} "
+            f"steps. Last failure: {self.last}. All are in {self.where}; mend the environment, and "
+            "start again"
         )
 
 

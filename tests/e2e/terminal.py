@@ -83,7 +83,7 @@ class Terminal:
             env=plain | {"TERM": "xterm-256color", **environment},
             start_new_session=True,
         )
-        self._slave = slave
+        self._slave, self._is_gone = slave, False
         self.screen, self.raw = Screen(columns), ""
 
     def __enter__(self):
@@ -93,8 +93,8 @@ class Terminal:
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait(10)
-        os.close(self.master)
-        os.close(self._slave)
+        if not self._is_gone:
+            self.close()
 
     def until(self, is_there, seconds=60.0):
         """Watch until the screen is as wanted, or the program has ended."""
@@ -113,6 +113,12 @@ class Terminal:
             assert time.monotonic() < limit_s, f"never ended:\n{self.screen.text}"
             self._read(0.1)
         return self.process.returncode
+
+    def close(self):
+        """Take the terminal away, as somebody who closes its window does."""
+        self._is_gone = True
+        os.close(self.master)
+        os.close(self._slave)
 
     def interrupt(self):
         """Ctrl-C."""

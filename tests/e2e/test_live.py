@@ -69,6 +69,17 @@ def test_ctrl_c_twice_ends_at_once_and_gives_the_terminal_back(tmp_path):
         assert "Traceback" not in terminal.screen.text
 
 
+def test_a_terminal_that_goes_away_costs_the_view_only(tmp_path):
+    words = [*SMALL, "--total-steps", 51_200, "--checkpoint-dir", "run"]
+    with train(*words, folder=tmp_path) as terminal:
+        terminal.until(lambda screen: "steps/s" in screen.text)
+        terminal.close()
+        assert terminal.process.wait(60) == 0
+    last = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
+    assert (last["env_steps"], last["ended"]) == (51_200, "finished")
+    assert (tmp_path / "run" / "report.html").exists()
+
+
 BREAKS = """
 import gymnasium
 import warnings

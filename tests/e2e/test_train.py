@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -145,6 +146,30 @@ def test_an_environment_of_one_s_own_is_found_again(tmp_path):
     assert json.loads(played)["mean_return"] == 5.0
 
 
+def test_a_module_beside_the_run_is_found_again_from_elsewhere(tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "maze.py").write_text(MAZE)
+    words = ["--env", "maze:Maze", "--n-envs", 2, "--n-steps", 16, "--num-episodes", 1]
+    run("train", *words, "--backend", "process", "--checkpoint-dir", "run", folder=tmp_path)
+    elsewhere = tmp_path / "elsewhere"
+    run("train", "--resume", "../run", "--num-episodes", 2, folder=elsewhere)
+    played = run("eval", "../run", "--episodes", 2, "--n-envs", 2, "--json", folder=elsewhere)
+    assert json.loads(played.stdout)["mean_return"] == 2.0
+
+
+def test_eval_says_what_happened_in_words_of_the_command_line(tmp_path):
+    fails = STUMBLES.replace("== 40", ">= 1 and (tmp / 'now').exists()").replace(
+        "import gymnasium", f"import gymnasium, pathlib; tmp = pathlib.Path({str(tmp_path)!r})", 1
+    )
+    (tmp_path / "maze.py").write_text(fails)
+    words = ["--env", "maze.py:Maze", "--n-envs", 2, "--n-steps", 16, "--num-episodes", 1]
+    run("train", *words, "--backend", "serial", "--checkpoint-dir", "run", folder=tmp_path)
+    (tmp_path / "now").touch()
+    told = run("eval", "run", "--n-envs", 2, folder=tmp_path, code=1).stderr
+    assert "in the last one it failed during step: ValueError: stumbled" in told
+    assert "on_failure" not in told
+
+
 STUMBLES = MAZE.replace(
     "self.left -= 1",
     """self.left -= 1
@@ -173,6 +198,54 @@ def test_too_many_failures_name_the_files_and_the_flag(tmp_path):
     assert "raise --max-restarts" in told
 
 
+WITHOUT_SEED = MAZE.replace("reset(self, *, seed=None, options=None)", "reset(self)").replace(
+    "super().reset(seed=seed)", "super().reset()"
+)
+DOES_NOT_FIT = MAZE.replace("(size=2)", "(size=3)")
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [(WITHOUT_SEED, "an unexpected keyword argument 'seed'"), (DOES_NOT_FIT, "of shape (3,)")],
+    ids=["without seed", "does not fit"],
+)
+def test_an_environment_that_cannot_be_reset_gets_one_sentence(source, said, tmp_path):
+    (tmp_path / "maze.py").write_text(source)
+    words = ["--env", "maze.py:Maze", "--n-envs", 2, "--backend", "serial"]
+    told = run("train", *words, "--checkpoint-dir", "run", folder=tmp_path, code=1).stderr
+    assert told.startswith("envfleet: maze:Maze cannot be used: its reset failed")
+    assert said in told
+    assert "incidents" not in told
+    assert "reset(self, *, seed=None, options=None)" in told
+
+
+@pytest.mark.parametrize("backend", ["serial", "auto"])
+def test_a_run_with_nothing_to_learn_from_fails(backend, tmp_path):
+    broken = MAZE.replace("self.left -= 1", 'raise ValueError("a joint is broken")')
+    (tmp_path / "maze.py").write_text(broken)
+    words = ["--env", "maze.py:Maze", "--n-envs", 2, "--n-steps", 16, "--num-episodes", 9]
+    more = ["--backend", backend, "--checkpoint-dir", "run"]
+    told = run("train", *words, *more, folder=tmp_path, code=1).stderr
+    assert "the environments failed in each of 32 steps" in told
+    assert "ValueError: a joint is broken. All are in run/incidents.jsonl" in told
+    (noted,) = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    assert json.loads(noted)["ended"].startswith("failed: there is nothing to learn from")
+    assert len((tmp_path / "run" / "incidents.jsonl").read_text().splitlines()) == 32
+
+
+@pytest.mark.parametrize("raised", ['SystemExit("bye")', "KeyboardInterrupt"])
+def test_an_environment_that_exits_in_a_step_costs_its_episode(raised, tmp_path):
+    exits = STUMBLES.replace('ValueError("stumbled")', raised).replace("== 40", "% 40 == 5")
+    (tmp_path / "maze.py").write_text(exits)
+    words = ["--env", "maze.py:Maze", "--n-envs", 2, "--n-steps", 64, "--num-episodes", 2]
+    more = ["--eval-episodes", 9, "--checkpoint-dir", "run"]
+    done = run("train", *words, *more, folder=tmp_path)
+    name = raised.partition("(")[0]
+    assert re.search(rf"worker processes \(\w+\), up to 1 each: step raised '{name}", done.stdout)
+    assert "Evaluation at 256: 2.00" in done.stdout
+    assert f"during step: {name}" in done.stderr
+
+
 @pytest.mark.parametrize("backend", ["serial", "process", "auto"])
 def test_an_environment_without_spaces_gets_one_sentence(backend, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
@@ -189,8 +262,14 @@ def test_eval_of_what_ends_its_process_is_a_sentence_once_it_has_failed(tmp_path
     words = ["--env", "maze.py:Maze", "--n-envs", 2, "--n-steps", 16, "--num-episodes", 3]
     more = ["--backend", "process", "--checkpoint-dir", "run", "--eval-episodes", 1]
     run("train", *words, *more, folder=tmp_path)
-    told = run("eval", "run", "--episodes", 50, folder=tmp_path, code=1).stderr
-    assert "died during step (exit code 3)" in told
+    told = run("eval", "run", "--episodes", 50, folder=tmp_path).stdout
+    assert told.endswith(
+        "over 48 episodes\n\n2 episodes were lost, because the environment failed.\n"
+    )
+    (tmp_path / "maze.py").write_text(fatal.replace("== 40", ">= 1"))
+    told = run("eval", "run", "--episodes", 2, folder=tmp_path, code=1).stderr
+    assert "in the last one its process died during step (exit code 3)" in told
+    assert "backend" not in told
 
 
 def wait_for(path, seconds=30.0):
@@ -221,12 +300,40 @@ def test_a_killed_run_is_resumed(tmp_path):
     assert "envfleet train --resume run" in " ".join(rest.split())
 
 
+@pytest.mark.parametrize("words", [[], ["--json"]], ids=["lines", "json"])
+def test_a_reader_who_leaves_costs_the_lines_only(words, tmp_path):
+    running = subprocess.Popen(
+        command("train", *SMALL, "--total-steps", 2560, "--checkpoint-dir", "run", *words),
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT if words else subprocess.PIPE,
+        text=True,
+    )
+    assert running.stdout is not None
+    assert any("parallel environments" in line for line in iter(running.stdout.readline, ""))
+    running.stdout.close()
+    assert running.wait(60) == 0
+    assert running.stderr is None or running.stderr.read() == ""
+    if running.stderr is not None:
+        running.stderr.close()
+    last = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
+    assert (last["env_steps"], last["ended"]) == (2560, "finished")
+    assert load(tmp_path / "run" / "latest.pt")["iteration"] == 20
+    assert (tmp_path / "run" / "report.html").exists()
+
+
 @pytest.mark.parametrize(
-    ("kill", "backend"),
-    [(os.kill, "serial"), (os.kill, "process"), (os.killpg, "process")],
-    ids=["serial", "workers", "workers-too"],
+    ("number", "kill", "backend"),
+    [
+        (signal.SIGTERM, os.kill, "serial"),
+        (signal.SIGTERM, os.kill, "process"),
+        (signal.SIGTERM, os.killpg, "process"),
+        (signal.SIGHUP, os.kill, "serial"),
+        (signal.SIGHUP, os.killpg, "process"),
+    ],
+    ids=["serial", "workers", "workers-too", "hang-up", "workers-hang-up"],
 )
-def test_sigterm_finishes_the_iteration_and_saves(kill, backend, tmp_path):
+def test_sigterm_finishes_the_iteration_and_saves(number, kill, backend, tmp_path):
     words = [*SMALL, "--total-steps", "1e7", "--save-every", "1e7", "--eval-every", "0"]
     running = subprocess.Popen(
         command("train", *words, "--backend", backend, "--checkpoint-dir", "run"),
@@ -238,7 +345,7 @@ def test_sigterm_finishes_the_iteration_and_saves(kill, backend, tmp_path):
     )
     assert running.stdout is not None
     assert any("Episode 10/" in line for line in iter(running.stdout.readline, ""))
-    kill(running.pid, signal.SIGTERM)
+    kill(running.pid, number)
     rest, stderr = running.communicate(timeout=30)
     assert running.returncode == 0, stderr
     assert "It was stopped; to go on:" in rest
@@ -284,6 +391,13 @@ def test_a_second_ctrl_c_ends_at_once(tmp_path):
         (["--env", "CartPole-v1", "--device", "mps"], "device 'mps' cannot be used here"),
         (["--env", "CartPole-v1", "--backend", "mpi"], "one of auto, serial, thread, process"),
         (["--env", "CartPole-v1", "--learnin-rate", "1"], "did you mean --learning-rate?"),
+        (["--env", "CartPole-v1", "--lr", "3e-4"], "did you mean --learning-rate?"),
+        (["--env", "CartPole-v1", "--timesteps", "9"], "did you mean --total-steps?"),
+        (["--env", "CartPole-v1", "--total-timesteps", "9"], "did you mean --total-steps?"),
+        (["--env", "CartPole-v1", "--steps", "9"], "did you mean --total-steps?"),
+        (["--env", "CartPole-v1", "--num-envs", "9"], "did you mean --n-envs?"),
+        (["--env", "CartPole-v1", "--normalize-obs"], "did you mean --normalise-obs?"),
+        (["--resume", "~/no-such-run"], f"{Path.home()}/no-such-run does not exist"),
         (["--evn", "CartPole-v1"], "there is no --evn; did you mean --env?"),
         (["--env", "CartPole-v1", "--resume", "x"], "not allowed with argument"),
         ([], "say what to train on: --env CartPole-v1"),
@@ -296,7 +410,8 @@ def test_a_second_ctrl_c_ends_at_once(tmp_path):
 def test_wrong_words_get_one_sentence(words, said, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
 
-    assert main(["train", *words]) == (1 if words == ["--resume", "nowhere"] else 2)
+    is_asked_to_go_on = len(words) == 2 and words[0] == "--resume"
+    assert main(["train", *words]) == (1 if is_asked_to_go_on else 2)
 
     told = capsys.readouterr()
     assert said in " ".join(told.err.split())

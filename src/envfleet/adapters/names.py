@@ -23,7 +23,7 @@ import gymnasium
 
 from envfleet.errors import ConfigError
 
-__all__ = ["NamedEnv", "find", "label", "nearest"]
+__all__ = ["NamedEnv", "find", "label", "look_also_in", "nearest"]
 
 unversioned = re.compile(r"-v(\d+)$")
 
@@ -91,6 +91,12 @@ def label(name: str) -> str:
     """A name for people: of a file only its own name, not the way to it."""
     place, _, attribute = name.rpartition(":")
     return f"{Path(place).stem}:{attribute}" if place.endswith(".py") else name
+
+
+def look_also_in(folder: str | None) -> None:
+    """Find modules in this folder too, if nowhere else."""
+    if folder and folder not in sys.path and os.path.isdir(folder):
+        sys.path.append(folder)
 
 
 def nearest(wrong: str, known: Iterable[str], prefix: str = "") -> str:

@@ -9,6 +9,7 @@ usage, 130 interrupted.
 from __future__ import annotations
 
 import argparse
+import errno
 import json
 import os
 import sys
@@ -25,6 +26,7 @@ from envfleet.cli.interrupts import ending_at_once
 from envfleet.cli.parser import Parser
 from envfleet.cli.report import Block, Report
 from envfleet.cli.screen import PlainScreen, has_rich, screen_on
+from envfleet.cli.streams import dispensable, silence, take_any_sign
 from envfleet.errors import CheckpointError, ConfigError, MissingExtra
 from envfleet.observe.progress import Progress, Silent, progress_on
 
@@ -125,6 +127,8 @@ def add_common(parser: argparse.ArgumentParser) -> None:
 def run(argv: Sequence[str] | None = None) -> int:
     """Parse, run and show one command; returns the exit code."""
     given = one_word(list(sys.argv[1:] if argv is None else argv))
+    for stream in (sys.stdout, sys.stderr):
+        take_any_sign(stream)
     try:
         args = build_parser(given).parse_args(given)
     except SystemExit as exc:  # argparse has written help or the version
@@ -139,25 +143,23 @@ def run(argv: Sequence[str] | None = None) -> int:
     with own_stdout(args.json) as stdout, short_warnings():
         try:
             report = load(entry).run(args, context)
-            show(stdout, entry.name, report, args)
+            return show(stdout, entry.name, report, args)
         except KeyboardInterrupt:
             complain("stopped")
             return 130
-        except BrokenPipeError:  # the reader of our output (head, less) went away: not a failure
-            silence(stdout)
-            return 0
         # SystemExit: an environment that calls sys.exit must not end this without a word
         except (Exception, SystemExit) as exc:
             is_usage = isinstance(exc, Usage | ConfigError | MissingExtra)
             if args.traceback:
-                traceback.print_exc()
+                with dispensable(sys.stderr):
+                    traceback.print_exc()
             message = one_sentence(exc)
             says_all = is_usage or isinstance(exc, CheckpointError)
             complain(message if says_all or args.traceback else message + hint(exc))
             if args.json:
-                print_json(stdout, failure(entry.name, type(exc).__name__, message))
+                with dispensable(stdout):
+                    print_json(stdout, failure(entry.name, type(exc).__name__, message))
             return 2 if is_usage else 1
-        return 0 if report.ok else 1
 
 
 def one_word(given: list[str]) -> list[str]:
@@ -166,13 +168,23 @@ def one_word(given: list[str]) -> list[str]:
     return [first, *given[2:]] if first in {entry.name for entry in COMMANDS} else given
 
 
-def show(stdout: TextIO, command: str, report: Report, args: argparse.Namespace) -> None:
-    """Print a report the way the user asked for."""
-    if args.json:
-        head = {"command": command, "envfleet": version(), "ok": report.ok}
-        print_json(stdout, head | report.document)
-    else:
-        screen_on(stdout, plain=args.plain).show(report.blocks)
+def show(stdout: TextIO, command: str, report: Report, args: argparse.Namespace) -> int:
+    """Print a report the way the user asked for; returns the exit code."""
+    code = 0 if report.ok else 1
+    try:
+        if args.json:
+            head = {"command": command, "envfleet": version(), "ok": report.ok}
+            print_json(stdout, head | report.document)
+        else:
+            screen_on(stdout, plain=args.plain).show(report.blocks)
+    except OSError as exc:
+        silence(stdout)
+        # the reader (head, less) went away, or the terminal was closed: what was done is done
+        if isinstance(exc, BrokenPipeError) or exc.errno == errno.EIO:
+            return code
+        complain(f"the report cannot be printed: {exc.strerror}")
+        return 1 if args.json else code  # to a script the document is all there is
+    return code
 
 
 def failure(command: str | None, kind: str, message: str) -> dict[str, Any]:
@@ -207,13 +219,15 @@ def hint(exc: BaseException) -> str:
 
 def complain(message: str) -> None:
     """One line on stderr."""
-    sys.stderr.write(f"envfleet: {message}\n")
-    sys.stderr.flush()
+    with dispensable(sys.stderr):
+        sys.stderr.write(f"envfleet: {message}\n")
+        sys.stderr.flush()
 
 
 def say(block: Block) -> None:
     """Show a block on stderr at once."""
-    PlainScreen(sys.stderr).show([block])
+    with dispensable(sys.stderr):
+        PlainScreen(sys.stderr).show([block])
 
 
 def choose_progress(args: argparse.Namespace) -> Progress:
@@ -251,7 +265,8 @@ def own_stdout(claimed: bool) -> Iterator[TextIO]:
         with open(saved, "w", encoding="utf-8", closefd=False) as clean:
             yield clean
     finally:
-        real.flush()
+        with dispensable(sys.stderr):
+            real.flush()
         os.dup2(saved, 1)
         os.close(saved)
 
@@ -270,11 +285,3 @@ def short_warnings() -> Iterator[None]:
         yield
     finally:
         warnings.formatwarning = original
-
-
-def silence(stream: TextIO) -> None:
-    """Point a broken stdout at nothing, so that the interpreter's last flush does not complain."""
-    with suppress(OSError, ValueError):
-        devnull = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(devnull, stream.fileno())
-        os.close(devnull)

@@ -10,6 +10,7 @@ import argparse
 import multiprocessing
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol, TypeVar
 
 from envfleet.cli.report import Block, Report
@@ -24,6 +25,7 @@ __all__ = [
     "add_worker_arguments",
     "at_least",
     "comma_list",
+    "folder",
     "one_of",
     "pace",
     "positive_seconds",
@@ -82,6 +84,11 @@ def at_least(minimum: int) -> Callable[[str], int]:
         return number
 
     return parse
+
+
+def folder(text: str) -> Path:
+    """An argparse type: a path, with ~ for the home of whoever asks."""
+    return Path(text).expanduser()
 
 
 def positive_seconds(text: str) -> float:

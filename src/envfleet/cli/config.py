@@ -9,8 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from envfleet.cli.options import options_of
-from envfleet.errors import ConfigError, MissingExtra, did_you_mean
+from envfleet.cli.options import options_of, suggestion
+from envfleet.errors import ConfigError, MissingExtra
 
 __all__ = ["read_config"]
 
@@ -22,7 +22,7 @@ def read_config(path: Path, *kinds: type[Any]) -> dict[str, Any]:
     for key, value in _pairs(path):
         name = str(key).replace("-", "_")
         if name not in known:
-            nearest = did_you_mean(name, known) or "; `envfleet train --help` lists them all"
+            nearest = suggestion(name, known) or "; `envfleet train --help` lists them all"
             raise ConfigError(f"{path}: there is no option {str(key)!r}{nearest}")
         if name in found:
             raise ConfigError(f"{path} sets {name} twice")

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import argparse
 import math
-from pathlib import Path
 from typing import Any
 
 from envfleet.adapters.names import label
-from envfleet.cli.command import Context, at_least
+from envfleet.cli.command import Context, at_least, folder
 from envfleet.cli.report import Report, Text
-from envfleet.errors import VideoError
+from envfleet.errors import EnvFailed, EnvfleetError, VideoError, WorkerDied, describe_exit
 from envfleet.learn.environments import env_fn
 from envfleet.learn.evaluate import EVALUATION_SEED, evaluate
 from envfleet.learn.recall import load_agent
@@ -35,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.epilog = _EPILOG
     parser.add_argument(
-        "run", metavar="RUN", type=Path, help="a run's folder or a checkpoint in it"
+        "run", metavar="RUN", type=folder, help="a run's folder or a checkpoint in it"
     )
     parser.add_argument(
         "--episodes",
@@ -66,30 +65,37 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, context: Context) -> Report:
     """Evaluate."""
     options, agent = load_agent(args.run)
-    folder = args.run if args.run.is_dir() else args.run.parent
-    found = evaluate(
-        agent.play,
-        env_fn(options),
-        episodes=args.episodes,
-        max_steps=options.eval_max_steps,
-        seed=args.seed,
-        n_envs=args.n_envs,
-        # an environment that failed before may take its process along, or hang
-        in_worker=options.has_deadlines or (folder / INCIDENTS_FILE).exists(),
-        start_method=options.parallel_start_method,
-        step_timeout_s=options.step_timeout_s,
-        reset_timeout_s=options.reset_timeout_s,
-    )
+    run_dir = args.run if args.run.is_dir() else args.run.parent
+    try:
+        found = evaluate(
+            agent.play,
+            env_fn(options),
+            episodes=args.episodes,
+            max_steps=options.eval_max_steps,
+            seed=args.seed,
+            n_envs=args.n_envs,
+            # an environment that failed before may take its process along, or hang
+            in_worker=options.has_deadlines or (run_dir / INCIDENTS_FILE).exists(),
+            start_method=options.parallel_start_method,
+            step_timeout_s=options.step_timeout_s,
+            reset_timeout_s=options.reset_timeout_s,
+        )
+    except (EnvFailed, WorkerDied) as exc:
+        raise NoEpisode(label(options.env), exc) from exc
     document: dict[str, Any] = {
         "env": options.env,
         "mean_return": _in_json(found.mean),
         "std_return": _in_json(found.std),
         "episodes": len(found.returns),
         "returns": [_in_json(one) for one in found.returns],
+        "lost": len(found.lost),
     }
     blocks = []
+    if found.lost:
+        many = "1 episode was" if len(found.lost) == 1 else f"{len(found.lost)} episodes were"
+        blocks.append(Text(f"{many} lost, because the environment failed.", "warn"))
     if args.video:
-        path = folder / "videos" / f"eval_seed{args.seed}.mp4"
+        path = run_dir / "videos" / f"eval_seed{args.seed}.mp4"
         drawn = env_fn(options, render_mode="rgb_array")
         try:
             video.record(agent.play(), drawn, path, seed=args.seed)
@@ -101,6 +107,23 @@ def run(args: argparse.Namespace, context: Context) -> Report:
     told = f"{found.mean:.2f} +- {found.std:.2f} over {len(found.returns)} episodes"
     text = f"{label(options.env)}: {told}"
     return Report(ok=True, document=document, blocks=(Text(text, "ok"), *blocks))
+
+
+class NoEpisode(EnvfleetError):
+    """Every episode was lost, for people who have no objects."""
+
+    def __init__(self, env: str, last: EnvFailed | WorkerDied) -> None:
+        super().__init__(env, last)
+        self.env, self.last = env, last
+
+    def __str__(self) -> str:
+        last = self.last
+        how = (
+            f"its process died during {last.doing} ({describe_exit(last.exitcode)})"
+            if isinstance(last, WorkerDied)
+            else f"it failed during {last.doing}: {last.reason}"
+        )
+        return f"{self.env} came to the end of no episode; in the last one {how}"
 
 
 def _in_json(number: float) -> float | None:

@@ -1,7 +1,8 @@
 """Ctrl-C in two steps, the first asks for an end, the second makes it; and in one while importing.
 
-SIGTERM, by which schedulers and containers ask for an end, is heard as Ctrl-C is. Worker processes
-hear neither here: they have handlers of their own. Law: outside, both mean what they meant before.
+SIGTERM, by which schedulers and containers ask for an end, is heard as Ctrl-C is, and so is SIGHUP,
+by which a terminal that is closed does. Worker processes hear none of them here: they have handlers
+of their own. Law: outside, all mean what they meant before.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def _end(number: int, frame: FrameType | None) -> None:
 
 
 class Interrupts:
-    """Counts Ctrl-C and SIGTERM while it is entered."""
+    """Counts Ctrl-C, SIGTERM and SIGHUP while it is entered."""
 
     def __init__(self, on_first: Callable[[], None]) -> None:
         """Call `on_first` at the first one, in the middle of whatever is being done."""
@@ -50,7 +51,9 @@ class Interrupts:
         """Whether somebody asked for an end."""
 
     def __enter__(self) -> Self:
-        for one in (signal.SIGINT, signal.SIGTERM):
+        for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if one == signal.SIGHUP and signal.getsignal(one) is signal.SIG_IGN:
+                continue  # by nohup: the terminal may go, the run shall stay
             self._before[one] = signal.signal(one, self._hear)
         return self
 
@@ -60,6 +63,8 @@ class Interrupts:
 
     def _hear(self, number: int, frame: FrameType | None) -> None:
         if self.is_asked:
+            if number == signal.SIGHUP:  # both the shell and the kernel tell of a terminal
+                return
             raise KeyboardInterrupt
         self.is_asked = True
         self._on_first()

@@ -8,6 +8,7 @@ from typing import Self, TextIO
 
 from envfleet.adapters.gymnasium import FleetVectorEnv
 from envfleet.cli.interrupts import Interrupts
+from envfleet.cli.streams import dispensable
 from envfleet.learn.environments import longest_episode
 from envfleet.learn.evaluate import Evaluation
 from envfleet.learn.train_options import TrainOptions
@@ -18,6 +19,12 @@ __all__ = ["FINISHING", "LOST", "Lines", "begin_lines", "clock", "iteration_line
 ANNOUNCE_EVERY = 10
 """Iterations between the lines that are printed."""
 LOST = "these episodes are lost, the run goes on"
+_KEPT_BY = {
+    "own": "their own state methods",
+    "mujoco": "MuJoCo's state",
+    "pickle": "their pickles",
+    "replay": "their seeds and actions, to be replayed",
+}
 FINISHING = "Finishing this iteration; press Ctrl-C again to end at once"
 
 
@@ -34,6 +41,7 @@ class Lines(Watcher):
         self._begun_s, self._start_steps = time.monotonic(), 0
         self._is_first = True
         self._incidents = 0
+        self._kept_by: tuple[str, ...] | None = None
 
     def __enter__(self) -> Self:
         self._interrupts.__enter__()
@@ -43,14 +51,19 @@ class Lines(Watcher):
         self._interrupts.__exit__(*exc_info)
 
     def say(self, line: str) -> None:
-        """Print a line."""
-        self._stream.write(f"{line}\n")
-        self._stream.flush()
+        """Print a line, as long as somebody reads them."""
+        with dispensable(self._stream):
+            self._stream.write(f"{line}\n")
+            self._stream.flush()
+
+    def kept_by(self, methods: tuple[str, ...]) -> None:
+        """Take note of how checkpoints keep the environments."""
+        self._kept_by = methods
 
     def begun(self, envs: FleetVectorEnv, start_steps: int) -> None:
         """Say what runs where."""
         self._begun_s, self._start_steps = time.monotonic(), start_steps
-        for line in begin_lines(self._options, envs.plan, start_steps):
+        for line in begin_lines(self._options, envs.plan, start_steps, self._kept_by):
             self.say(line)
 
     def iterated(self, iteration: Iteration) -> None:
@@ -89,16 +102,31 @@ class Lines(Watcher):
             self.say(FINISHING)
 
 
-def begin_lines(options: TrainOptions, plan: str, start_steps: int) -> list[str]:
+def begin_lines(
+    options: TrainOptions, plan: str, start_steps: int, kept_by: tuple[str, ...] | None = None
+) -> list[str]:
     """What runs where, at the beginning."""
     many = options.n_envs
     using = "Using one environment" if many == 1 else f"Using {many} parallel environments"
+    method: str = options.parallel_start_method or "default"
+    if options.parallel_start_method and " in this process: " in plan:
+        method += " (not needed: there are no workers)"
     lines = [
         f"{using} for training",
-        f"   Start method: {options.parallel_start_method or 'default'}",
+        f"   Start method: {method}",
         f"   {plan}",
     ]
+    if kept_by is not None:
+        lines.append(f"   {kept_line(kept_by)}")
     return [*lines, f"   Going on from {start_steps:,} steps"] if start_steps else lines
+
+
+def kept_line(methods: tuple[str, ...]) -> str:
+    """How checkpoints keep the environments."""
+    if not methods:
+        return "Environments cannot be kept in checkpoints: going on begins new episodes"
+    how = " and ".join(_KEPT_BY[method] for method in methods)
+    return f"Environments are kept in checkpoints by {how}"
 
 
 def evaluating_line(options: TrainOptions) -> str:

@@ -15,7 +15,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -27,6 +27,7 @@ from envfleet.cli.interrupts import Interrupts
 from envfleet.cli.lines import FINISHING, LOST, begin_lines, clock, evaluating_line
 from envfleet.cli.report import Text
 from envfleet.cli.screen import RichScreen
+from envfleet.cli.streams import dispensable
 from envfleet.learn.evaluate import Evaluation
 from envfleet.learn.ppo import PPOOptions
 from envfleet.learn.train_options import TrainOptions
@@ -126,12 +127,17 @@ class LiveView(Watcher):
         self._undo = ExitStack()
         self._is_over = threading.Event()
         self._live: Live | None = None
+        self._kept_by: tuple[str, ...] | None = None
 
     # ---- what the run tells -----------------------------------------------------------------
 
     def resumed(self, best: float | None) -> None:
         """Take note of what was reached before."""
         self.facts.best = best
+
+    def kept_by(self, methods: tuple[str, ...]) -> None:
+        """Take note of how checkpoints keep the environments."""
+        self._kept_by = methods
 
     def begun(self, envs: FleetVectorEnv, start_steps: int) -> None:
         """The environments are there: say above the view what runs where, and start to draw."""
@@ -140,8 +146,10 @@ class LiveView(Watcher):
         self._note("")
         facts.pace(now_s, start_steps)
         if self._live is not None:
-            for line in begin_lines(self._options, envs.plan, start_steps):
-                self._live.console.print(line, markup=False)
+            with dispensable(self._stream):
+                lines = begin_lines(self._options, envs.plan, start_steps, self._kept_by)
+                for line in lines:
+                    self._live.console.print(line, markup=False)
         thread = threading.Thread(target=self._keep_drawing, name="envfleet-live", daemon=True)
         thread.start()
         self._undo.callback(thread.join, JOIN_S)  # it may stand before a terminal that is stopped
@@ -183,7 +191,8 @@ class LiveView(Watcher):
 
     def say(self, text: str) -> None:
         """Show a text above the view."""
-        RichScreen(self._stream).show([Text(text)])
+        with dispensable(self._stream):
+            RichScreen(self._stream).show([Text(text)])
 
     # ---- drawing ----------------------------------------------------------------------------
 
@@ -201,23 +210,28 @@ class LiveView(Watcher):
                 redirect_stderr=sys.stderr.isatty(),
             )
             undo.enter_context(self._live)
-            undo.callback(self._draw)
+            undo.callback(self._draw_once_more)
             self._draw()
             self._undo = undo.pop_all()
         return self
 
     def __exit__(self, *exc_info: object) -> None:
         self._note("")
-        self._undo.close()
+        with dispensable(self._stream):
+            self._undo.close()
 
     def _keep_drawing(self) -> None:
         """In a thread: between two iterations, when nobody tells anything, the clock goes on."""
         spent_s = 0.0
-        with suppress(OSError):  # the terminal is gone, which is no reason to end a run
+        with dispensable(self._stream):
             while not self._is_over.wait(pause_s(spent_s)):
                 begun_s = time.thread_time()
                 self._draw()
                 spent_s = time.thread_time() - begun_s
+
+    def _draw_once_more(self) -> None:
+        with dispensable(self._stream):
+            self._draw()
 
     def _draw(self) -> None:
         assert self._live is not None

@@ -15,12 +15,41 @@ import json
 import math
 import textwrap
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-__all__ = ["Option", "docstrings", "options_of"]
+from envfleet.errors import did_you_mean
+
+__all__ = ["ELSEWHERE", "Option", "docstrings", "options_of", "suggestion"]
+
+ELSEWHERE = {
+    "lr": "learning_rate",
+    "timesteps": "total_steps",
+    "total_timesteps": "total_steps",
+    "n_timesteps": "total_steps",
+    "steps": "total_steps",
+    "num_envs": "n_envs",
+    "num_steps": "n_steps",
+    "minibatch_size": "batch_size",
+    "update_epochs": "n_epochs",
+    "clip_coef": "clip_range",
+    "anneal_lr": "anneal_learning_rate",
+    "env_id": "env",
+    "normalize": "normalise_obs",
+    "normalize_obs": "normalise_obs",
+    "norm_obs": "normalise_obs",
+    "normalize_reward": "normalise_rewards",
+    "normalize_rewards": "normalise_rewards",
+    "norm_reward": "normalise_rewards",
+    "track": "wandb",
+    "capture_video": "video",
+    "eval_freq": "eval_every",
+    "save_freq": "save_every",
+    "n_eval_episodes": "eval_episodes",
+}
+"""Options by the names that Stable-Baselines3, its RL zoo and CleanRL have for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +108,16 @@ class Option:
         return _READERS[origin or self.kind](value)
 
 
+def suggestion(wrong: str, known: Iterable[str]) -> str:
+    """The end of a sentence about a flag or a key that does not exist: the one that was meant."""
+    names, dashes = list(known), "--" if wrong.startswith("--") else ""
+    meant = ELSEWHERE.get(wrong.removeprefix("--").lower().replace("-", "_"), "")
+    for name in (f"{dashes}{meant}", f"{dashes}{meant.replace('_', '-')}"):
+        if meant and name in names:
+            return f"; did you mean {name}?"
+    return did_you_mean(wrong, names)
+
+
 def options_of(kind: type[Any]) -> tuple[Option, ...]:
     """The options that an option class declares."""
     hints, told = get_type_hints(kind), docstrings(kind)
@@ -122,11 +161,13 @@ def _one_of(value: Any, choices: tuple[Any, ...]) -> Any:
 
 def _whole(value: Any) -> int:
     """A whole number, also as 1e6 or 1_000_000."""
+    if type(value) is int:
+        return value
     number = _as_number(value)
     if number is None or not math.isfinite(number) or number != int(number):
         raise ValueError(f"must be a whole number, got {value}")
     is_digits = isinstance(value, str) and value.strip().lstrip("+-").isdigit()
-    return int(value) if is_digits or isinstance(value, int) else int(number)
+    return int(value) if is_digits else int(number)
 
 
 def _number(value: Any) -> float:
@@ -142,7 +183,7 @@ def _as_number(value: Any) -> float | None:
         return None
     try:
         return float(value)
-    except ValueError:
+    except (ValueError, OverflowError):  # the latter: a whole number of hundreds of digits
         return None
 
 

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
 from envfleet.cli.command import Help, Usage
+from envfleet.cli.options import suggestion
 from envfleet.errors import did_you_mean
 
 __all__ = ["Parser"]
@@ -38,7 +39,7 @@ class Parser(argparse.ArgumentParser):
             if word.startswith("--"):
                 flag = word.partition("=")[0]
                 if flag not in flags:
-                    self.error(f"there is no {flag}{did_you_mean(flag, flags)}")
+                    self.error(f"there is no {flag}{suggestion(flag, flags)}")
             elif commands:
                 # the first plain word of a parser that has commands has to be one
                 self.error(f"there is no command {word!r}{did_you_mean(word, commands)}")

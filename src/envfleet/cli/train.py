@@ -1,8 +1,8 @@
 """``envfleet train``: from an environment's name to a trained policy that can be resumed.
 
-Owns the flags and how a run is shown: as a live view on a terminal, as lines elsewhere. Ctrl-C or
-SIGTERM once finishes the iteration and saves, twice ends at once. What a run is lives in
-``learn/train.py``.
+Owns the flags and how a run is shown: as a live view on a terminal, as lines elsewhere, and no
+longer once nobody reads them. Ctrl-C, SIGTERM or SIGHUP once finishes the iteration and saves,
+Ctrl-C or SIGTERM twice ends at once. What a run is lives in ``learn/train.py``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 from envfleet.adapters.names import label
 from envfleet.cli.asked import add_train_flags, ask, ask_to_go_on
-from envfleet.cli.command import Context
+from envfleet.cli.command import Context, folder
 from envfleet.cli.lines import Lines
 from envfleet.cli.live import LiveView
 from envfleet.cli.report import Block, Code, Report, Text
@@ -42,7 +42,7 @@ examples:
 The defaults are plain PPO's. Environments with a known recipe start from that, a file lies over the
 recipe, flags over both; the recipe is printed. A run that goes on takes flags that nothing depends
 on that it learns (where it runs, what it saves and shows), and once it is at its end one that says
-how long it is to be. Ctrl-C or SIGTERM finishes the iteration, saves and
+how long it is to be. Ctrl-C or SIGTERM finishes the iteration, or cuts an evaluation off, saves and
 ends; twice ends at once.
 """
 
@@ -60,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a Gymnasium id, module:Class, module:function, file.py:Class or module:Id",
     )
     what.add_argument(
-        "--resume", metavar="RUN", type=Path, help="go on with the run in this folder"
+        "--resume", metavar="RUN", type=folder, help="go on with the run in this folder"
     )
     parser.add_argument(
         "--live-verdict",
@@ -103,7 +103,7 @@ def run(args: argparse.Namespace, context: Context) -> Report:
         _refuse_without_spaces(asked.options.env, str(exc))
         raise
     except SlotQuarantined as exc:
-        raise TooManyFailures(exc, run_dir) from exc
+        raise TooManyFailures(exc, run_dir, asked.options.env) from exc
     return _report(outcome)
 
 
@@ -118,11 +118,18 @@ def _refuse_without_spaces(env: str, reason: str) -> None:
 class TooManyFailures(SlotQuarantined):
     """The same for people who have a run's folder and no objects."""
 
-    def __init__(self, failed: SlotQuarantined, run_dir: Path) -> None:
+    def __init__(self, failed: SlotQuarantined, run_dir: Path, env: str) -> None:
         super().__init__(*failed.args)
-        self._run_dir = run_dir
+        self._run_dir, self._env = run_dir, env
 
     def __str__(self) -> str:
+        if not (self._run_dir / INCIDENTS_FILE).exists():  # it did not get as far as a first step
+            return (
+                f"{label(self._env)} cannot be used: its reset failed, and so it did when it was "
+                f"tried again, {self.restarts} times in all ({self.last.partition(': ')[2]}). It "
+                "has to be reset(self, *, seed=None, options=None), and to return an observation "
+                "that fits observation_space, and a dict"
+            )
         folder = self._run_dir / INCIDENTS
         first = min(folder.glob("*.incident"), default=folder / "FILE")
         return (

@@ -433,7 +433,7 @@ class _Probe(gymnasium.Env[Any, Any]):
         assert self._env is not None
         try:
             answer = self._env.step(self._actions[self._steps % 64])
-        except Exception as exc:
+        except BaseException as exc:  # Ctrl-C does not come to workers: this one is its own
             raise self._refuse("step", exc) from exc
         self._steps += 1
         _, _, terminated, truncated, _ = answer
@@ -443,10 +443,10 @@ class _Probe(gymnasium.Env[Any, Any]):
         assert self._env is not None
         try:
             self._env.reset(**seed)
-        except Exception as exc:
+        except BaseException as exc:
             raise self._refuse("reset", exc) from exc
 
-    def _refuse(self, doing: str, exc: Exception) -> _Refused:
+    def _refuse(self, doing: str, exc: BaseException) -> _Refused:
         text = " ".join(f"{type(exc).__name__}: {exc}".split())[:200]
         self.result, self._is_refused = f"{doing} raised {text!r} when it was measured", True
         return _Refused()

@@ -64,6 +64,10 @@ class _Game:
     steps: int = 0
 
 
+class EvaluationStopped(Exception):
+    """Somebody asked for an end in the middle of it."""
+
+
 @dataclass(slots=True)
 class _Table:
     """How the episodes came out."""
@@ -71,6 +75,7 @@ class _Table:
     play: Callable[[], Act]
     episodes: int
     max_steps: int
+    should_stop: Callable[[], bool]
     returns: dict[int, float] = field(default_factory=dict)
     lost: dict[int, Exception] = field(default_factory=dict)
 
@@ -95,6 +100,11 @@ class _Table:
             self.returns[game.number] = game.total
         return is_over
 
+    def check(self) -> None:
+        """Go on only if nobody minds."""
+        if self.should_stop():
+            raise EvaluationStopped
+
     def result(self) -> Evaluation:
         """The returns by number; if there are none, the last failure."""
         if not self.returns:
@@ -117,10 +127,11 @@ def evaluate(
     start_method: StartMethod | None = None,
     step_timeout_s: float | None = None,
     reset_timeout_s: float | None = None,
+    should_stop: Callable[[], bool] = lambda: False,
 ) -> Evaluation:
     """Play episodes in an environment of their own, or in several side by side.
 
-    Raises the last failure if all episodes are lost.
+    Raises the last failure if all episodes are lost, and `EvaluationStopped` if it should.
 
     Args:
         play: Called once per episode, for how to act in it.
@@ -134,13 +145,14 @@ def evaluate(
         start_method: Of workers; None takes the fastest that is safe.
         step_timeout_s: Longest one step may take in a worker; None waits.
         reset_timeout_s: The same for a reset.
+        should_stop: Asked before every step: True leaves the rest.
     """
     if episodes < 1 or n_envs < 1:
         raise ConfigError(
             f"evaluation needs an episode and an environment, got episodes={episodes} and "
             f"n_envs={n_envs}"
         )
-    table = _Table(play, episodes, max_steps)
+    table = _Table(play, episodes, max_steps, should_stop)
     width = n_envs
     while table.left:
         if n_envs == 1 and not in_worker:
@@ -167,15 +179,15 @@ def evaluate(
 class _EnvRaised(Exception):
     """An environment did, not whoever acts in it."""
 
-    def __init__(self, why: Exception) -> None:
-        self.why = why
+    def __init__(self, why: Exception | SystemExit) -> None:
+        self.why = why if isinstance(why, Exception) else EnvFailed(0, "step", f"SystemExit: {why}")
 
 
 @contextmanager
 def _of_the_environment() -> Iterator[None]:
     try:
         yield
-    except Exception as exc:
+    except (Exception, SystemExit) as exc:
         raise _EnvRaised(exc) from exc
 
 
@@ -197,6 +209,7 @@ def _play(table: _Table, number: int, env: gymnasium.Env[Any, Any], seed: int) -
         obs, info = env.reset(seed=seed + number)
     game, is_over = _Game(number, table.play(), obs, info), False
     while not is_over:
+        table.check()
         action = game.act(game.obs, game.info)
         with _of_the_environment():
             game.obs, reward, terminated, truncated, game.info = env.step(action)
@@ -218,6 +231,7 @@ def _side_by_side(table: _Table, envs: FleetVectorEnv, seed: int) -> None:
 
     games = {slot: begin(slot) for slot in range(envs.num_envs)}
     while games:
+        table.check()
         slots = list(games)
         actions = [game.act(game.obs, game.info) for game in games.values()]
         empty: Any = create_empty_array(space, len(slots))

@@ -8,12 +8,13 @@ from typing import Any
 
 import torch
 
+from envfleet.adapters.names import look_also_in
 from envfleet.errors import CheckpointError
 from envfleet.learn.agent import Agent
 from envfleet.learn.checkpoint import CheckpointFolder, fitting, load
 from envfleet.learn.environments import env_fn
 from envfleet.learn.options import PPOOptions
-from envfleet.learn.run_folder import RUN_FILE, check_identity, read_identity
+from envfleet.learn.run_folder import BEGUN_IN, RUN_FILE, check_identity, read_identity
 from envfleet.learn.train_options import TrainOptions
 
 
@@ -25,6 +26,7 @@ def resumed_options(run_dir: Path) -> tuple[TrainOptions, PPOOptions]:
         raise CheckpointError(str(run_dir), "does not exist, so it holds no run")
     try:
         kept = json.loads((run_dir / RUN_FILE).read_text())
+        look_also_in(kept.get(BEGUN_IN))
         ppo = PPOOptions(**{**kept["ppo"], "hidden": tuple(kept["ppo"]["hidden"])})
         return TrainOptions(**kept["options"]), ppo
     except FileNotFoundError as exc:

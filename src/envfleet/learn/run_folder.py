@@ -18,6 +18,7 @@ fails here while a run is going on costs a warning, never the run.
 from __future__ import annotations
 
 import json
+import os
 import secrets
 import shlex
 import warnings
@@ -55,6 +56,12 @@ WORTH_SAYING = 0.1
 IDENTITY = "identity"
 """In run.json and in every checkpoint: which run it is."""
 
+BEGUN_IN = "begun_in"
+"""In run.json: where the command was typed, which is where a module of the user's may lie."""
+
+KEPT_BY = "environments_kept_by"
+"""In run.json: the ways in which checkpoints keep the environments, none if they cannot be."""
+
 _UNDER_WAY = "is_under_way"
 """In run.json: whether a process trains, or was ended before it could say that it does no more."""
 
@@ -77,11 +84,18 @@ class RunFolder:
         self._seen_incidents = 0
         self._kept_incidents = 0
         self._is_kept_noted = False
+        self.is_told_finished = False
+        """Whether the last thing that was noted is that the run is at its end."""
 
     @property
     def report(self) -> Path:
         """Where the page is once the run has ended."""
         return self.folder / REPORT_FILE
+
+    @property
+    def incidents(self) -> Path:
+        """Where failures are told."""
+        return self.folder / INCIDENTS_FILE
 
     def video(self, env_steps: int) -> Path:
         """Where the episode of an evaluation is recorded."""
@@ -142,6 +156,7 @@ class RunFolder:
         iterations: int,
         setup: Setup,
         packages: Iterable[str] = (),
+        kept_by: Sequence[str] | None = None,
     ) -> None:
         """Start afresh: say what was asked for, forget what an unsaved beginning left."""
         about: dict[str, Any] = {
@@ -152,6 +167,8 @@ class RunFolder:
             "defaults": {"options": as_json(_plain(options)), "ppo": as_json(_plain(ppo))},
             "iterations": iterations,
             "setup": asdict(setup),
+            BEGUN_IN: os.getcwd(),
+            KEPT_BY: None if kept_by is None else list(kept_by),
             _UNDER_WAY: True,
             **facts.collect((*FACTS_OF, *packages)),
         }
@@ -171,9 +188,12 @@ class RunFolder:
         setup: Setup,
         packages: Iterable[str] = (),
         owes_evaluation: bool = False,
+        kept_by: Sequence[str] | None = None,
     ) -> None:
         """Continue from a checkpoint: what was noted after it will be noted again."""
         about = self._about() | {_UNDER_WAY: True, "setup": asdict(setup)}
+        if kept_by is not None:
+            about[KEPT_BY] = list(kept_by)
         before, now = about["options"], as_json(options)
         part = {"env_steps": env_steps, **facts.collect((*FACTS_OF, *packages))}
         part["changed"] = {
@@ -199,11 +219,13 @@ class RunFolder:
                 if line["env_steps"] < env_steps or not line.keys() & _OF_EVALUATIONS
             ]
         rewrite(self.folder / METRICS_FILE, "".join(f"{json.dumps(line)}\n" for line in kept))
+        self.is_told_finished = bool(kept) and kept[-1].get("ended") == "finished"
         noted = max((line["env_steps"] for line in lines), default=-1)
         self._open(about, start_steps=env_steps, noted_steps=noted)
 
     def note(self, env_steps: int, figures: Figures) -> None:
         """Tell every sink."""
+        self.is_told_finished = figures.get("ended") == "finished"
         self._sinks.note(env_steps, figures)
 
     def note_incidents(self, env_steps: int, incidents: Sequence[Incident]) -> None:
@@ -358,7 +380,8 @@ def read_record(folder: Path) -> RunRecord:
     parts = shares(_spent(lines), seconds)
     found = advice(parts, Setup(**about["setup"]))
     said = [str(one) for place, one in enumerate(found) if not place or one.share >= WORTH_SAYING]
-    is_finished = made >= about["iterations"]
+    # one that was stopped in its last evaluation has that to make up for
+    is_finished = made >= about["iterations"] and state != "stopped"
     per_iteration = about["ppo"]["n_steps"] * about["options"]["n_envs"]
     return RunRecord(
         folder=str(folder),

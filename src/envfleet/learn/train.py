@@ -18,14 +18,20 @@ from typing import Any
 
 import numpy as np
 
-from envfleet.errors import CheckpointError, ConfigError, VideoError, WorkerDied
+from envfleet.errors import (
+    CheckpointError,
+    ConfigError,
+    NothingCollected,
+    VideoError,
+    WorkerDied,
+)
 from envfleet.learn.accounting import shares, verdict
 from envfleet.learn.alone import alone_in
 from envfleet.learn.checkpoint import CheckpointFolder
 from envfleet.learn.clock import Clock
 from envfleet.learn.device import usable_device
 from envfleet.learn.environments import env_fn, opened, packages
-from envfleet.learn.evaluate import EVALUATION_SEED, Evaluation, evaluate
+from envfleet.learn.evaluate import EVALUATION_SEED, Evaluation, EvaluationStopped, evaluate
 from envfleet.learn.ppo import PPOOptions, PPOTrainer
 from envfleet.learn.run_folder import (
     IDENTITY,
@@ -45,6 +51,8 @@ RECENT = 100
 
 PATIENCE_S = 300.0
 """How long a step may take in an evaluation that has ended a process before."""
+ENDINGS = ("SystemExit", "KeyboardInterrupt")
+"""What an environment may raise that would end this process, were it raised here."""
 RETRY_S = 1.0
 """How long a last checkpoint that could not be written waits for its second try."""
 
@@ -178,6 +186,8 @@ class _Run:
         self._is_wary = False
         """Whether an evaluation was interrupted before: it may hang or take its process along."""
         self._owed_best: tuple[int, dict[str, Any]] | None = None
+        self._kept_by: tuple[str, ...] | None = None
+        """How checkpoints keep the environments; None if that is not known."""
         self._films = options.video
         self._clock = Clock(started_s, self.spent)
         self._start_up_s = self._evaluation_s = self._filming_s = 0.0
@@ -194,6 +204,7 @@ class _Run:
             iterations=self._iterations,
             setup=self._setup,
             packages=packages(self._options.env),
+            kept_by=self._kept_by,
         )
         self._start_up_s = self._clock.elapsed_s
 
@@ -204,9 +215,11 @@ class _Run:
         self._number, self.best = state["iteration"], state["best"]
         self._recent = deque(state["recent"], maxlen=RECENT)
         self._evaluated, self._saved = state["evaluated"], self._trainer.env_steps
-        # it was killed between the checkpoint and the end of the evaluation that was due with it
+        # it was ended between the checkpoint and the end of the evaluation that was due with it,
+        # and unless somebody asked for that the evaluation may have been the reason
         self._owes_evaluation = state.get("owes_evaluation", False)
-        self._is_wary = self._owes_evaluation
+        may_be_it = self._folder.was_cut_off or state.get("is_wary", False)
+        self._is_wary = self._owes_evaluation and may_be_it
 
     def go_on(self) -> None:
         self._check_length(self._folder.iterations)
@@ -218,6 +231,7 @@ class _Run:
             packages=packages(self._options.env),
             setup=self._setup,
             owes_evaluation=self._owes_evaluation,
+            kept_by=self._kept_by,
         )
         self._start_up_s = self._clock.elapsed_s
 
@@ -242,12 +256,22 @@ class _Run:
 
     def iterate(self) -> bool:
         """All iterations that are left; True if the watcher ended them."""
+        try:
+            return self._iterate()
+        except EvaluationStopped:
+            return True
+
+    def _iterate(self) -> bool:
         trainer = self._trainer
         if self._owes_evaluation:
             self._keep(saves=True, evaluates=True, may_wait=self._number < self._iterations)
         while self._number < self._iterations:
             begun_s, begun_steps = time.perf_counter(), trainer.env_steps
             rollout = trainer.collect()
+            if not rollout.valid.any():
+                incidents = trainer.envs.incidents
+                last = incidents[-1].reason if incidents else "unknown"
+                raise NothingCollected(rollout.valid.size, last, str(self._folder.incidents))
             learned = trainer.learn(rollout, self._number / self._iterations)
             seconds = time.perf_counter() - begun_s
             self._number += 1
@@ -280,7 +304,10 @@ class _Run:
     def end(self, how: str) -> Path:
         """Note the last of it, and write the report."""
         self._folder.note_incidents(self._trainer.env_steps, self._trainer.envs.incidents)
-        self._note(ended=how)
+        if how == "finished" and self._folder.is_told_finished:
+            self._clock.lap()  # nothing was left to do, and nothing is left to say
+        else:
+            self._note(ended=how)
         return self._folder.close()
 
     @property
@@ -320,8 +347,10 @@ class _Run:
         self._evaluated = self._trainer.env_steps
         self._watcher.evaluating(self._evaluated)
         begun_s = time.perf_counter()
-        found = self._played()
-        self._evaluation_s += time.perf_counter() - begun_s
+        try:
+            found = self._played()
+        finally:
+            self._evaluation_s += time.perf_counter() - begun_s
         if isinstance(found, str):
             self.failed_evaluations += 1
             _warn(f"the evaluation at {self._evaluated} steps failed ({found}); the run goes on")
@@ -348,7 +377,9 @@ class _Run:
         """Episodes of the policy as it is, or why there are none."""
         options = self._options
         incidents = self._trainer.envs.incidents
-        is_wary = self._is_wary or any(one.kind != "exception" for one in incidents)
+        is_wary = self._is_wary or any(
+            one.kind != "exception" or one.reason.startswith(ENDINGS) for one in incidents
+        )
         patience_s = PATIENCE_S if is_wary else None
         try:
             return evaluate(
@@ -362,7 +393,10 @@ class _Run:
                 start_method=options.parallel_start_method,
                 step_timeout_s=options.step_timeout_s or patience_s,
                 reset_timeout_s=options.reset_timeout_s or patience_s,
+                should_stop=self._watcher.should_stop,
             )
+        except EvaluationStopped:
+            raise
         except Exception as exc:  # whatever it is, it costs this evaluation, not the run
             return f"{type(exc).__name__}: {exc}"
 
@@ -383,9 +417,12 @@ class _Run:
 
     def _rehearse(self) -> None:
         try:
-            self._checkpoints.rehearse(self._state(self._trainer.state()))
+            state = self._trainer.state()
         except WorkerDied:  # its slots come back in the first rollout
             return
+        self._checkpoints.rehearse(self._state(state))
+        self._kept_by = tuple(sorted({one.method for one in state["collector"]["slots"] or ()}))
+        self._watcher.kept_by(self._kept_by)
 
     def _state(self, trainer: dict[str, Any], *, owes_evaluation: bool = False) -> dict[str, Any]:
         return {
@@ -395,6 +432,7 @@ class _Run:
             "best": self.best,
             "evaluated": self._evaluated,
             "owes_evaluation": owes_evaluation,
+            "is_wary": self._is_wary,
             "recent": list(self._recent),
         }
 
@@ -403,6 +441,7 @@ class _Run:
 
         What was learned is saved before it is evaluated, so that an evaluation that hangs or takes
         this process along costs itself only; and what is kept as the best is what was evaluated.
+        Raises `EvaluationStopped` if the watcher does not wait for the evaluation.
         """
         if not saves and not evaluates:
             return
@@ -416,7 +455,14 @@ class _Run:
         state = self._state(trainer, owes_evaluation=evaluates)
         self._save(state, is_best=False, may_wait=may_wait or evaluates)
         if evaluates:
-            is_best = self._evaluate()
+            try:
+                if self._watcher.should_stop():
+                    raise EvaluationStopped
+                is_best = self._evaluate()
+            except EvaluationStopped:
+                if self._owes_save:
+                    self._save(state, is_best=False, may_wait=False)
+                raise
             self._owes_evaluation = False
             self._save(self._state(trainer), is_best=is_best, may_wait=may_wait)
 

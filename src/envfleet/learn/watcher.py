@@ -45,6 +45,12 @@ class Watcher:
     def resumed(self, best: float | None) -> None:
         """It goes on with a run whose best evaluation had this mean; told before `begun`."""
 
+    def kept_by(self, methods: tuple[str, ...]) -> None:
+        """How checkpoints keep the environments: own, mujoco, pickle, replay; told before `begun`.
+
+        Several if slots differ, none if they cannot be kept.
+        """
+
     def begun(self, envs: FleetVectorEnv, start_steps: int) -> None:
         """The environments are there; `start_steps` have been made before."""
 
@@ -58,5 +64,9 @@ class Watcher:
         """The policy has been looked at."""
 
     def should_stop(self) -> bool:
-        """Asked after every iteration: True saves and ends the run."""
+        """Asked after every iteration and before every step of an evaluation.
+
+        True saves and ends the run; an evaluation that was cut off, or left out, is made up for
+        when the run goes on.
+        """
         return False

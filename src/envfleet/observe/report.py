@@ -360,6 +360,9 @@ def _surroundings(run: RunRecord) -> Markup:
     rows = [(name, str(text)) for name, text in facts.get("versions", {}).items()]
     machine = facts.get("machine", {})
     rows += [(name, str(value)) for name, value in machine.items() if value not in (None, "")]
+    kept_by = facts.get("environments_kept_by")
+    if kept_by is not None:
+        rows.append(("environments are kept by", ", ".join(kept_by) or "nothing"))
     git = facts.get("git")
     if git:
         rows.append(("git commit", str(git.get("commit", ""))))

@@ -169,15 +169,44 @@ def test_warnings_are_one_line(command, capsys):
     assert warnings.formatwarning is before
 
 
-def test_a_reader_who_leaves_is_no_failure(command):
+@pytest.mark.parametrize(("ok", "code"), [(True, 0), (False, 1)])
+def test_a_reader_who_leaves_is_no_failure(command, ok, code):
+    read, write = os.pipe()
+    os.close(read)
+    command(lambda args, context: Report(ok, {}, (Text("all is done"),)))
+    with open(write, "w") as pipe, contextlib.redirect_stdout(pipe):
+        assert main(["try"]) == code
+        pipe.write("and nobody minds what comes after it")
+
+
+@pytest.mark.parametrize(("words", "code"), [([], 0), (["--json"], 1)])
+def test_a_report_that_cannot_be_written_is_one_sentence(command, capsys, words, code):
+    command(lambda args, context: Report(True, {}, (Text("all is done"),)))
+    with open("/dev/full", "w") as full, contextlib.redirect_stdout(full):
+        assert main(["try", *words]) == code
+    said = "envfleet: the report cannot be printed: No space left on device\n"
+    assert capsys.readouterr().err == said
+
+
+def test_a_connection_that_a_command_lost_is_its_failure(command, capsys):
     def run(args, context):
-        raise BrokenPipeError
+        raise BrokenPipeError("the simulator is gone")
 
     command(run)
-    read, write = os.pipe()
-    with open(write, "w") as pipe, contextlib.redirect_stdout(pipe):
-        assert main(["try"]) == 0
-    os.close(read)
+    assert main(["try"]) == 1
+    assert "BrokenPipeError: the simulator is gone" in capsys.readouterr().err
+
+
+def test_signs_that_a_stream_does_not_have_are_replaced():
+    code = "import envfleet.cli.app as app; app.run(['train', '--env', 'mäze'])"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code}; print('ä')"],
+        env={**os.environ, "PYTHONIOENCODING": "ascii:strict"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == "?\n"
 
 
 def test_unknown_commands_and_none_are_usage_errors(capsys):

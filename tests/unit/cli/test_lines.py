@@ -78,6 +78,29 @@ def test_the_beginning(n_envs, method, steps, said):
     assert begin_lines(options, "A plan.", steps) == said
 
 
+def test_a_start_method_that_nobody_needs_is_said_to_be_one():
+    options = TrainOptions("CartPole-v1", parallel_start_method="spawn")
+    plan = "8 environments in this process: one step takes 9 us."
+    told = "   Start method: spawn (not needed: there are no workers)"
+    assert begin_lines(options, plan, 0)[1] == told
+
+
+@pytest.mark.parametrize(
+    ("methods", "said"),
+    [
+        (("pickle",), "Environments are kept in checkpoints by their pickles"),
+        (("own", "replay"), "by their own state methods and their seeds and actions, to be"),
+        ((), "Environments cannot be kept in checkpoints: going on begins new episodes"),
+    ],
+)
+def test_how_environments_are_kept_is_told_at_the_beginning(methods, said):
+    stream = io.StringIO()
+    lines = Lines(stream, OPTIONS)
+    lines.kept_by(methods)
+    lines.begun(SimpleNamespace(plan="A plan."), 0)  # type: ignore[arg-type]
+    assert said in stream.getvalue().splitlines()[-1]
+
+
 def test_every_tenth_iteration_and_the_last_are_shown():
     stream = io.StringIO()
     lines = Lines(stream, OPTIONS)
@@ -141,6 +164,16 @@ def test_clock(seconds, text):
     assert clock(seconds) == text
 
 
+def test_lines_that_nobody_reads_are_let_go():
+    read, write = os.pipe()
+    os.close(read)
+    with open(write, "w") as stream:
+        lines = Lines(stream, OPTIONS)
+        for number in (10, 20):
+            lines.iterated(iteration(number))
+        stream.write("what others write is let go too")
+
+
 class TestInterrupts:
     @pytest.mark.parametrize("others", [signal.SIG_IGN, lambda number, frame: None])
     def test_who_ignores_them_or_hears_them_is_left_alone(self, others):
@@ -191,6 +224,26 @@ class TestInterrupts:
             assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
         finally:
             signal.signal(signal.SIGTERM, before)
+
+    def test_a_terminal_that_is_closed_asks_however_often_it_tells(self):
+        before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+        try:
+            with Interrupts(lambda: None) as interrupts:
+                for _ in range(3):
+                    os.kill(os.getpid(), signal.SIGHUP)
+                assert interrupts.is_asked
+            assert signal.getsignal(signal.SIGHUP) is signal.SIG_DFL
+        finally:
+            signal.signal(signal.SIGHUP, before)
+
+    def test_who_was_told_to_outlive_the_terminal_does(self):
+        before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        try:
+            with Interrupts(lambda: None) as interrupts:
+                os.kill(os.getpid(), signal.SIGHUP)
+                assert not interrupts.is_asked
+        finally:
+            signal.signal(signal.SIGHUP, before)
 
     def test_lines_say_so_and_stop(self):
         stream = io.StringIO()

@@ -111,14 +111,14 @@ def test_going_on_with_a_run_counts_the_new_steps_only():
 
 def test_the_best_is_that_of_the_whole_run(tmp_path, monkeypatch):
     options = TrainOptions(
-        "CartPole-v1", n_envs=2, num_episodes=2, backend="serial", eval_every=1, save_every=1
+        "CartPole-v1", n_envs=2, num_episodes=4, backend="serial", eval_every=32, save_every=1
     )
     ppo, returns = PPOOptions(n_steps=8, batch_size=16), iter((90.0, 20.0))
     monkeypatch.setattr(
         "envfleet.learn.train.evaluate", lambda *_, **__: Evaluation((next(returns),))
     )
     first = LiveView(io.StringIO(), options, ppo, tmp_path)
-    monkeypatch.setattr(first, "should_stop", lambda: True)
+    monkeypatch.setattr(first, "should_stop", lambda: first.facts.evaluation is not None)
     with first:
         train(options, ppo, tmp_path, first)
     second = LiveView(io.StringIO(), options, ppo, tmp_path)
@@ -128,7 +128,7 @@ def test_the_best_is_that_of_the_whole_run(tmp_path, monkeypatch):
         train(options, ppo, tmp_path, second, is_resumed=True)
 
     assert seen == ["evaluation best 90.00  so far"]
-    assert text_of(second.facts)[4] == "evaluation 20.00 ± 0.00  at 32 steps  best 90.00"
+    assert text_of(second.facts)[4] == "evaluation 20.00 ± 0.00  at 64 steps  best 90.00"
 
 
 def test_the_pace_is_that_of_the_last_seconds():

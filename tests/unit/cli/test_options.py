@@ -10,7 +10,7 @@ import pytest
 from envfleet.cli.asked import StartOptions
 from envfleet.cli.config import read_config
 from envfleet.cli.flags import add_flags, given
-from envfleet.cli.options import docstrings, options_of
+from envfleet.cli.options import ELSEWHERE, docstrings, options_of
 from envfleet.errors import ConfigError, MissingExtra, did_you_mean
 from envfleet.learn.options import PPOOptions
 from envfleet.learn.train import TrainOptions
@@ -219,6 +219,28 @@ class TestConfig:
 
         with pytest.raises(MissingExtra, match=r"pip install 'envfleet\[train\]'"):
             read("whole: 1")
+
+
+@pytest.mark.parametrize("name", ["lr", "total-timesteps", "normalize_obs"])
+def test_names_that_people_know_from_elsewhere_are_answered_with_ours(name, tmp_path):
+    (tmp_path / "run.yaml").write_text(f"{name}: 1")
+    meant = ELSEWHERE[name.replace("-", "_")]
+    with pytest.raises(ConfigError, match=rf"'{name}'; did you mean {meant}\?"):
+        read_config(tmp_path / "run.yaml", TrainOptions, PPOOptions)
+
+
+def test_what_is_meant_by_a_name_from_elsewhere_is_an_option():
+    ours = {option.name for kind in (TrainOptions, PPOOptions) for option in options_of(kind)}
+    assert set(ELSEWHERE.values()) <= ours
+    assert not ELSEWHERE.keys() & ours
+
+
+def test_a_whole_number_of_hundreds_of_digits_is_read(tmp_path):
+    (tmp_path / "run.yaml").write_text(f"seed: {'9' * 400}")
+    assert read_config(tmp_path / "run.yaml", TrainOptions)["seed"] == int("9" * 400)
+    (tmp_path / "run.yaml").write_text(f"gamma: {'9' * 400}")
+    with pytest.raises(ConfigError, match="gamma must be a number"):
+        read_config(tmp_path / "run.yaml", PPOOptions)
 
 
 def test_only_what_is_near_is_named():

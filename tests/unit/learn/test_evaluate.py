@@ -49,6 +49,26 @@ def test_the_returns_are_those_of_a_loop_by_hand(n_envs):
     assert (found.mean, found.std) == (np.mean(by_hand(7)), np.std(by_hand(7)))
 
 
+class ExitsOnce(gymnasium.Wrapper):
+    """Ends its process as scripts do, in the first episode."""
+
+    def reset(self, *, seed=None, options=None):
+        self.is_first = seed == EVALUATION_SEED
+        return super().reset(seed=seed, options=options)
+
+    def step(self, action):
+        if self.is_first:
+            raise SystemExit("bye")
+        return super().step(action)
+
+
+def test_an_environment_that_exits_costs_its_episode_in_this_process_too():
+    found = evaluate(leaning, lambda: ExitsOnce(cartpole()), episodes=3)
+    assert found.returns == by_hand(3)[1:]
+    (lost,) = found.lost
+    assert "SystemExit: bye" in lost
+
+
 class Guess(gymnasium.Env):
     """Tells the right answer in its info only, and acts in a Dict."""
 

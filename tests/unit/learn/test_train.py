@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from dataclasses import fields, replace
 
 import gymnasium
@@ -22,6 +23,7 @@ from envfleet.learn.networks import ActorCritic
 from envfleet.learn.ppo import PPOOptions
 from envfleet.learn.recall import load_agent, resumed_options
 from envfleet.learn.recipes import RECIPES
+from envfleet.learn.run_folder import read_record
 from envfleet.learn.train import TrainOptions, Watcher, train
 from envfleet.learn.train_options import FREE, LENGTHS
 from tests.faults.stage import kill_and_wait
@@ -109,6 +111,29 @@ def test_a_run_leaves_what_it_promises(tmp_path):
     evaluations = [line for line in metrics(tmp_path / "run") if "evaluation_mean" in line]
     assert [line["env_steps"] for line in evaluations] == [320, 640, 768]
     assert resumed_options(tmp_path / "run") == (RUN, PPO)
+
+
+class Unpicklable(gymnasium.Wrapper):
+    def __init__(self):
+        super().__init__(gymnasium.make("CartPole-v1"))
+        self.lock = threading.Lock()
+
+
+@pytest.mark.parametrize(
+    ("env", "method"),
+    [("CartPole-v1", "pickle"), (f"{__name__}:Unpicklable", "replay")],
+)
+def test_a_run_tells_how_its_environments_are_kept(env, method, tmp_path):
+    told = []
+
+    class Told(Watcher):
+        def kept_by(self, methods):
+            told.append(methods)
+
+    train(replace(RUN, env=env, num_episodes=1), PPO, tmp_path, Told())
+    assert told == [(method,)]
+    assert json.loads((tmp_path / "run.json").read_text())["environments_kept_by"] == [method]
+    assert "environments are kept by" in (tmp_path / "report.html").read_text()
 
 
 @pytest.mark.parametrize("stop_at", [1, 5, 7, 11])
@@ -202,6 +227,15 @@ def test_a_finished_run_has_nothing_left_to_do(tmp_path):
     train(RUN, PPO, tmp_path)
     again = train(RUN, PPO, tmp_path, is_resumed=True)
     assert (again.env_steps, again.new_steps) == (768, 0)
+
+
+def test_a_finished_run_is_told_to_be_one_once(tmp_path):
+    for is_resumed in (False, True, True):
+        outcome = train(RUN, PPO, tmp_path, is_resumed=is_resumed)
+    assert outcome.seconds > 0
+    assert [line["ended"] for line in metrics(tmp_path) if "ended" in line] == ["finished"]
+    train(replace(RUN, total_steps=64 * 13), PPO, tmp_path, is_resumed=True)
+    assert [line["ended"] for line in metrics(tmp_path) if "ended" in line] == ["finished"] * 2
 
 
 def test_a_run_that_was_ended_before_its_first_checkpoint_begins_again(tmp_path):
@@ -325,6 +359,56 @@ def test_an_evaluation_that_was_noted_and_not_saved_is_noted_once(tmp_path, monk
     assert not load(tmp_path / "parts" / "latest.pt")["owes_evaluation"]
 
 
+class StopsEvaluating(Watcher):
+    """Asks for an end after some steps of the second evaluation, which is at 640 steps."""
+
+    def __init__(self):
+        self.evaluations = self.asked = 0
+
+    def evaluating(self, env_steps):
+        self.evaluations += 1
+
+    def should_stop(self):
+        self.asked += self.evaluations == 2
+        return self.asked > 5
+
+
+@pytest.mark.parametrize("n_envs", [1, 2])
+def test_an_evaluation_is_cut_off_on_request_and_made_up_for(n_envs, tmp_path, monkeypatch):
+    options = replace(RUN, eval_envs=n_envs)
+    train(options, PPO, tmp_path / "whole")
+    watcher = StopsEvaluating()
+    first = train(options, PPO, tmp_path / "parts", watcher)
+    assert (first.is_stopped, first.env_steps) == (True, 640)
+    assert watcher.asked == 6
+    assert load(tmp_path / "parts" / "latest.pt")["owes_evaluation"]
+
+    in_worker = []
+
+    def played(*args, **kwargs):
+        in_worker.append(kwargs["in_worker"])
+        return evaluate(*args, **kwargs)
+
+    monkeypatch.setattr("envfleet.learn.train.evaluate", played)
+    train(*resumed_options(tmp_path / "parts"), tmp_path / "parts", is_resumed=True)
+    assert in_worker == [False, False]
+    assert untimed(tmp_path / "parts") == untimed(tmp_path / "whole")
+
+
+def test_a_run_that_was_stopped_in_its_last_evaluation_is_not_called_finished(tmp_path):
+    options = replace(RUN, eval_every=0, num_episodes=2)
+    outcome = train(options, PPO, tmp_path, StopAt(2))
+    assert outcome.is_stopped
+    record = read_record(tmp_path)
+    assert (record.state, record.resume_command) == (
+        "stopped",
+        f"envfleet train --resume {tmp_path}",
+    )
+    again = train(options, PPO, tmp_path, is_resumed=True)
+    assert (again.is_stopped, again.new_steps) == (False, 0)
+    assert again.best_return is not None
+
+
 def test_an_evaluation_without_a_number_is_not_the_best(tmp_path, monkeypatch):
     returns = iter((float("nan"), 8.0, float("inf")))
     monkeypatch.setattr(
@@ -375,6 +459,8 @@ def test_an_evaluation_that_took_the_run_along_is_made_up_for_and_costs_itself(t
     assert ended.returncode == -signal.SIGKILL
     state = load(tmp_path / "run" / "latest.pt")
     assert (state["iteration"], state["owes_evaluation"]) == (2, True)
+    # whoever stops the next try has not shown that the evaluation is harmless
+    train(*resumed_options(tmp_path / "run"), tmp_path / "run", StopAt(0), is_resumed=True)
     with pytest.warns(RuntimeWarning, match=LOST):
         train(*resumed_options(tmp_path / "run"), tmp_path / "run", is_resumed=True)
     lost = [line["env_steps"] for line in metrics(tmp_path / "run") if "evaluation_lost" in line]
