@@ -53,6 +53,8 @@ PATIENCE_S = 300.0
 """How long a step may take in an evaluation that has ended a process before."""
 ENDINGS = ("SystemExit", "KeyboardInterrupt")
 """What an environment may raise that would end this process, were it raised here."""
+MOST_LOST = 32
+"""Steps without one to learn from, from which on there will be none."""
 RETRY_S = 1.0
 """How long a last checkpoint that could not be written waits for its second try."""
 
@@ -180,6 +182,8 @@ class _Run:
         self.identity = new_identity()
         self._iterations, self._setup = options.iterations(ppo), trainer.setup
         self._number = 0
+        self._lost_steps = 0
+        """In how many steps of rollouts in a row every environment failed."""
         self._recent: deque[tuple[float, int]] = deque(maxlen=RECENT)
         self._saved = self._evaluated = 0
         self._owes_save = self._owes_evaluation = False
@@ -268,10 +272,10 @@ class _Run:
         while self._number < self._iterations:
             begun_s, begun_steps = time.perf_counter(), trainer.env_steps
             rollout = trainer.collect()
-            if not rollout.valid.any():
-                incidents = trainer.envs.incidents
-                last = incidents[-1].reason if incidents else "unknown"
-                raise NothingCollected(rollout.valid.size, last, str(self._folder.incidents))
+            self._lost_steps = 0 if rollout.valid.any() else self._lost_steps + rollout.valid.size
+            if self._lost_steps >= MOST_LOST:
+                last = trainer.envs.incidents[-1].reason
+                raise NothingCollected(self._lost_steps, last, str(self._folder.incidents))
             learned = trainer.learn(rollout, self._number / self._iterations)
             seconds = time.perf_counter() - begun_s
             self._number += 1
