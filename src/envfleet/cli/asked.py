@@ -103,8 +103,8 @@ def ask_to_go_on(args: argparse.Namespace) -> Asked:
             fixed.append(f"--{'no-' if value is False else ''}{name.replace('_', '-')}")
     if fixed:
         raise Usage(
-            f"--resume goes on with the run as it was; leave out {', '.join(fixed)}: what is "
-            "learned depends on it"
+            f"--resume goes on with the run as it was, in its own folder; leave out "
+            f"{', '.join(fixed)}"
         )
     _check_one_length(flags)
     options, ppo = resumed_options(args.resume)

@@ -180,6 +180,10 @@ def _report(outcome: Outcome) -> Report:
             f"{outcome.env_steps:,} steps, {best}, {outcome.env_steps_per_second:,.0f} steps/s. "
             f"{outcome.verdict[0].upper()}{outcome.verdict[1:]}."
         )
+    elif outcome.is_stopped:
+        told = f"{outcome.env_steps:,} steps, {best}; the evaluation that is due is yet to be made."
+    elif outcome.last_evaluation is not None or failed:
+        told = f"{outcome.env_steps:,} steps, {best}. The evaluation that was due has been made."
     else:
         told = (
             f"There was nothing left to do: the run had made all its {outcome.env_steps:,} steps "

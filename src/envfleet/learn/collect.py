@@ -154,7 +154,8 @@ class Collector:
         self._is_quick = QuickActor.can_be(agent.policy)
         self._takes_masks = agent.policy.head.takes_masks
         self._quick: QuickActor | None = None
-        self._generator = torch.Generator(agent.device).manual_seed(seed)
+        # here, wherever the networks are: a run may go on on another device with the same noise
+        self._generator = torch.Generator().manual_seed(seed)
         count = envs.num_envs
         overlaps = options.overlap
         if overlaps is None:
@@ -222,8 +223,8 @@ class Collector:
             RuntimeWarning,
             stacklevel=2,
         )
-        device, agent = self._generator.device, self._agent
-        drawn = torch.randint(1 << 31, (), generator=self._generator, device=device)
+        agent = self._agent
+        drawn = torch.randint(1 << 31, (), generator=self._generator)
         obs, infos = self._envs.reset(seed=int(drawn))
         self._obs = agent.look(obs, learns=True)
         self._masks = agent.masks(obs, infos)
@@ -259,7 +260,7 @@ class Collector:
     @torch.inference_mode()
     def _collected(self) -> Rollout:
         times, slots, head = self._times, self._envs.num_envs, self._agent.policy.head
-        noise = head.noise((times, slots), self._generator)
+        noise = head.noise((times, slots), self._generator).to(self._agent.device)
         actions = torch.zeros((times, slots, *head.shape), dtype=head.dtype)
         store = _Store(times, self._obs, actions, self._masks, self._pages)
         self._quick = None

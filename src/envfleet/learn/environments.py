@@ -100,7 +100,9 @@ def _spec(source: str) -> gymnasium.envs.registration.EnvSpec:
 def longest_episode(options: TrainOptions) -> int:
     """Steps that an episode of an evaluation may take, as far as it is known beforehand."""
     source = find(options.env).source
-    limit = _spec(source).max_episode_steps if isinstance(source, str) else None
+    limit = None
+    if isinstance(source, str):
+        limit = options.env_kwargs.get("max_episode_steps", _spec(source).max_episode_steps)
     return min(limit or options.eval_max_steps, options.eval_max_steps)
 
 

@@ -23,6 +23,7 @@ import secrets
 import shlex
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import MISSING, asdict, fields
 from datetime import UTC, datetime
 from pathlib import Path
@@ -67,6 +68,12 @@ _UNDER_WAY = "is_under_way"
 
 _HAS_KEPT = "has_kept_checkpoints"
 """In run.json: if none is there any more, somebody took them away."""
+
+_EARLIER = "earlier_lengths"
+"""In run.json: how long it was to be before it was made longer, each time."""
+
+_FILMING = "is_filming"
+"""In run.json: whether a video is being made, or was when the process ended."""
 
 _AGAIN = "runs/again"
 """Where a run that was made longer is made again, if somebody does."""
@@ -130,6 +137,37 @@ class RunFolder:
     def iterations(self) -> int:
         """How many the run has."""
         return int(self._about()["iterations"])
+
+    @property
+    def earlier_iterations(self) -> list[int]:
+        """How many it had before it was made longer, each time."""
+        return [one["iterations"] for one in self._about().get(_EARLIER, [])]
+
+    @property
+    def has_deaths(self) -> bool:
+        """Whether an environment died or hung in it."""
+        return any(line["kind"] != "exception" for line in read_lines(self.folder / INCIDENTS_FILE))
+
+    @property
+    def was_filming(self) -> bool:
+        """Whether its last process was ended in the middle of a video."""
+        return bool(self._about().get(_FILMING))
+
+    def begin_filming(self) -> None:
+        """What draws may take this process along: say that it is at it."""
+        self._note_about({_FILMING: True})
+
+    def end_filming(self) -> None:
+        """It has come through."""
+        self._note_about({_FILMING: False})
+
+    def let_go(self) -> None:
+        """Note that this process was asked to end, and was not cut off."""
+        self._note_about({_UNDER_WAY: False})
+
+    def _note_about(self, told: dict[str, Any]) -> None:
+        with suppress(OSError):  # the disk is full, which is told elsewhere
+            self._tell(self._about() | told)
 
     def check_same(self, options: Any, ppo: Any) -> None:
         """Refuse to go on with a run by options that would make it another."""
@@ -204,7 +242,11 @@ class RunFolder:
         about.setdefault("resumed", []).append(part)
         if iterations != about["iterations"]:
             shorter = {name: before[name] for name in LENGTHS}
-            about.setdefault("earlier_lengths", []).append(shorter)
+            earlier = [*about.get(_EARLIER, []), shorter | {"iterations": about["iterations"]}]
+            # one by which nothing was learned never was
+            made = env_steps // (about["ppo"]["n_steps"] * now["n_envs"])
+            most = min(made, iterations - 1)
+            about[_EARLIER] = [one for one in earlier if one["iterations"] <= most]
         about |= {"options": now, "iterations": iterations}
         about["command"] = command(about)
         if now["wandb"]:
@@ -341,8 +383,9 @@ def settings(about: Mapping[str, Any]) -> dict[str, list[Setting]]:
 def command(about: Mapping[str, Any]) -> str:
     """The line that makes the same run again, whatever recipes there will be."""
     options: Mapping[str, Any] = about["options"]
-    earlier: list[dict[str, Any]] = about.get("earlier_lengths", [])
-    first = dict(about) | {"options": {**options, **(earlier[0] if earlier else {})}}
+    earlier: list[dict[str, Any]] = about.get(_EARLIER, [])
+    shortest = {name: earlier[0][name] for name in LENGTHS} if earlier else {}
+    first = dict(about) | {"options": {**options, **shortest}}
     unusual = [one for group in settings(first).values() for one in group if not one.is_plain]
     if any(one.name == "num_episodes" for one in unusual):  # it goes before the other length
         unusual = [one for one in unusual if one.name != "total_steps"]
@@ -378,10 +421,10 @@ def read_record(folder: Path) -> RunRecord:
     state, _, reason = ended.partition(": ")
     seconds = sum(line.get("seconds") or 0.0 for line in lines)
     parts = shares(_spent(lines), seconds)
-    found = advice(parts, Setup(**about["setup"]))
+    found = advice(parts, Setup(**about.get("setup", {})))
     said = [str(one) for place, one in enumerate(found) if not place or one.share >= WORTH_SAYING]
-    # one that was stopped in its last evaluation has that to make up for
-    is_finished = made >= about["iterations"] and state != "stopped"
+    # one that was ended in its last evaluation has that to make up for
+    is_finished = made >= about["iterations"] and state == "finished"
     per_iteration = about["ppo"]["n_steps"] * about["options"]["n_envs"]
     return RunRecord(
         folder=str(folder),

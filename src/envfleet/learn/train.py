@@ -146,6 +146,9 @@ def _train_alone(
         except Exception as exc:
             run.end(f"failed: {' '.join(str(exc).split()) or type(exc).__name__}")
             raise
+        except KeyboardInterrupt:
+            folder.let_go()
+            raise
         report = run.end("stopped" if is_stopped else "finished")
         parts = shares(run.spent(), run.seconds)
         return Outcome(
@@ -181,7 +184,11 @@ class _Run:
         self._checkpoints, self._folder, self._watcher = checkpoints, folder, watcher
         self.identity = new_identity()
         self._iterations, self._setup = options.iterations(ppo), trainer.setup
+        self._lengths = [self._iterations]
+        """How long the run was to be, in iterations, and is."""
         self._number = 0
+        self._had_deaths = False
+        """Whether environments died or hung before the run went on."""
         self._lost_steps = 0
         """In how many steps of rollouts in a row every environment failed."""
         self._recent: deque[tuple[float, int]] = deque(maxlen=RECENT)
@@ -196,6 +203,8 @@ class _Run:
         self._clock = Clock(started_s, self.spent)
         self._start_up_s = self._evaluation_s = self._filming_s = 0.0
         self.failed_evaluations = 0
+        self._has_failed = False
+        """Whether the last evaluation lost an episode."""
         self.best: float | None = None
         self.last_evaluation: Evaluation | None = None
 
@@ -226,8 +235,12 @@ class _Run:
         self._is_wary = self._owes_evaluation and may_be_it
 
     def go_on(self) -> None:
-        self._check_length(self._folder.iterations)
+        self._check_length(self._folder.iterations, self._folder.earlier_iterations)
         self._rehearse()
+        self._had_deaths = self._folder.has_deaths
+        if self._films and self._folder.was_filming:
+            self._films = False
+            _warn("the run ended while it was filmed; it goes on without videos")
         self._folder.go_on(
             self._options,
             self._trainer.env_steps,
@@ -237,14 +250,17 @@ class _Run:
             owes_evaluation=self._owes_evaluation,
             kept_by=self._kept_by,
         )
+        self._lengths = [*self._folder.earlier_iterations, self._iterations]
         self._start_up_s = self._clock.elapsed_s
 
-    def _check_length(self, before: int) -> None:
+    def _check_length(self, before: int, earlier: list[int]) -> None:
         """A run is as long as it was, or longer once it is at its end.
 
         What is annealed goes by the length, so that from anywhere else it would be a run that
-        nobody could make again.
+        nobody could make again. A length by which nothing was learned yet may be taken back.
         """
+        if earlier and self._number == earlier[-1]:
+            before = earlier[-1]
         per_iteration = self._ppo.n_steps * self._options.n_envs
         if self._iterations < before:
             raise ConfigError(
@@ -276,7 +292,7 @@ class _Run:
             if self._lost_steps >= MOST_LOST:
                 last = trainer.envs.incidents[-1].reason
                 raise NothingCollected(self._lost_steps, last, str(self._folder.incidents))
-            learned = trainer.learn(rollout, self._number / self._iterations)
+            learned = trainer.learn(rollout, self._progress)
             seconds = time.perf_counter() - begun_s
             self._number += 1
             self._recent.extend(rollout.episodes)
@@ -304,6 +320,11 @@ class _Run:
             if is_stopped:
                 return True
         return False
+
+    @property
+    def _progress(self) -> float:
+        """How much is over of the run as long as it was to be then."""
+        return self._number / next(length for length in self._lengths if length > self._number)
 
     def end(self, how: str) -> Path:
         """Note the last of it, and write the report."""
@@ -355,6 +376,7 @@ class _Run:
             found = self._played()
         finally:
             self._evaluation_s += time.perf_counter() - begun_s
+        self._has_failed = isinstance(found, str) or bool(found.lost)
         if isinstance(found, str):
             self.failed_evaluations += 1
             _warn(f"the evaluation at {self._evaluated} steps failed ({found}); the run goes on")
@@ -366,8 +388,6 @@ class _Run:
                 f"evaluation at {self._evaluated} steps were lost ({found.lost[-1]}); the others "
                 "count"
             )
-        elif self._films:  # what has failed once may fail in this process, where nobody gets it out
-            self._film()
         self.last_evaluation = found
         lost = {"evaluation_lost": len(found.lost)} if found.lost else {}
         self._note(evaluation_mean=found.mean, evaluation_std=found.std, **lost)
@@ -381,8 +401,10 @@ class _Run:
         """Episodes of the policy as it is, or why there are none."""
         options = self._options
         incidents = self._trainer.envs.incidents
-        is_wary = self._is_wary or any(
-            one.kind != "exception" or one.reason.startswith(ENDINGS) for one in incidents
+        is_wary = (
+            self._is_wary
+            or self._had_deaths
+            or any(one.kind != "exception" or one.reason.startswith(ENDINGS) for one in incidents)
         )
         patience_s = PATIENCE_S if is_wary else None
         try:
@@ -405,9 +427,15 @@ class _Run:
             return f"{type(exc).__name__}: {exc}"
 
     def _film(self) -> None:
-        """Record the evaluation's first episode once more, this time with pictures."""
+        """Record the evaluation's first episode once more, this time with pictures.
+
+        That is done in this process: only if all is kept and the episodes went well.
+        """
+        if self._has_failed or self._is_wary:
+            return
         path, begun_s = self._folder.video(self._trainer.env_steps), time.perf_counter()
         drawn = env_fn(self._options, render_mode="rgb_array")
+        self._folder.begin_filming()
         try:
             made = video.record(self._trainer.agent.play(), drawn, path, seed=EVALUATION_SEED)
         except VideoError as exc:
@@ -417,6 +445,7 @@ class _Run:
             if not made.is_whole:
                 _warn(f"{path} shows the first {made.frames:,} steps of a longer episode")
         finally:
+            self._folder.end_filming()
             self._filming_s += time.perf_counter() - begun_s
 
     def _rehearse(self) -> None:
@@ -469,6 +498,8 @@ class _Run:
                 raise
             self._owes_evaluation = False
             self._save(self._state(trainer), is_best=is_best, may_wait=may_wait)
+            if self._films and not self._watcher.should_stop():
+                self._film()
 
     def _save(self, state: dict[str, Any], *, is_best: bool, may_wait: bool) -> None:
         """Keep a checkpoint now, or after the next iteration if it cannot be and may wait."""

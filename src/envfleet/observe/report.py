@@ -159,7 +159,13 @@ def _header(run: RunRecord) -> Markup:
             "" if best is None else f"at {best['env_steps']:,} steps",
         ),
         *(
-            [_tile("last evaluation", _spread(run.evaluations[-1]), "of the policy at the end")]
+            [
+                _tile(
+                    "last evaluation",
+                    _spread(run.evaluations[-1]),
+                    f"at {run.evaluations[-1]['env_steps']:,} steps",
+                )
+            ]
             if run.evaluations and run.evaluations[-1] is not best
             else []
         ),

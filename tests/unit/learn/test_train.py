@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from envfleet import errors
-from envfleet.learn.checkpoint import load, save
+from envfleet.learn.checkpoint import CheckpointFolder, load, save
 from envfleet.learn.clock import Clock
 from envfleet.learn.environments import env_fn, opened
 from envfleet.learn.evaluate import EVALUATION_SEED, Evaluation, evaluate
@@ -23,7 +23,7 @@ from envfleet.learn.networks import ActorCritic
 from envfleet.learn.ppo import PPOOptions
 from envfleet.learn.recall import load_agent, resumed_options
 from envfleet.learn.recipes import RECIPES
-from envfleet.learn.run_folder import read_record
+from envfleet.learn.run_folder import RunFolder, read_record
 from envfleet.learn.train import TrainOptions, Watcher, train
 from envfleet.learn.train_options import FREE, LENGTHS
 from tests.faults.stage import kill_and_wait
@@ -52,10 +52,14 @@ class StopAt(Watcher):
         return self.seen == self.number
 
 
+class Killed(BaseException):
+    """Ends a run without a word, as a kill does."""
+
+
 class CutOff(StopAt):
     def should_stop(self):
         if super().should_stop():
-            raise KeyboardInterrupt
+            raise Killed
         return False
 
 
@@ -240,7 +244,7 @@ def test_a_finished_run_is_told_to_be_one_once(tmp_path):
 
 def test_a_run_that_was_ended_before_its_first_checkpoint_begins_again(tmp_path):
     train(RUN, PPO, tmp_path / "whole")
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(Killed):
         train(RUN, PPO, tmp_path / "early", CutOff(2))
     assert len(metrics(tmp_path / "early")) == 2
     train(*resumed_options(tmp_path / "early"), tmp_path / "early", is_resumed=True)
@@ -523,7 +527,7 @@ class Told(Watcher):
 @pytest.mark.parametrize("backend", ["auto", "serial"])
 def test_a_run_that_was_cut_off_goes_on_in_workers_unless_told_otherwise(backend, tmp_path):
     options, told = replace(RUN, backend=backend), Told()
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(Killed):
         train(options, PPO, tmp_path / "cut", CutOff(4))
     train(options, PPO, tmp_path / "cut", told, is_resumed=True)
     train(options, PPO, tmp_path / "whole")
@@ -922,3 +926,94 @@ def test_an_evaluation_without_end_is_left_after_the_steps_that_were_asked_for(t
     with pytest.warns(RuntimeWarning, match="3 steps"):
         train(options, replace(PPO, normalise_obs=False), tmp_path, Watching())
     assert watched == [64]
+
+
+class Interrupting(Watcher):
+    """Ends the process's run when it has begun, and before anything is learned."""
+
+    def begun(self, envs, start_steps):
+        raise KeyboardInterrupt
+
+
+def test_a_length_by_which_nothing_was_learned_may_be_taken_back(tmp_path):
+    for name in ("run", "again"):
+        train(RUN, PPO, tmp_path / name)
+    endless = replace(RUN, total_steps=64 * 2_000)
+    with pytest.raises(KeyboardInterrupt):
+        train(endless, PPO, tmp_path / "run", Interrupting(), is_resumed=True)
+    for name in ("run", "again"):
+        train(LONGER, PPO, tmp_path / name, is_resumed=True)
+    told = [json.loads((tmp_path / name / "run.json").read_text()) for name in ("run", "again")]
+    assert told[0]["command"] == told[1]["command"]
+    assert weights(tmp_path / "run") == weights(tmp_path / "again")
+
+
+def test_a_longer_run_that_falls_back_behind_its_old_end_learns_the_same(tmp_path):
+    options = replace(RUN, save_every=64)
+    for name in ("whole", "run"):
+        train(options, PPO, tmp_path / name)
+        train(replace(LONGER, save_every=64), PPO, tmp_path / name, StopAt(13), is_resumed=True)
+    for path in ("latest.pt", "step_000000000832.pt", "step_000000000768.pt"):
+        (tmp_path / "run" / path).write_bytes(b"damaged")
+    with pytest.warns(RuntimeWarning, match="going on from step_000000000704"):
+        train(*resumed_options(tmp_path / "run"), tmp_path / "run", is_resumed=True)
+    train(*resumed_options(tmp_path / "whole"), tmp_path / "whole", is_resumed=True)
+    assert weights(tmp_path / "run") == weights(tmp_path / "whole")
+
+
+class StopsAtOnce(StopAt):
+    """Raises what a second Ctrl-C does."""
+
+    def should_stop(self):
+        if super().should_stop():
+            raise KeyboardInterrupt
+        return False
+
+
+def test_a_run_that_was_ended_by_hand_was_not_cut_off(tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        train(RUN, PPO, tmp_path, StopsAtOnce(5))
+    assert not RunFolder(tmp_path).was_cut_off
+
+
+def test_a_run_whose_last_checkpoint_failed_is_not_called_finished(tmp_path, monkeypatch):
+    monkeypatch.setattr("envfleet.learn.train.RETRY_S", 0.0)
+    whole = CheckpointFolder.write
+
+    def write(self, env_steps, state, *, is_best=False):
+        if env_steps == RUN.total_steps:
+            raise errors.CheckpointError("x", "cannot be written: the disk is full")
+        return whole(self, env_steps, state, is_best=is_best)
+
+    monkeypatch.setattr(CheckpointFolder, "write", write)
+    with (
+        pytest.warns(RuntimeWarning, match="the run goes on"),
+        pytest.raises(errors.CheckpointError, match="the disk is full"),
+    ):
+        train(RUN, PPO, tmp_path)
+    found = read_record(tmp_path)
+    assert (found.state, found.reason[-16:]) == ("failed", "the disk is full")
+    assert "--resume" in found.resume_command
+
+
+RENDERER_THAT_KILLS = """
+import os, pathlib, sys
+from gymnasium.envs.classic_control import CartPoleEnv
+from envfleet.learn.train import train
+from tests.unit.learn.test_train import PPO, RUN, replace
+
+if __name__ == "__main__":
+    CartPoleEnv.render = lambda self: os._exit(9)
+    options = replace(RUN, video=True)
+    train(options, PPO, pathlib.Path(sys.argv[1]), is_resumed=len(sys.argv) > 2)
+"""
+
+
+def test_a_renderer_that_kills_costs_the_videos(tmp_path):
+    (tmp_path / "kills.py").write_text(RENDERER_THAT_KILLS)
+    words = [sys.executable, "-W", "ignore", str(tmp_path / "kills.py"), str(tmp_path / "run")]
+    where = {**os.environ, "PYTHONPATH": os.pathsep.join([os.getcwd(), *sys.path])}
+    assert subprocess.run(words, env=where, check=False).returncode == 9
+    assert metrics(tmp_path / "run")[-1]["evaluation_mean"] > 0
+    assert subprocess.run([*words, "again"], env=where, check=False).returncode == 0
+    assert load(tmp_path / "run" / "latest.pt")["iteration"] == 12
