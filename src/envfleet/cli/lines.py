@@ -108,12 +108,9 @@ def begin_lines(
     """What runs where, at the beginning."""
     many = options.n_envs
     using = "Using one environment" if many == 1 else f"Using {many} parallel environments"
-    method: str = options.parallel_start_method or "default"
-    if options.parallel_start_method and " in this process: " in plan:
-        method += " (not needed: there are no workers)"
     lines = [
         f"{using} for training",
-        f"   Start method: {method}",
+        f"   Start method: {options.parallel_start_method or 'default'}",
         f"   {plan}",
     ]
     if kept_by is not None:

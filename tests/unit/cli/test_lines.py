@@ -78,13 +78,6 @@ def test_the_beginning(n_envs, method, steps, said):
     assert begin_lines(options, "A plan.", steps) == said
 
 
-def test_a_start_method_that_nobody_needs_is_said_to_be_one():
-    options = TrainOptions("CartPole-v1", parallel_start_method="spawn")
-    plan = "8 environments in this process: one step takes 9 us."
-    told = "   Start method: spawn (not needed: there are no workers)"
-    assert begin_lines(options, plan, 0)[1] == told
-
-
 @pytest.mark.parametrize(
     ("methods", "said"),
     [
