@@ -7,8 +7,6 @@ runs, it blocks and uses no processor. PyTorch gets its number of threads for ea
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +23,7 @@ from envfleet.learn.gradients import Rows, Weights, closed_form
 from envfleet.learn.optimiser import FlatAdam
 from envfleet.learn.options import PPOOptions
 from envfleet.learn.ppo import PPOTrainer
+from envfleet.learn.threads import threads
 
 DEFAULT_THREADS = torch.get_num_threads()
 
@@ -83,7 +82,7 @@ class FleetTraining:
 
     def run(self, seconds: float) -> Slice:
         """Collect and learn."""
-        with torch_threads(1):
+        with threads(1):
             return timed(self.iterate, seconds)
 
     def iterate(self) -> int:
@@ -100,11 +99,11 @@ class FleetTraining:
 class SB3Training:
     """SB3's PPO with one of its vector environments and a number of threads for PyTorch."""
 
-    def __init__(self, training: Training, *, is_subproc: bool, threads: int) -> None:
-        self._training, self._is_subproc, self._threads = training, is_subproc, threads
+    def __init__(self, training: Training, *, is_subproc: bool, num_threads: int) -> None:
+        self._training, self._is_subproc, self._threads = training, is_subproc, num_threads
         kind = "SubprocVecEnv" if is_subproc else "DummyVecEnv"
-        self.key = f"sb3-{'subproc' if is_subproc else 'dummy'}-{threads}"
-        self.label = f"SB3 PPO, {kind}, {threads} torch thread{'s' if threads > 1 else ''}"
+        self.key = f"sb3-{'subproc' if is_subproc else 'dummy'}-{num_threads}"
+        self.label = f"SB3 PPO, {kind}, {num_threads} torch thread{'s' if num_threads > 1 else ''}"
         self._envs: Any = None
 
     def open(self) -> None:
@@ -142,7 +141,7 @@ class SB3Training:
 
     def run(self, seconds: float) -> Slice:
         """Collect and learn."""
-        with torch_threads(self._threads):
+        with threads(self._threads):
             return timed(self._iterate, seconds)
 
     def _iterate(self) -> int:
@@ -159,9 +158,9 @@ class SB3Training:
 def sb3_ways(training: Training) -> list[SB3Training]:
     """All the ways SB3 is given a chance: both vector environments, one thread and its default."""
     return [
-        SB3Training(training, is_subproc=is_subproc, threads=threads)
+        SB3Training(training, is_subproc=is_subproc, num_threads=num_threads)
         for is_subproc in (False, True)
-        for threads in sorted({1, DEFAULT_THREADS})
+        for num_threads in sorted({1, DEFAULT_THREADS})
     ]
 
 
@@ -177,7 +176,7 @@ class TakenApart(FleetTraining):
     def run(self, seconds: float) -> Slice:
         """Iterate, then make the same steps, the same choices and the same updates apart."""
         trainer, clock = self.trainer, time.perf_counter
-        with torch_threads(1):
+        with threads(1):
             self.iterate()
             before, rollouts = trainer.state(), list[Rollout]()
             start_s = clock()
@@ -261,14 +260,3 @@ class TakenApart(FleetTraining):
                 found.gradients, rate=options.learning_rate, max_norm=options.max_grad_norm
             )
         return time.perf_counter() - start_s
-
-
-@contextmanager
-def torch_threads(number: int) -> Iterator[None]:
-    """Let PyTorch use this many threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(number)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
