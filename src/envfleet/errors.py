@@ -172,7 +172,7 @@ class TooManyOpenFiles(StartError):
     def __str__(self) -> str:
         return (
             f"{self.num_workers} workers need about {self.need} open files, and {self.in_use} are "
-            f"in use, but this process may have only {self.limit}. Use fewer workers "
+            f"in use, but this process may have {self.limit}. Use fewer workers "
             "(num_workers=; one worker can run several environments) or raise the limit: "
             f"ulimit -n {2 * (self.need + self.in_use)}"
         )

@@ -370,7 +370,7 @@ def test_an_id_registered_only_in_the_parent(method, registered):
     error = caught.value
     assert error.slot == 1
     assert "EnvfleetFaults" in str(error)
-    assert "pass the id itself to make_vec" in str(error)
+    assert "Pass the id itself to make_vec" in str(error)
 
     envs = envfleet.make_vec(registered, 2, num_workers=2, backend="process", start_method=method)
     envs.reset(seed=0)
