@@ -23,9 +23,9 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
 from envfleet.engine import Batch, Deadlines, Fleet, Incident, NativeFn, ResetPlan, Snapshot
-from envfleet.engine.apart import apart
-from envfleet.engine.auto import Plan, choose_start_method, plan_fleet
+from envfleet.engine.detached_copy import detached_copy
 from envfleet.engine.machine import usable_cores
+from envfleet.engine.memory import PagePlan
 from envfleet.engine.options import (
     Autoreset,
     BackendName,
@@ -37,8 +37,8 @@ from envfleet.engine.options import (
     check_seconds,
     one_of,
 )
-from envfleet.engine.routes import Slots
-from envfleet.engine.slab import PagePlan
+from envfleet.engine.plan import Plan, choose_start_method, plan_fleet
+from envfleet.engine.slots import Slots
 from envfleet.errors import ConfigError, SpacesDiffer
 from envfleet.layout import are_equal
 
@@ -258,10 +258,10 @@ class FleetVectorEnv(VectorEnv[Any, Any, Any]):
             seeds = _one_each("seed", seed, count, _is_whole, "a whole number")
         # plans outlive this call, and what a caller does to the options later is none of theirs
         if options is None or isinstance(options, Mapping):
-            each = [None if options is None else apart(dict(options))] * count
+            each = [None if options is None else detached_copy(dict(options))] * count
         else:
             given = _one_each("options", options, count, _is_mapping, "a mapping")
-            each = [None if one is None else apart(dict(one)) for one in given]
+            each = [None if one is None else detached_copy(dict(one)) for one in given]
         return [
             ResetPlan(None if one is None else int(one), option)
             for one, option in zip(seeds, each, strict=True)
