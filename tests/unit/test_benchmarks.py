@@ -23,6 +23,7 @@ from benchmarks import (
     tables,
     vector,
     vector_rows,
+    without_c,
 )
 from benchmarks.environments import LONG_S, LONG_SHARE, SHORT_S, Sleeper, StoredImages
 from benchmarks.fresh_process import EndedEarly, in_fresh_processes
@@ -814,6 +815,35 @@ class TestEnvironments:
 
         assert set(naps_s) == {SHORT_S, LONG_S}
         assert abs((naps_s == LONG_S).mean() - LONG_SHARE) < 0.02
+
+
+class TestVectorRows:
+    LITTLE = Pace(rounds=1, seconds=0.01)
+
+    def test_same_step_is_compared_with_the_limit(self):
+        cartpole, ant = vector_rows.ROWS["same-step"](self.LITTLE, Silent(), "title").lines
+
+        assert (cartpole.failure, ant.failure) == (None, None)
+        assert (cartpole.target.bound, ant.target.bound) == (0.72, 0.85)
+
+    def test_the_row_without_c_loads_no_c(self):
+        outcome = vector_rows.ROWS["without-c"](self.LITTLE, Silent(), "title")
+
+        (line,) = outcome.lines
+        assert line.failure is None
+        assert line.target.bound == 0.55
+        assert [entry.label for entry in outcome.entries] == [
+            "envfleet, step, without the C parts",
+            "the limit: 2 processes, no communication",
+        ]
+
+    def test_the_row_without_c_fails_if_c_was_loaded(self, monkeypatch):
+        monkeypatch.setattr(without_c, "VARIABLE", "ENVFLEET_OF_ANOTHER_NAME")
+
+        (line,) = vector_rows.ROWS["without-c"](self.LITTLE, Silent(), "title").lines
+
+        assert line.failure is not None
+        assert "loaded its C parts" in line.failure
 
 
 def test_the_limit_counts_every_step_and_leaves_nothing_behind():
