@@ -49,6 +49,7 @@ NEEDS_ONLY_THE_CORE = (
     "engine/**/*.py",
     "adapters/__init__.py",
     "adapters/gymnasium.py",
+    "adapters/opening.py",
 )
 
 ROOT = Path(__file__).resolve().parents[2]
