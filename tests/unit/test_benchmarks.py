@@ -35,8 +35,8 @@ from benchmarks.tables import Curves, Entry, Floor, Line, NoMarker
 from benchmarks.trainers import TakenApart, Training, sb3_ways
 from benchmarks.workload import ActionPool, Workload, timed
 from envfleet.cli.app import build_parser
-from envfleet.cli.asked import ask
 from envfleet.cli.measure import Shares, Slice
+from envfleet.cli.train_args import read_train_args
 from envfleet.learn.ppo import PPOOptions
 from envfleet.learn.recipes import RECIPES
 from envfleet.learn.train_options import TrainOptions
@@ -555,7 +555,7 @@ class TestDocuments:
 
         for row, lesson in ppo_rows.LESSONS.items():
             words = shlex.split(by_hand[row])
-            asked = ask(build_parser(words).parse_args(words))
+            asked = read_train_args(build_parser(words).parse_args(words))
 
             recipe = lesson.recipe
             assert asked.ppo == recipe.options, row

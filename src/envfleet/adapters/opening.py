@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import gymnasium
 import numpy as np
@@ -29,12 +29,10 @@ from envfleet.engine.options import (
     OnFailure,
     RestartPolicy,
     StartMethod,
-    check_count,
-    check_seconds,
-    one_of,
 )
 from envfleet.engine.slab import PagePlan
 from envfleet.errors import ConfigError
+from envfleet.options import Count, CountOrZero, Seconds, check
 
 __all__ = ["DEBUG_VARIABLE", "EnvLike", "env_functions", "is_whole", "native", "open_fleet"]
 
@@ -70,25 +68,18 @@ def open_fleet(
     """
     if isinstance(autoreset, AutoresetMode):
         autoreset = autoreset.name.lower()
-    mode: Autoreset = one_of("autoreset", autoreset, Autoreset)
-    failure: OnFailure = one_of("on_failure", on_failure, OnFailure)
-    method: StartMethod | None = (
-        None if start_method is None else one_of("start_method", start_method, StartMethod)
-    )
-    check_seconds("step_timeout_s", step_timeout_s)
-    check_seconds("reset_timeout_s", reset_timeout_s)
+    mode = cast(Autoreset, check("autoreset", autoreset, Autoreset))
+    failure = cast(OnFailure, check("on_failure", on_failure, OnFailure))
+    method = None if start_method is None else check("start_method", start_method, StartMethod)
+    check("step_timeout_s", step_timeout_s, Seconds | None)
+    check("reset_timeout_s", reset_timeout_s, Seconds | None)
     if num_workers is not None and not (is_whole(num_workers) and 1 <= num_workers <= len(env_fns)):
         raise ConfigError(
             f"num_workers must be a whole number between 1 and num_envs ({len(env_fns)}), got "
             f"{num_workers!r}; a worker without an environment would have nothing to do"
         )
-    if not is_whole(rollout_steps) or rollout_steps < 0:
-        raise ConfigError(f"rollout_steps must be a whole number from 0 on, got {rollout_steps!r}")
-    if rollout_floats not in (None, "float16", "float32", "float64"):
-        raise ConfigError(
-            "rollout_floats must be 'float16', 'float32', 'float64' or None (as they come), got "
-            f"{rollout_floats!r}"
-        )
+    check("rollout_steps", rollout_steps, CountOrZero)
+    check("rollout_floats", rollout_floats, Literal["float16", "float32", "float64"] | None)
     restarts = RestartPolicy(max_restarts=max_restarts)
     deadlines = Deadlines(step_s=step_timeout_s, reset_s=reset_timeout_s)
     has_limits = step_timeout_s is not None or reset_timeout_s is not None
@@ -147,7 +138,7 @@ def env_functions(
         return [_bound(one, kwargs) for one in env], None
     if num_envs is None:
         raise ConfigError("num_envs is needed unless env is a sequence of functions, one per slot")
-    check_count("num_envs", num_envs)
+    check("num_envs", num_envs, Count)
     if isinstance(env, NativeFn):
         if kwargs:
             raise ConfigError("give keyword arguments to envfleet.native(...), not as env_kwargs")
@@ -212,7 +203,7 @@ def _plan(
     if backend == "auto":
         why = f"num_workers={num_workers} was asked for"
         return Plan("process", start_method, num_workers or 1, why)
-    name: BackendName = one_of("backend", backend, Literal["auto", BackendName])
+    name = cast(BackendName, check("backend", backend, Literal["auto", BackendName]))
     if name == "serial":
         why = "backend='serial' was asked for"
         return Plan(name, start_method, num_workers or 1, why, num_here)

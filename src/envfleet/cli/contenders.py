@@ -21,7 +21,7 @@ import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from gymnasium.vector.utils import batch_space, iterate
 
-from envfleet.cli.environments import EnvChoice
+from envfleet.cli.env_argument import EnvChoice
 from envfleet.cli.measure import Contender, Shares, Slice
 
 __all__ = [
@@ -389,6 +389,6 @@ def shares_of(
     )
 
 
-def in_order_of_start(contenders: Sequence[Contender]) -> list[Contender]:
+def in_opening_order(contenders: Sequence[Contender]) -> list[Contender]:
     """The order to open them in: threads last, because forking a process with threads is unsafe."""
     return sorted(contenders, key=lambda one: one.key.startswith("thread"))

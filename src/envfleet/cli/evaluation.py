@@ -7,7 +7,8 @@ import math
 from typing import Any
 
 from envfleet.adapters.names import label
-from envfleet.cli.command import Context, at_least, folder
+from envfleet.cli.arguments import at_least, folder_path
+from envfleet.cli.command import Context
 from envfleet.cli.report import Report, Text
 from envfleet.errors import EnvFailed, EnvfleetError, VideoError, WorkerDied, describe_exit
 from envfleet.learn.environments import env_fn
@@ -34,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.epilog = _EPILOG
     parser.add_argument(
-        "run", metavar="RUN", type=folder, help="a run's folder or a checkpoint in it"
+        "run", metavar="RUN", type=folder_path, help="a run's folder or a checkpoint in it"
     )
     parser.add_argument(
         "--episodes",

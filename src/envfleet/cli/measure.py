@@ -25,9 +25,9 @@ __all__ = [
     "compare",
     "duration",
     "median_shares",
+    "noise_warning",
     "rotation",
     "summarise",
-    "unrest",
 ]
 
 _UNREST = 0.2
@@ -153,7 +153,7 @@ def compare(
                 contender.open()
                 slices[contender.key] = []
             except Exception as exc:
-                failures[contender.key] = reason(exc)
+                failures[contender.key] = failure_text(exc)
             bar.advance()
         for round_number in range(rounds):
             for index in rotation(len(contenders), round_number):
@@ -164,7 +164,7 @@ def compare(
                         slices[contender.key].append(contender.run(seconds))
                     except Exception as exc:
                         del slices[contender.key]
-                        failures[contender.key] = reason(exc)
+                        failures[contender.key] = failure_text(exc)
                 bar.advance()
         bar.note("closing")
     return slices, failures
@@ -176,7 +176,7 @@ def _close_quietly(contender: Contender) -> None:
         contender.close()
 
 
-def reason(exc: BaseException) -> str:
+def failure_text(exc: BaseException) -> str:
     """An error as half a line."""
     text = " ".join(str(exc).split())
     text = text if len(text) <= 200 else text[:197] + "..."
@@ -208,7 +208,7 @@ def median_shares(slices: Sequence[Slice]) -> Shares | None:
     )
 
 
-def unrest(results: Sequence[Result]) -> str | None:
+def noise_warning(results: Sequence[Result]) -> str | None:
     """A sentence if the rounds lie so far apart that the machine must have been busy otherwise."""
     if not results:
         return None

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 __all__ = [
-    "Bar",
-    "Bars",
+    "BarChart",
+    "BarRow",
     "Block",
     "Code",
     "Finding",
@@ -90,7 +90,7 @@ class Findings:
 
 
 @dataclass(frozen=True, slots=True)
-class Bar:
+class BarRow:
     """A length with its name and its text; ``mark`` shows where another length would end."""
 
     name: str
@@ -100,13 +100,13 @@ class Bar:
 
 
 @dataclass(frozen=True, slots=True)
-class Bars:
+class BarChart:
     """Lengths below each other, to one scale."""
 
-    items: tuple[Bar, ...]
+    items: tuple[BarRow, ...]
 
 
-Block = Heading | Text | Code | Table | Findings | Bars
+Block = Heading | Text | Code | Table | Findings | BarChart
 
 
 @dataclass(frozen=True, slots=True)

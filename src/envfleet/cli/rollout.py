@@ -11,8 +11,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TextIO
 
-from envfleet.cli.command import Context, Usage, one_of
-from envfleet.cli.named_config import add_config_arguments, config_of
+from envfleet.cli.arguments import choice_of
+from envfleet.cli.command import Context, UsageError
+from envfleet.cli.llm_arguments import add_config_arguments, config_of
 from envfleet.cli.report import Block, Code, Heading, Report, Table, Text
 from envfleet.llm.entries import Cache
 from envfleet.llm.manager import EnvStateManager
@@ -47,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_config_arguments(parser)
     parser.add_argument(
         "--policy",
-        type=one_of(*POLICIES),
+        type=choice_of(*POLICIES),
         default="random",
         metavar="NAME",
         help=f"who plays: {' or '.join(POLICIES)} (default: %(default)s)",
@@ -92,7 +93,7 @@ def _opened(path: Path) -> TextIO:
     try:
         return path.open("w", encoding="utf-8")
     except OSError as exc:
-        raise Usage(f"--out {path} cannot be written: {exc.strerror}") from exc
+        raise UsageError(f"--out {path} cannot be written: {exc.strerror}") from exc
 
 
 def _report(

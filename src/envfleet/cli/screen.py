@@ -6,15 +6,14 @@ goes to a pipe or a file carries no control characters. What is said is the comm
 
 from __future__ import annotations
 
-import importlib.util
 import shutil
 import textwrap
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Protocol, TextIO
 
 from envfleet.cli.report import (
-    Bar,
-    Bars,
+    BarChart,
+    BarRow,
     Block,
     Code,
     Finding,
@@ -24,11 +23,12 @@ from envfleet.cli.report import (
     Table,
     Text,
 )
+from envfleet.cli.terminal import has_rich
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["PlainScreen", "RichScreen", "Screen", "can_redraw", "has_rich", "screen_on"]
+__all__ = ["PlainScreen", "RichScreen", "Screen", "screen_on"]
 
 _COLOURS: dict[Level, str] = {"ok": "green", "warn": "yellow", "bad": "bold red", "info": ""}
 
@@ -38,24 +38,6 @@ class Screen(Protocol):
 
     def show(self, blocks: Iterable[Block]) -> None:
         """Show the blocks, one below the other."""
-
-
-def has_rich() -> bool:
-    """Whether rich is installed; it is an extra, so nothing may depend on it."""
-    try:
-        return importlib.util.find_spec("rich") is not None
-    except ValueError:  # a module set to None in sys.modules has no spec
-        return False
-
-
-def can_redraw(stream: TextIO) -> bool:
-    """Whether rich can draw over itself on ``stream``: a terminal that knows how, and its signs."""
-    if not stream.isatty() or not has_rich():
-        return False
-    from rich.console import Console
-
-    console = Console(file=stream)
-    return not console.is_dumb_terminal and not console.options.ascii_only
 
 
 def screen_on(stream: TextIO, *, plain: bool) -> Screen:
@@ -92,7 +74,7 @@ class PlainScreen:
                 return [*table_lines(block), *self._notes(block.notes)]
             case Findings(items):
                 return finding_lines(items, self._width)
-            case Bars(items):
+            case BarChart(items):
                 return ["".join(parts) for parts in bar_parts(items, self._width, "#", "|")]
 
     def _notes(self, notes: Sequence[str]) -> list[str]:
@@ -137,7 +119,7 @@ def finding_lines(items: Sequence[Finding], width: int) -> list[str]:
 
 
 def bar_parts(
-    items: Sequence[Bar], width: int, fill: str, mark: str
+    items: Sequence[BarRow], width: int, fill: str, mark: str
 ) -> list[tuple[str, str, str, str]]:
     """Each bar as its name, what lies before the mark, the mark with what lies beyond, its text."""
     name_width = max((len(item.name) for item in items), default=0)
@@ -195,7 +177,7 @@ class RichScreen:
                 self._show_table(block)
             case Findings(items):
                 self._show_findings(items)
-            case Bars(items):
+            case BarChart(items):
                 self._show_bars(items)
 
     def _show_table(self, block: Table) -> None:
@@ -228,7 +210,7 @@ class RichScreen:
             drawn.add_row(Styled(item.level, style=_COLOURS[item.level]), item.name, text)
         self._console.print(drawn)
 
-    def _show_bars(self, items: Sequence[Bar]) -> None:
+    def _show_bars(self, items: Sequence[BarRow]) -> None:
         from rich.text import Text as Styled
 
         for name, before, beyond, text in bar_parts(items, self._console.width, "━", "│"):

@@ -16,12 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from envfleet.adapters.names import label
-from envfleet.cli.asked import add_train_flags, ask, ask_to_go_on
-from envfleet.cli.command import Context, folder
-from envfleet.cli.lines import Lines
-from envfleet.cli.live import LiveView
+from envfleet.cli.arguments import folder_path
+from envfleet.cli.command import Context
+from envfleet.cli.line_view import LineView
+from envfleet.cli.live_view import LiveView
 from envfleet.cli.report import Block, Code, Report, Text
-from envfleet.cli.screen import can_redraw
+from envfleet.cli.terminal import can_redraw
+from envfleet.cli.train_args import add_train_flags, read_resume_args, read_train_args
 from envfleet.errors import ConfigError, EnvConstructionFailed, SlotQuarantined
 from envfleet.learn.ppo import PPOOptions
 from envfleet.learn.run_folder import INCIDENTS, INCIDENTS_FILE
@@ -60,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a Gymnasium id, module:Class, module:function, file.py:Class or module:Id",
     )
     what.add_argument(
-        "--resume", metavar="RUN", type=folder, help="go on with the run in this folder"
+        "--resume", metavar="RUN", type=folder_path, help="go on with the run in this folder"
     )
     parser.add_argument(
         "--live-verdict",
@@ -74,19 +75,19 @@ def run(args: argparse.Namespace, context: Context) -> Report:
     """Train, or go on training."""
     is_resumed = args.resume is not None
     if is_resumed:
-        asked, run_dir = ask_to_go_on(args), args.resume
+        asked, run_dir = read_resume_args(args), args.resume
     else:
-        asked = ask(args)
+        asked = read_train_args(args)
         run_dir = asked.start.checkpoint_dir or _free_folder(asked.options)
     # standard output is a script's with --json: what a person reads goes to standard error
     stream = sys.stderr if args.json else sys.stdout
-    display: LiveView | Lines
+    display: LiveView | LineView
     if not args.plain and can_redraw(stream):
         display = LiveView(
             stream, asked.options, asked.ppo, run_dir, shows_verdict=args.live_verdict
         )
     else:
-        display = Lines(stream, asked.options, shows_verdict=args.live_verdict)
+        display = LineView(stream, asked.options, shows_verdict=args.live_verdict)
     if asked.has_recipe:
         display.say(f"Recipe for {label(asked.options.env)}: {_told(asked.ppo)}")
     try:

@@ -1,7 +1,7 @@
 """``envfleet verify ENV``: is every parallel run of it bit-equal to a plain loop?
 
-Owns which runs are compared and what their outcome means. Recording and comparing streams is the
-work of ``envfleet.testing``. Law: an environment that does not even repeat itself by hand is
+Owns which runs are compared and what their outcome means. Recording and comparing streams is
+the work of ``envfleet.testing``. Law: an environment that does not even repeat itself by hand is
 reported as that, before any backend is blamed; whatever differs is named by slot, step and field.
 """
 
@@ -13,15 +13,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from envfleet.cli.command import (
-    Context,
-    Usage,
-    add_worker_arguments,
-    at_least,
-    comma_list,
-    one_of,
-)
-from envfleet.cli.environments import add_env_arguments, choose
+from envfleet.cli.arguments import add_worker_arguments, at_least, choice_of, comma_list
+from envfleet.cli.command import Context, UsageError
+from envfleet.cli.env_argument import add_env_arguments, choose_env
 from envfleet.cli.report import Block, Finding, Findings, Heading, Level, Report, Table, Text
 from envfleet.errors import ConfigError
 from envfleet.testing import (
@@ -34,7 +28,7 @@ from envfleet.testing import (
     uses_global_random,
 )
 
-__all__ = ["MODES", "Comparison", "Run", "add_arguments", "conclude", "run", "runs_for"]
+__all__ = ["MODES", "Comparison", "Run", "add_arguments", "run", "runs_for", "verify_conclusion"]
 
 MODES = ("next_step", "same_step", "disabled")
 
@@ -125,14 +119,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_worker_arguments(parser)
     parser.add_argument(
         "--autoreset",
-        type=comma_list(one_of(*MODES)),
+        type=comma_list(choice_of(*MODES)),
         default=MODES,
         metavar="MODE,...",
         help=f"autoreset modes (default: {','.join(MODES)})",
     )
     parser.add_argument(
         "--backends",
-        type=comma_list(one_of("serial", "thread", "process")),
+        type=comma_list(choice_of("serial", "thread", "process")),
         default=("serial", "thread", "process"),
         metavar="B,...",
         help="backends (default: serial,thread,process)",
@@ -141,10 +135,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, context: Context) -> Report:
     """Record the reference, compare every run with it."""
-    choice = choose(args.env, args.env_kwargs)
+    choice = choose_env(args.env, args.env_kwargs)
     workers = [number for number in args.workers if number <= args.num_envs]
     if not workers:
-        raise Usage(
+        raise UsageError(
             f"--workers {','.join(map(str, args.workers))} are all more than --num-envs "
             f"{args.num_envs}; a worker needs an environment"
         )
@@ -173,7 +167,7 @@ def run(args: argparse.Namespace, context: Context) -> Report:
         mode: sum(count_episodes(slot) for slot in streams.slots)
         for mode, streams in references.items()
     }
-    conclusion, ok = conclude(comparisons, unrepeatable, shared_random)
+    conclusion, ok = verify_conclusion(comparisons, unrepeatable, shared_random)
     facts = {
         "env": choice.name,
         "num_envs": args.num_envs,
@@ -185,13 +179,13 @@ def run(args: argparse.Namespace, context: Context) -> Report:
         ok=ok,
         document=facts
         | {
-            "comparisons": [as_json(one) for one in comparisons],
+            "comparisons": [comparison_json(one) for one in comparisons],
             "repeats_itself": unrepeatable is None,
             "unrepeatable": None if unrepeatable is None else difference_json(unrepeatable),
             "global_random": shared_random,
             "conclusion": conclusion,
         },
-        blocks=render(facts, comparisons, unrepeatable, shared_random, conclusion, ok),
+        blocks=verify_blocks(facts, comparisons, unrepeatable, shared_random, conclusion, ok),
     )
 
 
@@ -246,7 +240,7 @@ def compared(
     return Comparison(one, seconds, difference=first_difference(reference, streams))
 
 
-def conclude(
+def verify_conclusion(
     comparisons: Sequence[Comparison], unrepeatable: Difference | None, shared_random: str | None
 ) -> tuple[str, bool]:
     """One sentence about all comparisons, and whether everything is well."""
@@ -296,7 +290,7 @@ def difference_json(difference: Difference) -> dict[str, Any]:
     }
 
 
-def as_json(one: Comparison) -> dict[str, Any]:
+def comparison_json(one: Comparison) -> dict[str, Any]:
     """One comparison for scripts."""
     return {
         "backend": one.run.backend,
@@ -311,7 +305,7 @@ def as_json(one: Comparison) -> dict[str, Any]:
     }
 
 
-def render(
+def verify_blocks(
     facts: dict[str, Any],
     comparisons: Sequence[Comparison],
     unrepeatable: Difference | None,
@@ -374,7 +368,7 @@ def table_of(comparisons: Sequence[Comparison]) -> Table:
     rows = []
     levels: list[Level] = []
     for layout, by_mode in layouts.items():
-        cells = [outcome(by_mode[mode]) if mode in by_mode else "" for mode in modes]
+        cells = [comparison_word(by_mode[mode]) if mode in by_mode else "" for mode in modes]
         rows.append((*layout, *cells, f"{sum(one.seconds for one in by_mode.values()):.2f}"))
         levels.append("info" if all(one.is_equal for one in by_mode.values()) else "bad")
     return Table(
@@ -385,7 +379,7 @@ def table_of(comparisons: Sequence[Comparison]) -> Table:
     )
 
 
-def outcome(one: Comparison) -> str:
+def comparison_word(one: Comparison) -> str:
     """A cell."""
     if one.error is not None:
         return "FAILED"

@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from envfleet.cli.command import Context, add_worker_arguments
-from envfleet.cli.named_config import add_config_arguments, config_of
+from envfleet.cli.arguments import add_worker_arguments
+from envfleet.cli.command import Context
+from envfleet.cli.llm_arguments import add_config_arguments, config_of
 from envfleet.cli.report import Block, Finding, Findings, Heading, Report, Table, Text
 from envfleet.llm.recordings import Parting
 from envfleet.llm.settings import read_settings

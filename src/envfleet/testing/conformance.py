@@ -457,7 +457,7 @@ class FleetConformance:
     def subject(self) -> Subject:
         """What the tests run."""
         return Subject(
-            env=_Maker(type(self)),
+            env=_MakeEnv(type(self)),
             num_envs=self.num_envs,
             num_steps=self.num_steps,
             seed=self.seed,
@@ -515,7 +515,7 @@ class FleetConformance:
 
 
 @dataclass(frozen=True)
-class _Maker:
+class _MakeEnv:
     """Calls `make_env` on a new instance: what a runner hangs on its own stays out of workers."""
 
     test_class: type[FleetConformance]

@@ -35,7 +35,7 @@ from envfleet.testing.values import (
 __all__ = [
     "Difference",
     "EnvLike",
-    "Event",
+    "StreamEvent",
     "Streams",
     "build_env",
     "count_episodes",
@@ -58,7 +58,7 @@ _ACTION_SEED = 1_000_003
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Event:
+class StreamEvent:
     """One thing that happened in a slot."""
 
     kind: Literal["reset", "step"]
@@ -85,7 +85,7 @@ class Streams:
     source: str
     """Who recorded it, for messages: "the hand-driven loop" or the arguments of a fleet."""
     autoreset: str
-    slots: tuple[tuple[Event, ...], ...]
+    slots: tuple[tuple[StreamEvent, ...], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +133,7 @@ def slot_actions(space: spaces.Space[Any], slot: int) -> Iterator[Any]:
         yield source.sample()
 
 
-def count_episodes(events: Iterable[Event]) -> int:
+def count_episodes(events: Iterable[StreamEvent]) -> int:
     """How many episodes came to their end in a stream."""
     return sum(event.ended for event in events)
 
@@ -172,13 +172,13 @@ def hand_driven(
 
 def hand_driven_stream(
     env: Env, actions: Iterator[Any], num_steps: int, seed: int | None, autoreset: str
-) -> Iterator[Event]:
+) -> Iterator[StreamEvent]:
     """The events of one environment, driven by hand; see `hand_driven`."""
     space = env.observation_space
 
-    def reset(step: int, seed: int | None = None) -> Event:
+    def reset(step: int, seed: int | None = None) -> StreamEvent:
         obs, info = env.reset(seed=seed)
-        return Event(
+        return StreamEvent(
             kind="reset",
             step=step,
             obs=canonical(space, obs),
@@ -196,7 +196,7 @@ def hand_driven_stream(
             yield event
             continue
         obs, reward, terminated, truncated, info = env.step(next(actions))
-        event = Event(
+        event = StreamEvent(
             kind="step",
             step=step,
             obs=canonical(space, obs),
@@ -345,7 +345,7 @@ class _Recorder:
         self._ignored = [next(slot_actions(self.action_space, i)) for i in range(envs.num_envs)]
         self._resetting = [False] * envs.num_envs
         self._late: list[Callable[[], None]] = []
-        self._events: list[list[Event]] = [[] for _ in range(envs.num_envs)]
+        self._events: list[list[StreamEvent]] = [[] for _ in range(envs.num_envs)]
 
     def actions(self, slots: Sequence[int]) -> Any:
         """A batch of actions; a slot that will only be reset gets one that it must not take."""
@@ -407,7 +407,7 @@ class _Recorder:
             batch.final_obs,
         )
 
-    def streams(self) -> tuple[tuple[Event, ...], ...]:
+    def streams(self) -> tuple[tuple[StreamEvent, ...], ...]:
         """Read everything that was kept."""
         for read in self._late:
             read()
@@ -445,7 +445,7 @@ class _Recorder:
                 (0.0, False, False) if scalars is None else [column[row] for column in scalars]
             )
             self._events[slot].append(
-                Event(
+                StreamEvent(
                     kind=kind or ("reset" if scalars is None else "step"),
                     step=step,
                     obs=seen,

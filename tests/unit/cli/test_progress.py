@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from envfleet.cli.screen import has_rich
+from envfleet.cli.terminal import has_rich
 from envfleet.observe.progress import (
     PlainProgress,
     RichProgress,

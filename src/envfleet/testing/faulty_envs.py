@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from gymnasium import spaces
 
-from envfleet.testing.probes import Counter, Info, Step
+from envfleet.testing.simple_envs import Counter, Info, Step
 
 __all__ = [
     "Crashing",

@@ -18,7 +18,7 @@ import gymnasium
 from envfleet.adapters.names import find
 from envfleet.errors import ConfigError
 
-__all__ = ["EnvChoice", "add_env_arguments", "choose"]
+__all__ = ["EnvChoice", "add_env_arguments", "choose_env"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ def add_env_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def choose(env: str, env_kwargs: str = "{}") -> EnvChoice:
+def choose_env(env: str, env_kwargs: str = "{}") -> EnvChoice:
     """Find the environment, build one, and close it again.
 
     Args:

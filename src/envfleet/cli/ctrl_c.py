@@ -15,11 +15,11 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any, Self
 
-__all__ = ["Interrupts", "ending_at_once"]
+__all__ = ["StopRequests", "exit_on_ctrl_c"]
 
 
 @contextmanager
-def ending_at_once() -> Iterator[None]:
+def exit_on_ctrl_c() -> Iterator[None]:
     """In here a Ctrl-C ends the process, for while nothing is done but imports.
 
     A KeyboardInterrupt would not do: numpy makes an ImportError of it, and PyTorch aborts.
@@ -40,7 +40,7 @@ def _end(number: int, frame: FrameType | None) -> None:
     os._exit(130)
 
 
-class Interrupts:
+class StopRequests:
     """Counts Ctrl-C, SIGTERM and SIGHUP while it is entered."""
 
     def __init__(self, on_first: Callable[[], None]) -> None:

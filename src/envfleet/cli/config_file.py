@@ -9,8 +9,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from envfleet.cli.options import options_of, suggestion
+from envfleet.cli.flags import suggestion
 from envfleet.errors import ConfigError, MissingExtra
+from envfleet.options import options_of
 
 __all__ = ["read_config"]
 

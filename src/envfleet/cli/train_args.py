@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from envfleet.adapters.names import find
-from envfleet.cli.command import Usage
-from envfleet.cli.config import read_config
-from envfleet.cli.flags import add_flags, given
-from envfleet.cli.options import options_of
+from envfleet.cli.command import UsageError
+from envfleet.cli.config_file import read_config
+from envfleet.cli.flags import add_flags, given_flags
 from envfleet.learn.ppo import PPOOptions
 from envfleet.learn.recall import resumed_options
 from envfleet.learn.recipes import RECIPES
 from envfleet.learn.train_options import FREE, LENGTHS, TrainOptions
+from envfleet.options import options_of
 
-__all__ = ["Asked", "StartOptions", "add_train_flags", "ask", "ask_to_go_on"]
+__all__ = ["StartOptions", "TrainArgs", "add_train_flags", "read_resume_args", "read_train_args"]
 
 Options = TypeVar("Options")
 
@@ -33,7 +33,7 @@ class StartOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class TrainArgs:
     """All of it."""
 
     start: StartOptions
@@ -62,22 +62,22 @@ def add_train_flags(parser: argparse.ArgumentParser) -> None:
     add_flags(parser.add_argument_group("PPO"), PPOOptions)
 
 
-def ask(args: argparse.Namespace) -> Asked:
+def read_train_args(args: argparse.Namespace) -> TrainArgs:
     """Put together what was asked for.
 
     Raises:
-        Usage: Nobody said what to train on, or how long is said twice.
+        UsageError: Nobody said what to train on, or how long is said twice.
         ConfigError: Something that was said cannot be.
     """
     said = {} if args.config is None else read_config(args.config, *_KINDS)
-    flags = given(args, *_KINDS)
+    flags = given_flags(args, *_KINDS)
     _check_one_length(said, f"{args.config} sets total_steps and num_episodes")
     _check_one_length(flags)
     if flags.keys() & set(LENGTHS):  # one way to say how long goes before the other, too
         said = {name: value for name, value in said.items() if name not in LENGTHS}
     said |= flags
     if said.get("env") is None:
-        raise Usage("say what to train on: --env CartPole-v1")
+        raise UsageError("say what to train on: --env CartPole-v1")
     said["env"] = find(said["env"]).name
     start = _over(StartOptions(), said)
     recipe = RECIPES.get(said["env"]) if start.recipe else None
@@ -86,23 +86,23 @@ def ask(args: argparse.Namespace) -> Asked:
         options = replace(options, n_envs=recipe.n_envs, total_steps=recipe.total_steps)
         ppo = recipe.options
     chosen = _over(options, said), _over(ppo, said)
-    return Asked(start, *chosen, has_recipe=recipe is not None, said=frozenset(said))
+    return TrainArgs(start, *chosen, has_recipe=recipe is not None, said=frozenset(said))
 
 
-def ask_to_go_on(args: argparse.Namespace) -> Asked:
+def read_resume_args(args: argparse.Namespace) -> TrainArgs:
     """What the run was asked for, with the flags that a run may go on by.
 
     Raises:
-        Usage: A flag would make it another run.
+        UsageError: A flag would make it another run.
         ConfigError: Something that was said cannot be.
     """
-    flags = given(args, *_KINDS)
+    flags = given_flags(args, *_KINDS)
     fixed = [] if args.config is None else ["--config"]
     for name, value in flags.items():
         if name not in FREE and name not in LENGTHS:
             fixed.append(f"--{'no-' if value is False else ''}{name.replace('_', '-')}")
     if fixed:
-        raise Usage(
+        raise UsageError(
             f"--resume goes on with the run as it was, in its own folder; leave out "
             f"{', '.join(fixed)}"
         )
@@ -110,14 +110,14 @@ def ask_to_go_on(args: argparse.Namespace) -> Asked:
     options, ppo = resumed_options(args.resume)
     if "total_steps" in flags:
         flags["num_episodes"] = None
-    return Asked(StartOptions(), _over(options, flags), ppo)
+    return TrainArgs(StartOptions(), _over(options, flags), ppo)
 
 
 def _check_one_length(
     said: dict[str, Any], both: str = "--total-steps and --num-episodes were both given"
 ) -> None:
     if said.keys() >= set(LENGTHS) and said["num_episodes"] is not None:
-        raise Usage(f"{both}, and each says how long to train; leave out one of them")
+        raise UsageError(f"{both}, and each says how long to train; leave out one of them")
 
 
 def _over(options: Options, said: dict[str, Any]) -> Options:

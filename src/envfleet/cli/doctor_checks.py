@@ -16,19 +16,19 @@ from envfleet.cli.report import Finding, Level
 __all__ = [
     "DESCRIPTORS_PER_WORKER",
     "StartTrial",
-    "blas_threads",
-    "cores",
-    "kernel_calls",
-    "load",
-    "memory",
-    "open_files",
-    "optional_packages",
-    "processes",
-    "python_version",
-    "required_packages",
-    "shared_memory",
-    "start_method",
-    "wake_up",
+    "check_blas_threads",
+    "check_cores",
+    "check_kernel_calls",
+    "check_load",
+    "check_memory",
+    "check_open_files",
+    "check_optional_packages",
+    "check_processes",
+    "check_python_version",
+    "check_required_packages",
+    "check_shared_memory",
+    "check_start_method",
+    "check_wake_up",
 ]
 
 DESCRIPTORS_PER_WORKER = 6
@@ -40,7 +40,7 @@ _WORKER_BYTES = 60 * _MEBI
 """A worker that imported numpy and gymnasium, and nothing heavier."""
 
 
-def size(num_bytes: float) -> str:
+def format_bytes(num_bytes: float) -> str:
     """Bytes in the unit people would use."""
     if num_bytes >= 10 * _GIBI:
         return f"{num_bytes / _GIBI:.0f} GiB"
@@ -49,7 +49,7 @@ def size(num_bytes: float) -> str:
     return f"{num_bytes / _MEBI:.0f} MiB"
 
 
-def cores(in_machine: int, affinity: int | None, quota: float | None, usable: int) -> Finding:
+def check_cores(in_machine: int, affinity: int | None, quota: float | None, usable: int) -> Finding:
     """Cores of the machine against what affinity and the cgroup's quota leave."""
     parts = [f"{in_machine} in the machine"]
     if affinity is not None and affinity != in_machine:
@@ -82,7 +82,7 @@ def cores(in_machine: int, affinity: int | None, quota: float | None, usable: in
     return Finding("cores", "ok", text)
 
 
-def load(average: float, usable: int) -> Finding:
+def check_load(average: float, usable: int) -> Finding:
     """Whether somebody else is using the cores now."""
     text = f"{average:.2f} over the last minute, {usable} usable core{'' if usable == 1 else 's'}"
     if average > usable + 0.5:
@@ -92,38 +92,38 @@ def load(average: float, usable: int) -> Finding:
     return Finding("load", "ok", text)
 
 
-def memory(available: int, total: int | None, limit: str, usable: int) -> Finding:
+def check_memory(available: int, total: int | None, limit: str, usable: int) -> Finding:
     """Memory that is left, and how many workers it holds."""
-    of = "" if total is None else f" of {size(total)}"
-    text = f"{size(available)} free{of} ({limit})"
+    of = "" if total is None else f" of {format_bytes(total)}"
+    text = f"{format_bytes(available)} free{of} ({limit})"
     need = usable * _WORKER_BYTES
     if available < need:
         return Finding(
             "memory",
             "bad",
             text,
-            f"{usable} workers need about {size(need)} before any environment does; free some, "
-            "raise the limit, or use fewer workers",
+            f"{usable} workers need about {format_bytes(need)} before any environment does; free "
+            "some, raise the limit, or use fewer workers",
         )
     if available < 4 * need:
         return Finding(
             "memory",
             "warn",
             text,
-            f"{usable} workers take about {size(need)}, which leaves little for environments and a "
-            "learner",
+            f"{usable} workers take about {format_bytes(need)}, which leaves little for "
+            "environments and a learner",
         )
     return Finding("memory", "ok", text)
 
 
-def shared_memory(
+def check_shared_memory(
     has_memfd: bool, shm_total: int | None, shm_free: int | None, platform: str
 ) -> Finding:
     """Where observations can be shared between processes."""
     shm = (
         "no /dev/shm"
         if shm_total is None or shm_free is None
-        else f"/dev/shm has {size(shm_free)} free of {size(shm_total)}"
+        else f"/dev/shm has {format_bytes(shm_free)} free of {format_bytes(shm_total)}"
     )
     if has_memfd:
         text = f"memfd works, so the size of /dev/shm does not matter to envfleet ({shm})"
@@ -150,7 +150,7 @@ def shared_memory(
     )
 
 
-def open_files(in_use: int, soft: int, hard: int, usable: int) -> Finding:
+def check_open_files(in_use: int, soft: int, hard: int, usable: int) -> Finding:
     """How many workers the limit of open files allows."""
     workers = max(0, (soft - in_use - 16) // DESCRIPTORS_PER_WORKER)
     text = f"{in_use} of {soft} in use, room for about {workers} workers"
@@ -167,7 +167,7 @@ def open_files(in_use: int, soft: int, hard: int, usable: int) -> Finding:
     return Finding("open files", level, text, remedy)
 
 
-def processes(in_use: int | None, allowed: int | None, usable: int) -> Finding:
+def check_processes(in_use: int | None, allowed: int | None, usable: int) -> Finding:
     """How many more processes may be started."""
     if allowed is None:
         return Finding("processes", "ok", "no limit")
@@ -194,7 +194,7 @@ class StartTrial:
     error: str | None = None
 
 
-def start_method(trial: StartTrial, is_default: bool) -> Finding:
+def check_start_method(trial: StartTrial, is_default: bool) -> Finding:
     """Whether worker processes start with one method."""
     name = f"start: {trial.method}"
     default = ", the default here" if is_default else ""
@@ -217,7 +217,7 @@ def start_method(trial: StartTrial, is_default: bool) -> Finding:
     return Finding(name, "ok", text)
 
 
-def kernel_calls(eventfd: bool, pidfd: bool, platform: str) -> Finding:
+def check_kernel_calls(eventfd: bool, pidfd: bool, platform: str) -> Finding:
     """Whether the kernel's cheap ways to wake and to watch processes are there."""
     have = [name for name, there in (("eventfd", eventfd), ("pidfd", pidfd)) if there]
     missing = [name for name, there in (("eventfd", eventfd), ("pidfd", pidfd)) if not there]
@@ -234,7 +234,7 @@ def kernel_calls(eventfd: bool, pidfd: bool, platform: str) -> Finding:
     )
 
 
-def blas_threads(values: Mapping[str, str], usable: int) -> Finding:
+def check_blas_threads(values: Mapping[str, str], usable: int) -> Finding:
     """Whether numeric libraries would start a pool of threads in this process.
 
     Args:
@@ -262,7 +262,7 @@ def blas_threads(values: Mapping[str, str], usable: int) -> Finding:
     return Finding("BLAS threads", "ok", text)
 
 
-def python_version(version: tuple[int, int, int], has_gil: bool, platform: str) -> Finding:
+def check_python_version(version: tuple[int, int, int], has_gil: bool, platform: str) -> Finding:
     """Whether this Python will do."""
     gil = "with the GIL" if has_gil else "free-threaded: the thread backend runs in parallel"
     text = f"{'.'.join(map(str, version))} on {platform}, {gil}"
@@ -271,13 +271,15 @@ def python_version(version: tuple[int, int, int], has_gil: bool, platform: str) 
     return Finding("python", "ok", text)
 
 
-def required_packages(versions: Mapping[str, str | None], least: Mapping[str, str]) -> Finding:
+def check_required_packages(
+    versions: Mapping[str, str | None], least: Mapping[str, str]
+) -> Finding:
     """Whether the packages that envfleet needs are there and new enough."""
     text = ", ".join(f"{name} {version or 'missing'}" for name, version in versions.items())
     wrong = [
         name
         for name, version in versions.items()
-        if version is None or numbers(version) < numbers(least.get(name, "0"))
+        if version is None or version_numbers(version) < version_numbers(least.get(name, "0"))
     ]
     if wrong:
         wanted = " ".join(f"'{name}>={least.get(name, '0')}'" for name in wrong)
@@ -285,7 +287,7 @@ def required_packages(versions: Mapping[str, str | None], least: Mapping[str, st
     return Finding("packages", "ok", text)
 
 
-def optional_packages(versions: Mapping[str, str | None]) -> Finding:
+def check_optional_packages(versions: Mapping[str, str | None]) -> Finding:
     """Which packages of the extras are installed; none of them is needed."""
     there = [f"{name} {version}" for name, version in versions.items() if version]
     absent = [name for name, version in versions.items() if not version]
@@ -295,7 +297,7 @@ def optional_packages(versions: Mapping[str, str | None]) -> Finding:
     return Finding("extras", "ok", text)
 
 
-def compiled(is_compiled: bool) -> Finding:
+def check_compiled(is_compiled: bool) -> Finding:
     """Whether the part in C is there."""
     if is_compiled:
         return Finding("compiled", "ok", "steps run in C where they can")
@@ -307,7 +309,7 @@ def compiled(is_compiled: bool) -> Finding:
     )
 
 
-def numbers(version: str) -> tuple[int, ...]:
+def version_numbers(version: str) -> tuple[int, ...]:
     """The leading numbers of a version: enough to compare releases."""
     found = []
     for part in version.split("."):
@@ -318,7 +320,7 @@ def numbers(version: str) -> tuple[int, ...]:
     return tuple(found)
 
 
-def wake_up(round_trip_us: Sequence[float], error: str | None = None) -> Finding:
+def check_wake_up(round_trip_us: Sequence[float], error: str | None = None) -> Finding:
     """What it costs to wake another process and to be woken by it."""
     if not round_trip_us:
         return Finding(

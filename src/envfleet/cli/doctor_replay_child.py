@@ -1,7 +1,7 @@
 """A replay in a process that may die or hang, run by ``doctor replay``: it ends with its parent.
 
-``python -m envfleet.cli.replay_child PID FILE`` replays FILE as ``--in-process --json`` does. Law:
-however PID ends, killed too, this process does not outlive it, whatever it hangs in.
+``python -m envfleet.cli.doctor_replay_child PID FILE`` replays FILE as ``--in-process --json``
+does. Law: this process never outlives PID, even if PID is killed while the replay hangs.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from envfleet.cli.command import at_least, one_of
+from envfleet.cli.arguments import at_least, choice_of
 from envfleet.llm.config import Config, load_config, preset_names
 
 __all__ = ["add_config_arguments", "config_of"]
@@ -27,7 +27,7 @@ def add_config_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--mode",
-        type=one_of("train", "val"),
+        type=choice_of("train", "val"),
         default="train",
         metavar="MODE",
         help="which block of es_manager counts, train or val (default: %(default)s)",

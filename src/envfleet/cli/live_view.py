@@ -23,11 +23,11 @@ from typing import TYPE_CHECKING, Self, TextIO
 
 from envfleet.adapters.gymnasium import FleetVectorEnv
 from envfleet.adapters.names import label
-from envfleet.cli.interrupts import Interrupts
-from envfleet.cli.lines import FINISHING, LOST, begin_lines, clock, evaluating_line
+from envfleet.cli.ctrl_c import StopRequests
+from envfleet.cli.line_view import FINISHING, LOST, begin_lines, clock_text, evaluating_line
 from envfleet.cli.report import Text
 from envfleet.cli.screen import RichScreen
-from envfleet.cli.streams import dispensable
+from envfleet.cli.terminal import silenced_if_closed
 from envfleet.learn.evaluate import Evaluation
 from envfleet.learn.ppo import PPOOptions
 from envfleet.learn.train_options import TrainOptions
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from rich.console import Group
     from rich.live import Live
 
-__all__ = ["Facts", "LiveView", "pause_s", "rows", "sparkline", "split_bar"]
+__all__ = ["Facts", "LiveView", "pause_s", "sparkline", "split_bar", "view_rows"]
 
 REDRAW_S = 0.25
 JOIN_S = 2.0
@@ -123,7 +123,7 @@ class LiveView(Watcher):
             first_evaluation=min(options.eval_every or total, total),
         )
         self._stream, self._options = stream, options
-        self._interrupts = Interrupts(self._finishing)
+        self._stop_requests = StopRequests(self._finishing)
         self._undo = ExitStack()
         self._is_over = threading.Event()
         self._live: Live | None = None
@@ -146,7 +146,7 @@ class LiveView(Watcher):
         self._note("")
         facts.pace(now_s, start_steps)
         if self._live is not None:
-            with dispensable(self._stream):
+            with silenced_if_closed(self._stream):
                 lines = begin_lines(self._options, envs.plan, start_steps, self._kept_by)
                 for line in lines:
                     self._live.console.print(line, markup=False)
@@ -179,11 +179,11 @@ class LiveView(Watcher):
 
     def should_stop(self) -> bool:
         """Whether Ctrl-C was pressed."""
-        return self._interrupts.is_asked
+        return self._stop_requests.is_asked
 
     def _note(self, text: str) -> None:
         """Say what is going on, unless somebody waits for the end."""
-        if not self._interrupts.is_asked:
+        if not self._stop_requests.is_asked:
             self.facts.note = text
 
     def _finishing(self) -> None:
@@ -191,7 +191,7 @@ class LiveView(Watcher):
 
     def say(self, text: str) -> None:
         """Show a text above the view."""
-        with dispensable(self._stream):
+        with silenced_if_closed(self._stream):
             RichScreen(self._stream).show([Text(text)])
 
     # ---- drawing ----------------------------------------------------------------------------
@@ -201,7 +201,7 @@ class LiveView(Watcher):
         from rich.live import Live
 
         with ExitStack() as undo:
-            undo.enter_context(self._interrupts)
+            undo.enter_context(self._stop_requests)
             self._live = Live(
                 console=Console(file=self._stream, highlight=False),
                 auto_refresh=False,
@@ -217,28 +217,28 @@ class LiveView(Watcher):
 
     def __exit__(self, *exc_info: object) -> None:
         self._note("")
-        with dispensable(self._stream):
+        with silenced_if_closed(self._stream):
             self._undo.close()
 
     def _keep_drawing(self) -> None:
-        """In a thread: between two iterations, when nobody tells anything, the clock goes on."""
+        """In a thread: between two iterations, when the run reports nothing, the clock goes on."""
         spent_s = 0.0
-        with dispensable(self._stream):
+        with silenced_if_closed(self._stream):
             while not self._is_over.wait(pause_s(spent_s)):
                 begun_s = time.thread_time()
                 self._draw()
                 spent_s = time.thread_time() - begun_s
 
     def _draw_once_more(self) -> None:
-        with dispensable(self._stream):
+        with silenced_if_closed(self._stream):
             self._draw()
 
     def _draw(self) -> None:
         assert self._live is not None
         width = self._live.console.width
-        found = rows(self.facts, time.monotonic(), width)
+        found = view_rows(self.facts, time.monotonic(), width)
         said = self.facts.verdict if self._shows_verdict else ""
-        self._live.update(drawn(found, self.facts.note, said), refresh=True)
+        self._live.update(draw_rows(found, self.facts.note, said), refresh=True)
 
 
 def pause_s(spent_s: float) -> float:
@@ -246,7 +246,7 @@ def pause_s(spent_s: float) -> float:
     return max(REDRAW_S, spent_s / MOST_SHARE)
 
 
-def rows(facts: Facts, now_s: float, width: int) -> list[Row]:
+def view_rows(facts: Facts, now_s: float, width: int) -> list[Row]:
     """What a person sees, in lines of `width` columns; a longer one is cut off."""
     elapsed_s = 0.0 if facts.begun_s is None else now_s - facts.begun_s
     room = width - LABEL
@@ -270,14 +270,14 @@ def _progress(facts: Facts, elapsed_s: float, room: int) -> list[Part]:
     made = facts.env_steps - facts.start_steps
     left_s = elapsed_s * (facts.total_steps - facts.env_steps) / made if made else None
     told = f" {share:4.0%}  {facts.env_steps:,}/{facts.total_steps:,}"
-    told += f"  {clock(left_s)} left" if left_s else ""
+    told += f"  {clock_text(left_s)} left" if left_s else ""
     size = max(0, min(BAR, room - len(told)))
     done = round(size * share)
     return [("━" * done, "green"), ("─" * (size - done), "dim"), (told, "")]
 
 
 def _pace(facts: Facts, elapsed_s: float) -> list[Part]:
-    told = f"iteration {facts.iteration:,}/{facts.iterations:,}  {clock(elapsed_s)} so far"
+    told = f"iteration {facts.iteration:,}/{facts.iterations:,}  {clock_text(elapsed_s)} so far"
     if len(facts.paces) < 2:
         return [(told, "dim")]
     (first_s, first), (last_s, last) = facts.paces[0], facts.paces[-1]
@@ -348,7 +348,7 @@ def split_bar(seconds: Mapping[str, float], room: int) -> tuple[list[Part], list
     return bar, legend
 
 
-def drawn(found: Iterable[Row], note: str, said: str = "") -> Group:
+def draw_rows(found: Iterable[Row], note: str, said: str = "") -> Group:
     """Rows as rich draws them, each cut off where the window ends; whole sentences below."""
     from rich.console import Group
     from rich.text import Text as Styled

@@ -1,0 +1,57 @@
+"""What a stream can show, and streams that are closed while a command still works.
+
+Law: when a reader goes away (`head`, a closed terminal), only the output is lost; the work goes on.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import TextIO
+
+__all__ = ["can_redraw", "has_rich", "replace_unknown_characters", "silence", "silenced_if_closed"]
+
+
+@contextmanager
+def silenced_if_closed(stream: TextIO) -> Iterator[None]:
+    """In here `stream` is written to; once that cannot be done it is silenced."""
+    try:
+        yield
+    except OSError:
+        silence(stream)
+
+
+def silence(stream: TextIO) -> None:
+    """Point a stream at nothing: what others write to it, and the interpreter's last flush, too."""
+    with suppress(OSError, ValueError):  # it has no file descriptor, or none any more
+        place = stream.fileno()
+        devnull = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(devnull, place)
+        os.close(devnull)
+
+
+def replace_unknown_characters(stream: TextIO | None) -> None:
+    """Let a stream show a sign that its encoding does not have as another, instead of failing."""
+    reconfigure = getattr(stream, "reconfigure", None)
+    if reconfigure is not None and getattr(stream, "errors", "") in ("strict", "surrogateescape"):
+        reconfigure(errors="replace")
+
+
+def has_rich() -> bool:
+    """Whether rich is installed; it is an extra, so nothing may depend on it."""
+    try:
+        return importlib.util.find_spec("rich") is not None
+    except ValueError:  # a module set to None in sys.modules has no spec
+        return False
+
+
+def can_redraw(stream: TextIO) -> bool:
+    """Whether rich can draw over itself on ``stream``: a terminal that knows how, and its signs."""
+    if not stream.isatty() or not has_rich():
+        return False
+    from rich.console import Console
+
+    console = Console(file=stream)
+    return not console.is_dumb_terminal and not console.options.ascii_only
