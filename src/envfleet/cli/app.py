@@ -26,7 +26,12 @@ from envfleet.cli.ctrl_c import exit_on_ctrl_c
 from envfleet.cli.parser import Parser
 from envfleet.cli.report import Block, Report
 from envfleet.cli.screen import PlainScreen, screen_on
-from envfleet.cli.terminal import has_rich, replace_unknown_characters, silence, silenced_if_closed
+from envfleet.cli.terminal import (
+    replace_unknown_characters,
+    require_rich,
+    silence,
+    silenced_if_closed,
+)
 from envfleet.errors import CheckpointError, ConfigError, MissingExtra
 from envfleet.observe.progress import Progress, Silent, progress_on
 
@@ -134,6 +139,8 @@ def run(argv: Sequence[str] | None = None) -> int:
         replace_unknown_characters(stream)
     try:
         args = build_parser(given).parse_args(given)
+        if not (args.json or args.plain) and (sys.stdout.isatty() or sys.stderr.isatty()):
+            require_rich()
     except SystemExit as exc:  # argparse has written help or the version
         return exc.code if isinstance(exc.code, int) else 2
     except (UsageError, MissingExtra) as exc:
@@ -237,7 +244,7 @@ def choose_progress(args: argparse.Namespace) -> Progress:
     """Bars on a terminal; nothing for scripts."""
     if args.json or args.plain:
         return Silent()
-    return progress_on(sys.stderr, rich=has_rich())
+    return progress_on(sys.stderr)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""How a report looks: plain text anywhere, rich on a terminal when it is installed.
+"""How a report looks: drawn by rich on a terminal, plain text elsewhere.
 
 Owns layout only. Law: both looks show the same words in the same order, tables line up, and what
 goes to a pipe or a file carries no control characters. What is said is the commands' business.
@@ -23,7 +23,6 @@ from envfleet.cli.report import (
     Table,
     Text,
 )
-from envfleet.cli.terminal import has_rich
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -42,9 +41,7 @@ class Screen(Protocol):
 
 def screen_on(stream: TextIO, *, plain: bool) -> Screen:
     """The best screen for ``stream``: rich on a terminal, plain text elsewhere."""
-    if plain or not stream.isatty() or not has_rich():
-        return PlainScreen(stream)
-    return RichScreen(stream)
+    return PlainScreen(stream) if plain or not stream.isatty() else RichScreen(stream)
 
 
 class PlainScreen:

@@ -5,13 +5,20 @@ Law: when a reader goes away (`head`, a closed terminal), only the output is los
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import TextIO
 
-__all__ = ["can_redraw", "has_rich", "replace_unknown_characters", "silence", "silenced_if_closed"]
+from envfleet.errors import MissingExtra
+
+__all__ = [
+    "can_redraw",
+    "replace_unknown_characters",
+    "require_rich",
+    "silence",
+    "silenced_if_closed",
+]
 
 
 @contextmanager
@@ -39,18 +46,26 @@ def replace_unknown_characters(stream: TextIO | None) -> None:
         reconfigure(errors="replace")
 
 
-def has_rich() -> bool:
-    """Whether rich is installed; it is an extra, so nothing may depend on it."""
+def require_rich() -> None:
+    """Refuse to draw on a terminal without rich.
+
+    Raises:
+        MissingExtra: It is not installed.
+    """
     try:
-        return importlib.util.find_spec("rich") is not None
-    except ValueError:  # a module set to None in sys.modules has no spec
-        return False
+        import rich  # noqa: F401
+    except ModuleNotFoundError as exc:
+        raise MissingExtra(
+            "rich, which draws on a terminal, is not installed: pip install 'envfleet[cli]', or "
+            "add --plain"
+        ) from exc
 
 
 def can_redraw(stream: TextIO) -> bool:
-    """Whether rich can draw over itself on ``stream``: a terminal that knows how, and its signs."""
-    if not stream.isatty() or not has_rich():
+    """Whether rich can draw over itself on ``stream``: a terminal that can, with Unicode."""
+    if not stream.isatty():
         return False
+    require_rich()
     from rich.console import Console
 
     console = Console(file=stream)

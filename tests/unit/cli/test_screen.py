@@ -1,11 +1,9 @@
 """Both looks of a report say the same words, and tables line up."""
 
 import io
-import sys
 
 import pytest
 
-from envfleet.cli import screen
 from envfleet.cli.report import BarChart, BarRow, Code, Finding, Findings, Heading, Table, Text
 from envfleet.cli.screen import PlainScreen, RichScreen, screen_on
 from envfleet.cli.terminal import can_redraw
@@ -134,19 +132,7 @@ def test_only_some_terminals_can_be_drawn_over(monkeypatch, term, encoding, is_a
     monkeypatch.setenv("TERM", term)
     with Encoded(io.BytesIO(), encoding=encoding) as terminal:
         assert can_redraw(terminal) is is_able
-        monkeypatch.setitem(sys.modules, "rich", None)
-        assert not can_redraw(terminal)
     assert not can_redraw(io.StringIO())
-
-
-def test_without_rich_a_terminal_gets_plain_text(monkeypatch):
-    monkeypatch.setitem(sys.modules, "rich", None)
-
-    assert not screen.has_rich()
-    terminal = Terminal()
-    screen_on(terminal, plain=False).show(BLOCKS)
-    assert words(terminal.getvalue()) == words(shown(PlainScreen))
-    assert "\x1b" not in terminal.getvalue()
 
 
 def test_a_row_that_does_not_fit_is_refused():
