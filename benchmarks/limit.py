@@ -25,7 +25,7 @@ from typing import Any
 
 from benchmarks.workload import WARM_SHARE, Workload
 from envfleet.cli.measure import Slice
-from envfleet.engine.schedule import deal
+from envfleet.engine.slots import deal
 
 _GO, _STOP = -1, 0
 ANSWER_S = 120.0

@@ -57,7 +57,7 @@ class Killer(threading.Thread):
             how = signal.SIGKILL if self.dice.random() < 0.9 else signal.SIGSTOP
             # whom it picks may be gone, being replaced, or not yet there
             with suppress(ProcessLookupError, ValueError, AttributeError, IndexError):
-                handle = self.dice.choice(self.fleet._crew.handles)
+                handle = self.dice.choice(self.fleet._workers.handles)
                 os.kill(handle.process.pid, how)
                 self.strikes += 1
 

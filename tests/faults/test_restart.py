@@ -17,7 +17,7 @@ from gymnasium import spaces
 import envfleet
 from envfleet import errors
 from envfleet.engine import Deadlines, Fleet, ResetPlan, RestartPolicy
-from envfleet.engine.backends.process import ProcessBackend
+from envfleet.engine.backends.process.backend import ProcessBackend
 from envfleet.testing import (
     AnySpace,
     Counter,
@@ -849,7 +849,7 @@ def test_death_while_a_dropped_step_is_waited_for():
 
 def worker_pids(envs):
     """By worker, asked of the engine: not every environment says where it lives."""
-    return [handle.process.pid for handle in envs.fleet._crew.handles]
+    return [handle.process.pid for handle in envs.fleet._workers.handles]
 
 
 # ---- plans and seeds ----------------------------------------------------------------------------

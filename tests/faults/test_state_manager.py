@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from envfleet.engine.backends.process import ProcessBackend
+from envfleet.engine.backends.process.backend import ProcessBackend
 from envfleet.errors import ConfigError, OutOfOrder
 from envfleet.llm import places
 from envfleet.llm.manager import EnvStateManager

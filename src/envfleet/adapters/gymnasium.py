@@ -19,8 +19,8 @@ from gymnasium.vector.utils import batch_space
 
 from envfleet.adapters.opening import EnvLike, env_functions, is_whole, open_fleet
 from envfleet.engine import Batch, Fleet, Incident, ResetPlan, Snapshot
-from envfleet.engine.apart import apart
-from envfleet.engine.routes import Slots
+from envfleet.engine.detached_copy import detached_copy
+from envfleet.engine.slots import Slots
 from envfleet.errors import ConfigError, SpacesDiffer
 from envfleet.layout import are_equal
 
@@ -240,10 +240,10 @@ class FleetVectorEnv(VectorEnv[Any, Any, Any]):
             seeds = _one_each("seed", seed, count, is_whole, "a whole number")
         # plans outlive this call, so they need options that the caller cannot change later
         if options is None or isinstance(options, Mapping):
-            each = [None if options is None else apart(dict(options))] * count
+            each = [None if options is None else detached_copy(dict(options))] * count
         else:
             given = _one_each("options", options, count, _is_mapping, "a mapping")
-            each = [None if one is None else apart(dict(one)) for one in given]
+            each = [None if one is None else detached_copy(dict(one)) for one in given]
         return [
             ResetPlan(None if one is None else int(one), option)
             for one, option in zip(seeds, each, strict=True)

@@ -20,8 +20,8 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from envfleet.engine import Deadlines, Fleet, NativeFn
-from envfleet.engine.auto import Plan, choose_start_method, plan_fleet
 from envfleet.engine.machine import usable_cores
+from envfleet.engine.memory import PagePlan
 from envfleet.engine.options import (
     Autoreset,
     BackendName,
@@ -30,7 +30,7 @@ from envfleet.engine.options import (
     RestartPolicy,
     StartMethod,
 )
-from envfleet.engine.slab import PagePlan
+from envfleet.engine.plan import Plan, choose_start_method, plan_fleet
 from envfleet.errors import ConfigError
 from envfleet.options import Count, CountOrZero, Seconds, check
 

@@ -17,8 +17,8 @@ from envfleet.cli.contenders import FleetStep, PlainLoop, Workload
 from envfleet.cli.env_argument import EnvChoice
 from envfleet.cli.measure import Contender, Result, compare, duration, noise_warning, summarise
 from envfleet.cli.report import BarChart, BarRow, Block, Heading, Report, Table, Text
-from envfleet.engine.auto import ROUND_TRIP_S
 from envfleet.engine.machine import usable_cores
+from envfleet.engine.plan import ROUND_TRIP_S
 
 __all__ = ["COUNTS", "EXPECTED", "Point", "measure_speedup", "speedup_blocks", "speedup_conclusion"]
 

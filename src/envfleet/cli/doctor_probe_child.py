@@ -54,7 +54,7 @@ def start_seconds(method: str) -> float:
 
 def wake_round_trips(num: int = 1000) -> list[float]:
     """Ring a bell in another process and wait until it rings back, ``num`` times; microseconds."""
-    from envfleet.engine.signals import Bell
+    from envfleet.engine.backends.process.bell import Bell
 
     there, back = Bell.create(take_waits=True), Bell.create(take_waits=True)
     # two processes that only answer each other are put on one core, where a wake-up is

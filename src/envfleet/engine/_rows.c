@@ -1,7 +1,7 @@
 /* What every step does to every row and every worker, without the interpreter.
 
    Each function does the common case itself and leaves everything else to Python: what is unusual
-   is decided there alone. plain_rows.py has the same functions in Python, for places without a
+   is decided there alone. rows_python.py has the same functions in Python, for machines without a
    compiler, except keep_pcg64, post_steps and collect_steps, which a fleet can do without. */
 
 #define PY_SSIZE_T_CLEAN
@@ -171,37 +171,37 @@ raised(void)
 
 enum { RUNNING, ENDED }; /* host.py's states; all others are Python's */
 
-/* What plain_rows.py calls a desk and a line; everything in them is borrowed. */
+/* What rows_python.py calls HostState and EnvRow; everything in them is borrowed. */
 typedef struct {
     PyObject *states, *has_info, *ready, *invalid, *ends, *form;
-    PyArrayObject *starts, *post, *rewards, *cells, *schemas;
+    PyArrayObject *starts, *status, *rewards, *cells, *schemas;
     PyObject *take, *take_reset, *unusual, *fail; /* these are given with each call */
-} Desk;
+} HostState;
 
 typedef struct {
     PyObject *row, *stepping, *step, *layer, *limit, *resetting, *reset, *obs;
     PyArrayObject *start;
-} Line;
+} EnvRow;
 
 static int
-read_desk(PyObject *tuple, Desk *desk)
+read_host_state(PyObject *tuple, HostState *host)
 {
-    if (!PyArg_ParseTuple(tuple, "O!O!O!O!O!O!O!OO!O!O!", &PyByteArray_Type, &desk->states,
-                          &PyByteArray_Type, &desk->has_info, &PyByteArray_Type, &desk->ready,
-                          &PyArray_Type, &desk->starts, &PyArray_Type, &desk->post, &PyArray_Type,
-                          &desk->rewards, &PyList_Type, &desk->invalid, &desk->ends, &PyList_Type,
-                          &desk->form, &PyArray_Type, &desk->cells, &PyArray_Type,
-                          &desk->schemas)) {
+    if (!PyArg_ParseTuple(tuple, "O!O!O!O!O!O!O!OO!O!O!", &PyByteArray_Type, &host->states,
+                          &PyByteArray_Type, &host->has_info, &PyByteArray_Type, &host->ready,
+                          &PyArray_Type, &host->starts, &PyArray_Type, &host->status, &PyArray_Type,
+                          &host->rewards, &PyList_Type, &host->invalid, &host->ends, &PyList_Type,
+                          &host->form, &PyArray_Type, &host->cells, &PyArray_Type,
+                          &host->schemas)) {
         return -1;
     }
-    Py_ssize_t rows = PyByteArray_GET_SIZE(desk->states);
-    if (!is_array(desk->post, NPY_UINT64, 1, 2) || !is_array(desk->rewards, NPY_DOUBLE, 1, rows) ||
-        !is_array(desk->starts, NPY_UINT8, 2, 0) || !is_array(desk->cells, NPY_UINT8, 2, 0) ||
-        !is_array(desk->schemas, NPY_UINT16, 1, rows)) {
+    Py_ssize_t rows = PyByteArray_GET_SIZE(host->states);
+    if (!is_array(host->status, NPY_UINT64, 1, 2) || !is_array(host->rewards, NPY_DOUBLE, 1, rows) ||
+        !is_array(host->starts, NPY_UINT8, 2, 0) || !is_array(host->cells, NPY_UINT8, 2, 0) ||
+        !is_array(host->schemas, NPY_UINT16, 1, rows)) {
         return -1;
     }
-    if (PyByteArray_GET_SIZE(desk->has_info) != rows || PyByteArray_GET_SIZE(desk->ready) != rows ||
-        PyArray_DIM(desk->starts, 0) != rows || PyArray_DIM(desk->cells, 0) != rows) {
+    if (PyByteArray_GET_SIZE(host->has_info) != rows || PyByteArray_GET_SIZE(host->ready) != rows ||
+        PyArray_DIM(host->starts, 0) != rows || PyArray_DIM(host->cells, 0) != rows) {
         PyErr_SetString(PyExc_ValueError, "everything by row must have an item for each row");
         return -1;
     }
@@ -209,50 +209,50 @@ read_desk(PyObject *tuple, Desk *desk)
 }
 
 static int
-read_line(PyObject *tuple, const Desk *desk, Line *line, Py_ssize_t *row)
+read_env_row(PyObject *tuple, const HostState *host, EnvRow *env_row, Py_ssize_t *row)
 {
     if (!PyTuple_Check(tuple) || PyTuple_GET_SIZE(tuple) != 9) {
-        PyErr_SetString(PyExc_TypeError, "a line is a tuple of nine");
+        PyErr_SetString(PyExc_TypeError, "an env_row is a tuple of nine");
         return -1;
     }
-    line->row = PyTuple_GET_ITEM(tuple, 0);
-    line->stepping = PyTuple_GET_ITEM(tuple, 1);
-    line->step = PyTuple_GET_ITEM(tuple, 2);
-    line->layer = PyTuple_GET_ITEM(tuple, 3);
-    line->limit = PyTuple_GET_ITEM(tuple, 4);
-    line->resetting = PyTuple_GET_ITEM(tuple, 5);
-    line->reset = PyTuple_GET_ITEM(tuple, 6);
-    line->obs = PyTuple_GET_ITEM(tuple, 7);
-    line->start = (PyArrayObject *)PyTuple_GET_ITEM(tuple, 8);
-    *row = PyLong_AsSsize_t(line->row);
+    env_row->row = PyTuple_GET_ITEM(tuple, 0);
+    env_row->stepping = PyTuple_GET_ITEM(tuple, 1);
+    env_row->step = PyTuple_GET_ITEM(tuple, 2);
+    env_row->layer = PyTuple_GET_ITEM(tuple, 3);
+    env_row->limit = PyTuple_GET_ITEM(tuple, 4);
+    env_row->resetting = PyTuple_GET_ITEM(tuple, 5);
+    env_row->reset = PyTuple_GET_ITEM(tuple, 6);
+    env_row->obs = PyTuple_GET_ITEM(tuple, 7);
+    env_row->start = (PyArrayObject *)PyTuple_GET_ITEM(tuple, 8);
+    *row = PyLong_AsSsize_t(env_row->row);
     if (*row == -1 && PyErr_Occurred()) {
         return -1;
     }
-    if (*row < 0 || *row >= PyByteArray_GET_SIZE(desk->states)) {
+    if (*row < 0 || *row >= PyByteArray_GET_SIZE(host->states)) {
         PyErr_SetString(PyExc_IndexError, "there is no such row");
         return -1;
     }
-    if (!PyArray_Check((PyObject *)line->start)) {
-        PyErr_SetString(PyExc_TypeError, "the last of a line is an array");
+    if (!PyArray_Check((PyObject *)env_row->start)) {
+        PyErr_SetString(PyExc_TypeError, "the last of an env_row is an array");
         return -1;
     }
-    return is_array(line->start, NPY_UINT8, 1, PyArray_DIM(desk->starts, 1)) ? 0 : -1;
+    return is_array(env_row->start, NPY_UINT8, 1, PyArray_DIM(host->starts, 1)) ? 0 : -1;
 }
 
 static int
-say_place(const Desk *desk, PyObject *word)
+write_status(const HostState *host, PyObject *word)
 {
-    unsigned long long place = PyLong_AsUnsignedLongLong(word);
-    if (place == (unsigned long long)-1 && PyErr_Occurred()) {
+    unsigned long long number = PyLong_AsUnsignedLongLong(word);
+    if (number == (unsigned long long)-1 && PyErr_Occurred()) {
         return -1;
     }
-    ((volatile npy_uint64 *)PyArray_DATA(desk->post))[1] = place;
+    ((volatile npy_uint64 *)PyArray_DATA(host->status))[1] = number;
     return 0;
 }
 
 /* Let Python take what an environment returned (NULL: what it raised); -1 if that raises too. */
 static int
-leave_to_python(const Desk *desk, PyObject *row, PyObject *take, PyObject *result, const char *doing)
+leave_to_python(const HostState *host, PyObject *row, PyObject *take, PyObject *result, const char *doing)
 {
     PyObject *done = NULL;
     if (result != NULL) {
@@ -261,7 +261,7 @@ leave_to_python(const Desk *desk, PyObject *row, PyObject *take, PyObject *resul
     }
     if (done == NULL) {
         PyObject *exc = raised();
-        done = PyObject_CallFunction(desk->fail, "OsO", row, doing, exc);
+        done = PyObject_CallFunction(host->fail, "OsO", row, doing, exc);
         Py_DECREF(exc);
     }
     Py_XDECREF(done);
@@ -310,21 +310,21 @@ counted(PyObject *limit, PyObject *result)
 
 /* Put an info away, if it is like the last one that was all numbers, or if there is none and was none. */
 static int
-put_info(const Desk *desk, Py_ssize_t row, PyObject *info)
+put_info(const HostState *host, Py_ssize_t row, PyObject *info)
 {
-    char *has_info = PyByteArray_AS_STRING(desk->has_info) + row;
+    char *has_info = PyByteArray_AS_STRING(host->has_info) + row;
     if (is_empty(info)) {
         return !*has_info;
     }
-    PyObject *form = PyList_GET_SIZE(desk->form) == 1 ? PyList_GET_ITEM(desk->form, 0) : Py_None;
+    PyObject *form = PyList_GET_SIZE(host->form) == 1 ? PyList_GET_ITEM(host->form, 0) : Py_None;
     if (!PyTuple_CheckExact(form) || PyTuple_GET_SIZE(form) != 4) {
         return 0;
     }
     PyObject *keys = PyTuple_GET_ITEM(form, 0), *types = PyTuple_GET_ITEM(form, 1);
     PyObject *codes = PyTuple_GET_ITEM(form, 2);
     long number = PyLong_AsLong(PyTuple_GET_ITEM(form, 3));
-    npy_intp size = PyArray_DIM(desk->cells, 1);
-    char *cell = PyArray_BYTES(desk->cells) + row * size;
+    npy_intp size = PyArray_DIM(host->cells, 1);
+    char *cell = PyArray_BYTES(host->cells) + row * size;
     if (!PyTuple_CheckExact(keys) || !PyTuple_CheckExact(types) || !PyBytes_CheckExact(codes) ||
         number < 1 || PyTuple_GET_SIZE(types) != PyTuple_GET_SIZE(keys) ||
         PyBytes_GET_SIZE(codes) != PyTuple_GET_SIZE(keys) ||
@@ -332,14 +332,14 @@ put_info(const Desk *desk, Py_ssize_t row, PyObject *info)
         PyErr_Clear(); /* of a number that is none */
         return 0;
     }
-    ((npy_uint16 *)PyArray_DATA(desk->schemas))[row] = (npy_uint16)number;
+    ((npy_uint16 *)PyArray_DATA(host->schemas))[row] = (npy_uint16)number;
     *has_info = 1;
     return 1;
 }
 
 /* Put away what a step returned: 1 if nothing about it is special, 0 if all of it is left to do. */
 static int
-put_step(const Desk *desk, const Line *line, Py_ssize_t row, PyObject *result)
+put_step(const HostState *host, const EnvRow *env_row, Py_ssize_t row, PyObject *result)
 {
     if (!PyTuple_CheckExact(result) || PyTuple_GET_SIZE(result) != 5) {
         return 0;
@@ -349,84 +349,84 @@ put_step(const Desk *desk, const Line *line, Py_ssize_t row, PyObject *result)
     int is_truncated = as_flag(PyTuple_GET_ITEM(result, 3));
     int is_end = is_terminated > 0 || is_truncated > 0;
     if (!PyFloat_Check(reward) || is_terminated < 0 || is_truncated < 0 ||
-        (is_end && !PyList_CheckExact(desk->ends)) ||
-        !put_info(desk, row, PyTuple_GET_ITEM(result, 4)) ||
-        !put_obs(PyTuple_GET_ITEM(result, 0), line->obs)) {
+        (is_end && !PyList_CheckExact(host->ends)) ||
+        !put_info(host, row, PyTuple_GET_ITEM(result, 4)) ||
+        !put_obs(PyTuple_GET_ITEM(result, 0), env_row->obs)) {
         return 0;
     }
-    ((double *)PyArray_DATA(desk->rewards))[row] = PyFloat_AS_DOUBLE(reward);
+    ((double *)PyArray_DATA(host->rewards))[row] = PyFloat_AS_DOUBLE(reward);
     if (is_end) {
-        PyObject *end = PyTuple_Pack(3, line->row, is_terminated ? Py_True : Py_False,
+        PyObject *end = PyTuple_Pack(3, env_row->row, is_terminated ? Py_True : Py_False,
                                      is_truncated ? Py_True : Py_False);
-        if (end == NULL || PyList_Append(desk->ends, end) < 0) {
+        if (end == NULL || PyList_Append(host->ends, end) < 0) {
             Py_XDECREF(end);
             return -1;
         }
         Py_DECREF(end);
-        PyByteArray_AS_STRING(desk->states)[row] = ENDED;
+        PyByteArray_AS_STRING(host->states)[row] = ENDED;
     }
     return 1;
 }
 
 static int
-step_running(const Desk *desk, const Line *line, Py_ssize_t row, PyObject *action)
+step_running(const HostState *host, const EnvRow *env_row, Py_ssize_t row, PyObject *action)
 {
-    if (say_place(desk, line->stepping) < 0) {
+    if (write_status(host, env_row->stepping) < 0) {
         return -1;
     }
-    PyObject *result = line->layer == Py_None
-                           ? PyObject_CallOneArg(line->step, action)
-                           : PyObject_CallMethodOneArg(line->layer, step_name, action);
-    if (result != NULL && line->limit != Py_None) {
-        result = counted(line->limit, result);
+    PyObject *result = env_row->layer == Py_None
+                           ? PyObject_CallOneArg(env_row->step, action)
+                           : PyObject_CallMethodOneArg(env_row->layer, step_name, action);
+    if (result != NULL && env_row->limit != Py_None) {
+        result = counted(env_row->limit, result);
     }
-    int is_put = result == NULL ? 0 : put_step(desk, line, row, result);
+    int is_put = result == NULL ? 0 : put_step(host, env_row, row, result);
     if (is_put) {
         Py_DECREF(result);
         return is_put < 0 ? -1 : 0;
     }
-    return leave_to_python(desk, line->row, desk->take, result, "step");
+    return leave_to_python(host, env_row->row, host->take, result, "step");
 }
 
 static int
-reset_ended(const Desk *desk, const Line *line, Py_ssize_t row)
+reset_ended(const HostState *host, const EnvRow *env_row, Py_ssize_t row)
 {
-    npy_intp size = PyArray_DIM(desk->starts, 1);
-    if (say_place(desk, line->resetting) < 0 || PyList_Append(desk->invalid, line->row) < 0) {
+    npy_intp size = PyArray_DIM(host->starts, 1);
+    if (write_status(host, env_row->resetting) < 0 || PyList_Append(host->invalid, env_row->row) < 0) {
         return -1;
     }
-    PyByteArray_AS_STRING(desk->ready)[row] = 0;
-    ((double *)PyArray_DATA(desk->rewards))[row] = 0.0;
-    memcpy(PyArray_DATA(line->start), PyArray_BYTES(desk->starts) + row * size, (size_t)size);
-    PyObject *result = PyObject_CallNoArgs(line->reset);
-    if (result != NULL && !PyByteArray_AS_STRING(desk->has_info)[row] &&
-        put_reset(result, line->obs)) {
+    PyByteArray_AS_STRING(host->ready)[row] = 0;
+    ((double *)PyArray_DATA(host->rewards))[row] = 0.0;
+    memcpy(PyArray_DATA(env_row->start), PyArray_BYTES(host->starts) + row * size, (size_t)size);
+    PyObject *result = PyObject_CallNoArgs(env_row->reset);
+    if (result != NULL && !PyByteArray_AS_STRING(host->has_info)[row] &&
+        put_reset(result, env_row->obs)) {
         Py_DECREF(result);
-        PyByteArray_AS_STRING(desk->states)[row] = RUNNING;
+        PyByteArray_AS_STRING(host->states)[row] = RUNNING;
         return 0;
     }
-    return leave_to_python(desk, line->row, desk->take_reset, result, "reset");
+    return leave_to_python(host, env_row->row, host->take_reset, result, "reset");
 }
 
 static int
-step_row(const Desk *desk, PyObject *tuple, PyObject *action)
+step_row(const HostState *host, PyObject *tuple, PyObject *action)
 {
-    Line line;
+    EnvRow env_row;
     Py_ssize_t row;
-    if (read_line(tuple, desk, &line, &row) < 0) {
+    if (read_env_row(tuple, host, &env_row, &row) < 0) {
         return -1;
     }
-    char state = PyByteArray_AS_STRING(desk->states)[row];
+    char state = PyByteArray_AS_STRING(host->states)[row];
     if (state == RUNNING) {
-        return step_running(desk, &line, row, action);
+        return step_running(host, &env_row, row, action);
     }
-    if (state == ENDED && PyByteArray_AS_STRING(desk->ready)[row]) {
-        return reset_ended(desk, &line, row);
+    if (state == ENDED && PyByteArray_AS_STRING(host->ready)[row]) {
+        return reset_ended(host, &env_row, row);
     }
-    if (say_place(desk, line.stepping) < 0) {
+    if (write_status(host, env_row.stepping) < 0) {
         return -1;
     }
-    PyObject *done = PyObject_CallOneArg(desk->unusual, line.row);
+    PyObject *done = PyObject_CallOneArg(host->unusual, env_row.row);
     Py_XDECREF(done);
     return done == NULL ? -1 : 0;
 }
@@ -435,11 +435,11 @@ static PyObject *
 step_rows(PyObject *Py_UNUSED(module), PyObject *args)
 {
     PyObject *tuple, *lines, *actions;
-    Desk desk;
+    HostState host;
     if (!PyArg_ParseTuple(args, "O!O!O!OOOO", &PyTuple_Type, &tuple, &PyList_Type, &lines,
-                          &PyList_Type, &actions, &desk.take, &desk.take_reset, &desk.unusual,
-                          &desk.fail) ||
-        read_desk(tuple, &desk) < 0) {
+                          &PyList_Type, &actions, &host.take, &host.take_reset, &host.unusual,
+                          &host.fail) ||
+        read_host_state(tuple, &host) < 0) {
         return NULL;
     }
     if (PyList_GET_SIZE(actions) != PyList_GET_SIZE(lines)) {
@@ -448,11 +448,11 @@ step_rows(PyObject *Py_UNUSED(module), PyObject *args)
     }
     for (Py_ssize_t i = 0; i < PyList_GET_SIZE(lines) && i < PyList_GET_SIZE(actions); i++) {
         /* held on to: what Python does in a row may change the lists */
-        PyObject *line = Py_NewRef(PyList_GET_ITEM(lines, i));
+        PyObject *env_row = Py_NewRef(PyList_GET_ITEM(lines, i));
         PyObject *action = Py_NewRef(PyList_GET_ITEM(actions, i));
-        int status = step_row(&desk, line, action);
+        int status = step_row(&host, env_row, action);
         Py_DECREF(action);
-        Py_DECREF(line);
+        Py_DECREF(env_row);
         if (status < 0 || PyErr_CheckSignals() < 0) {
             return NULL;
         }
@@ -746,7 +746,7 @@ common_number(PyObject *Py_UNUSED(module), PyObject *args)
 enum { HAS_REPLY = 2 }; /* as in worker.py */
 enum { NOTHING, POSTED, DONE, DONE_WITH_REPLY }; /* what a lane says of a worker */
 
-/* plain_rows.py's Port; everything in it is borrowed. */
+/* rows_python.py's Port; everything in it is borrowed. */
 typedef struct {
     volatile npy_uint64 *ring; /* entries of request, operation, flags */
     npy_uint64 size;

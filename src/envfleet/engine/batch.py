@@ -5,13 +5,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import islice
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from gymnasium import spaces
+from gymnasium.vector.utils import batch_space, create_empty_array, iterate
 
 from envfleet.engine.incident import Incident
-from envfleet.engine.infos import Info, PackedInfos, collate
+from envfleet.engine.infos import NO_INFO, Info, PackedInfos, Schema, collate
+from envfleet.engine.memory import Control, Data
+from envfleet.engine.messages import Reply
+from envfleet.engine.options import Autoreset
+from envfleet.engine.rows import common_number, copy_rows, take_rewards
+from envfleet.engine.slots import Slots, WorkerPart
+from envfleet.errors import LayoutMismatch
+from envfleet.layout import Columns
 
 
 def any_set(flags: npt.NDArray[np.bool_]) -> bool:
@@ -113,3 +123,310 @@ def _let_go(vector: dict[str, Any]) -> dict[str, Any]:
                 if isinstance(value, _Held):
                     values[position] = value.value
     return vector
+
+
+PlainInfos = list[tuple[int, Info]]
+_NOTHING_PACKED = PackedInfos()
+
+
+class BatchReader:
+    """Puts batches together."""
+
+    def __init__(
+        self, control: Control, data: Data, worker_of: Slots, autoreset: Autoreset, *, copy: bool
+    ) -> None:
+        self._control, self._data, self._worker_of = control, data, worker_of
+        self._autoreset, self._copy = autoreset, copy
+        self.is_mixed = len(data.space_groups) > 1
+        self._plain_obs = data.obs[0].sole_array if copy and not self.is_mixed else None
+        self.spills: dict[int, dict[int, Any]] = {}
+        """Parts of each slot's last observation that its row could not hold."""
+        self._has_cells = any(
+            field.kind in ("text", "ragged")
+            for kind in data.space_groups
+            for field in kind.observation.fields
+        )
+        self._last: dict[int, tuple[Any, int]] = {}
+        """Where texts and sequences may spill: the batch each slot was last in, and its row."""
+        self._before_poison: dict[int, Any] = {}
+        """Observations of slots in flight whose rows have been filled with junk."""
+        self._final_spills: dict[int, dict[int, Any]] = {}
+        self._infos: dict[int, Info] = {}
+        self._final_infos: dict[int, Info] = {}
+        self._incidents: dict[int, Incident] = {}
+        self._later: dict[int, Incident] = {}
+        """Incidents of slots whose row from before the failure has not been handed out yet."""
+        self._schemas: list[list[Schema]] = [[] for _ in range(int(worker_of[-1]) + 1)]
+        self._has_schemas = False
+        self._uniform: dict[int, Schema | None] = {}
+        self._positions = np.arange(len(worker_of))
+        self._positions.flags.writeable = False
+
+    # ---- what comes by the control path ---------------------------------------------------------
+
+    def absorb(self, part: WorkerPart, reply: Reply | None) -> None:
+        """A command for these slots was answered: keep what is new, forget what it replaces."""
+        if self.spills:
+            # whoever failed has shown nothing new
+            failed = {failure.slot for failure in reply.failures} if reply is not None else ()
+            for slot in part.slots.tolist():
+                if slot not in failed:
+                    self.spills.pop(slot, None)
+        if reply is None:
+            return
+        self._infos.update(reply.infos)
+        self._final_infos.update(reply.final_infos)
+        self._final_spills.update(reply.final_spills)
+        self.spills.update(reply.spills)
+        if reply.schemas:
+            self._schemas[part.worker] += reply.schemas
+            self._has_schemas = True
+            self._uniform.clear()
+
+    def attach(self, incident: Incident, slots: Sequence[int], unreceived: set[int]) -> None:
+        """The next rows of these slots carry the incident; those that wait already are older."""
+        for slot in slots:
+            (self._later if slot in unreceived else self._incidents)[slot] = incident
+
+    def forget(self, slots: Sequence[int]) -> None:
+        """What these slots had to say will not be asked for, and neither what befell them."""
+        self.forget_infos(slots)
+        for kept in (self._incidents, self._later):
+            for slot in slots:
+                kept.pop(slot, None)
+
+    def forget_infos(self, slots: Sequence[int]) -> None:
+        """What these slots had to say will not be asked for."""
+        said = (self._infos, self._final_infos, self._final_spills, self._before_poison)
+        for kept in said:
+            for slot in slots:
+                kept.pop(slot, None)
+
+    def forget_worker(self, worker: int, unreceived: set[int]) -> None:
+        """A worker was replaced: its successor numbers its schemas anew.
+
+        The infos of rows that have not been handed out are kept in another form.
+        """
+        slots = np.flatnonzero(self._worker_of == worker)
+        for position, info in self._packed(slots, slots).each():
+            if int(slots[position]) in unreceived:
+                self._infos.setdefault(int(slots[position]), info)
+        self._schemas[worker] = []
+        self._uniform.clear()
+        self._control.schemas[slots] = NO_INFO
+
+    def mend_rows(self, slots: Sequence[int]) -> None:
+        """Make rows readable that have no value, or whose worker died before it sent all of it."""
+        for slot in slots:
+            kind, row = int(self._data.group_of[slot]), int(self._data.row_of[slot])
+            try:
+                if slot not in self._before_poison:
+                    self.observation(slot)
+                    continue
+                value = self._before_poison.pop(slot)
+            except LayoutMismatch:
+                value = self._last_handed_out(slot, kind)
+            spill = self._data.obs[kind].writer(row)(value)
+            if spill is not None:
+                self.spills[slot] = spill
+
+    def answered(self, slots: Sequence[int]) -> None:
+        """The rows of these slots are new: there is no junk in them."""
+        for slot in slots:
+            self._before_poison.pop(slot, None)
+
+    def poison(self, slots: Slots, rows: slice | Slots) -> None:
+        """Fill the rows of slots that are sent with junk, unless there are several kinds."""
+        if not self.is_mixed:
+            for slot in slots.tolist():
+                self._before_poison[slot] = self.observation(slot)
+            self._data.obs[0].poison(rows)
+
+    def take_back_resets(self, slots: Sequence[int]) -> None:
+        """same_step: the last observation of slots that an untold step has ended and reset."""
+        control = self._control
+        for slot in slots:
+            if control.terminated[slot] or control.truncated[slot]:
+                kind, row = int(self._data.group_of[slot]), int(self._data.row_of[slot])
+                try:
+                    final = self._read(self._data.final_obs, slot, self._final_spills)
+                except LayoutMismatch:
+                    continue  # what had spilled from it is lost with its worker
+                self._data.obs[kind].writer(row)(final)
+
+    def _last_handed_out(self, slot: int, kind: int) -> Any:
+        """The observation the caller last had of a slot, or some value if it had none."""
+        space = self._data.space_groups[kind].observation.space
+        if slot not in self._last:
+            batch, position = create_empty_array(space, n=1), 0
+            if batch is None:  # of a space that is not Gymnasium's own
+                return None
+        else:
+            batch, position = self._last[slot]
+            if self.is_mixed:
+                return batch[position]
+        rows = iterate(batch_space(space, position + 1), batch)
+        return next(islice(iter(rows), position, None))
+
+    # ---- rows -----------------------------------------------------------------------------------
+
+    def batch(self, slots: Slots, rows: slice | Slots, page: int = 0) -> Batch:
+        """The rows of these slots; `rows` are the same, as a slice where they are neighbours."""
+        control = self._control
+        if self._before_poison:
+            self.answered(slots.tolist())
+        pages = self._data.pages if page else None
+        if isinstance(rows, slice):
+            plain_obs = self._plain_obs if pages is None else None
+            obs, rewards, terminated, truncated, valid, has_events = copy_rows(
+                plain_obs, control.rewards, control.flags, rows.start, rows.stop
+            )
+        else:
+            obs = None
+            terminated, truncated, invalid = flags = control.flags[:, rows].copy()
+            rewards, valid, has_events = control.rewards[rows], ~invalid, any_set(flags)
+        if pages is not None:
+            obs = pages[page - 1, rows]
+        elif obs is None:
+            obs = self.observations(slots, rows)
+        final_obs = obs
+        plain: PlainInfos = []
+        if self._autoreset == "same_step" and has_events:
+            ended = terminated | truncated
+            if any_set(ended):
+                final_obs = self._take_finals(slots, obs, ended, plain)
+        incidents: tuple[Incident, ...] = ()
+        if self._infos or self._incidents or self._later:
+            incidents = self._take_news(slots, plain)
+        return Batch(
+            slots=slots,
+            obs=obs,
+            rewards=rewards,
+            terminated=terminated,
+            truncated=truncated,
+            valid=valid,
+            has_events=has_events,
+            final_obs=final_obs,
+            incidents=incidents,
+            page=page,
+            packed=self._packed(slots, rows) if self._has_schemas else _NOTHING_PACKED,
+            plain=plain,
+        )
+
+    def take_plain(self, rewards: npt.NDArray[np.float64]) -> bool:
+        """Copy the rewards of all slots, if that is all a batch would have to tell of them."""
+        if self._before_poison or self._infos or self._incidents or self._later:
+            return False
+        return take_rewards(self._control.rewards, self._control.flags, rewards)
+
+    def observations(self, slots: Slots, rows: slice | Slots) -> Any:
+        """The last observations of these slots."""
+        obs = self._observations(slots, rows)
+        if self._has_cells:
+            for position, slot in enumerate(slots.tolist()):
+                self._last[slot] = (obs, position)
+        return obs
+
+    def _observations(self, slots: Slots, rows: slice | Slots) -> Any:
+        if self.is_mixed:
+            return tuple(self.observation(slot) for slot in slots.tolist())
+        spills = None
+        if self.spills:
+            spills = {
+                position: self.spills[slot]
+                for position, slot in enumerate(slots.tolist())
+                if slot in self.spills
+            }
+        return self._data.obs[0].read_batch(rows, spills, copy=self._copy)
+
+    def observation(self, slot: int) -> Any:
+        """The last observation of one slot, unbatched."""
+        return self._read(self._data.obs, slot, self.spills)
+
+    def _read(self, columns: Sequence[Columns], slot: int, spills: dict[int, Any]) -> Any:
+        kind, row = int(self._data.group_of[slot]), int(self._data.row_of[slot])
+        return columns[kind].read(row, spills.get(slot))
+
+    def _take_finals(
+        self, slots: Slots, obs: Any, ended: npt.NDArray[np.bool_], plain: PlainInfos
+    ) -> Any:
+        """same_step: last observations of ended episodes, for the batch and for the infos."""
+        finals = {}
+        for position in np.flatnonzero(ended).tolist():
+            slot = int(slots[position])
+            final = self._read(self._data.final_obs, slot, self._final_spills)
+            finals[position] = final
+            final_info = self._final_infos.pop(slot, {})
+            plain.append((position, {"final_obs": final, "final_info": final_info}))
+            self._final_spills.pop(slot, None)
+        if self.is_mixed:
+            return tuple(finals.get(position, value) for position, value in enumerate(obs))
+        return _with_rows(self._data.space_groups[0].observation.space, obs, finals)
+
+    def _take_news(self, slots: Slots, plain: PlainInfos) -> tuple[Incident, ...]:
+        incidents: dict[int, Incident] = {}
+        for position, slot in enumerate(slots.tolist()):
+            info = self._infos.pop(slot, None)
+            if info is not None:
+                plain.append((position, info))
+            incident = self._incidents.pop(slot, None)
+            if incident is not None:
+                plain.append((position, {"incident": incident}))
+                incidents[id(incident)] = incident
+            if slot in self._later:
+                self._incidents[slot] = self._later.pop(slot)
+        return tuple(incidents.values())
+
+    def _packed(self, slots: Slots, rows: slice | Slots) -> PackedInfos:
+        if not len(slots):
+            return _NOTHING_PACKED
+        control = self._control
+        if isinstance(rows, slice):
+            common = common_number(control.schemas, rows.start, rows.stop)
+            if common == NO_INFO:
+                return _NOTHING_PACKED
+            schema = None if common is None else self._schema_of_all(common)
+            if schema is not None:
+                cells = control.infos[rows].copy()
+                return PackedInfos(((schema, self._positions[: len(slots)], cells),))
+        numbers, cells = control.schemas[rows], control.infos[rows].copy()
+        groups: dict[Schema, list[int]] = {}
+        workers = self._worker_of[slots].tolist()
+        for position, number in enumerate(numbers.tolist()):
+            schemas = self._schemas[workers[position]]
+            # a number beyond: the worker died before it could say what it means
+            if number != NO_INFO and number <= len(schemas):
+                groups.setdefault(schemas[number - 1], []).append(position)
+        return PackedInfos(
+            tuple((schema, np.array(where), cells[where]) for schema, where in groups.items())
+        )
+
+    def _schema_of_all(self, number: int) -> Schema | None:
+        """The schema that every worker knows by this number, if they agree."""
+        if number not in self._uniform:
+            known = {
+                schemas[number - 1] if 0 < number <= len(schemas) else None
+                for schemas in self._schemas
+            }
+            self._uniform[number] = known.pop() if len(known) == 1 else None
+        return self._uniform[number]
+
+
+def _with_rows(space: Any, batch: Any, rows: dict[int, Any]) -> Any:
+    """A copy of a batched observation of `space` with some rows replaced."""
+    if isinstance(batch, np.ndarray):
+        changed = batch.copy()
+        for position, value in rows.items():
+            changed[position] = value
+        return changed
+    if isinstance(space, spaces.Dict):
+        return {
+            key: _with_rows(part, batch[key], {i: value[key] for i, value in rows.items()})
+            for key, part in space.spaces.items()
+        }
+    if isinstance(space, spaces.Tuple):
+        return tuple(
+            _with_rows(part, batch[index], {i: value[index] for i, value in rows.items()})
+            for index, part in enumerate(space.spaces)
+        )
+    return tuple(rows.get(position, value) for position, value in enumerate(batch))

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
@@ -18,20 +19,36 @@ import numpy as np
 
 from envfleet.engine import rng
 from envfleet.engine import snapshot as snapshots
-from envfleet.engine.answers import read_reset
-from envfleet.engine.apart import apart
-from envfleet.engine.guard import Guard
+from envfleet.engine.detached_copy import detached_copy
 from envfleet.engine.infos import Info, InfoWriter
-from envfleet.engine.messages import EnvFacts, Failure, Op, Reply, place
+from envfleet.engine.memory import Control, Data
+from envfleet.engine.messages import EnvFacts, EnvFailure, Op, Reply, read_reset, status_word
 from envfleet.engine.options import PLAIN_RESET, Autoreset, EnvFn, ResetPlan
-from envfleet.engine.rows import Desk, Line, step_rows
-from envfleet.engine.shortcut import way_to_step
-from envfleet.engine.slab import Control, Data
+from envfleet.engine.rows import EnvRow, HostState, step_rows
+from envfleet.engine.shortcut import shortest_step
 from envfleet.errors import SnapshotError
 from envfleet.layout import Columns
 
 
-class State(IntEnum):
+def _directly(function: Callable[..., Any]) -> Callable[..., Any]:
+    return function
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """The manners of one place. Whatever is not let pass is a failure of the environment alone."""
+
+    wrap: Callable[[Callable[..., Any]], Callable[..., Any]] = _directly
+    passes: tuple[type[BaseException], ...] = ()
+    """Raised by somebody else than the environment: Ctrl-C in this thread, the end of a worker."""
+
+    def let_pass(self, exc: BaseException) -> None:
+        """Raise `exc` again if it is not the environment's."""
+        if isinstance(exc, self.passes):
+            raise exc
+
+
+class SlotState(IntEnum):
     """What a step means for a slot."""
 
     RUNNING = 0
@@ -57,7 +74,7 @@ class EnvHost:
         self.first, self.count = first, len(envs)
         self._fns, self._autoreset, self._guard = list(env_fns), autoreset, guard
         self._envs = list(envs)
-        self._state = bytearray([State.UNUSABLE] * self.count)
+        self._state = bytearray([SlotState.UNUSABLE] * self.count)
         self._queues: list[deque[ResetPlan]] = [deque() for _ in envs]
         self._restart_plans: dict[int, ResetPlan] = {}
         """How slots whose environment was replaced begin again, unless their caller resets them."""
@@ -77,7 +94,7 @@ class EnvHost:
         self._has_info = bytearray([1] * self.count)
         self._long_ways = list(range(self.count))
         """Rows to whose environments there may be a shorter way to step."""
-        self._after_end = State.ENDED if autoreset == "next_step" else State.RUNNING
+        self._after_end = SlotState.ENDED if autoreset == "next_step" else SlotState.RUNNING
         self._reply = Reply()
         self._is_plain = True
 
@@ -95,30 +112,33 @@ class EnvHost:
             for env in self._envs
         ]
 
-    def bind(self, control: Control, data: Data, post: memoryview) -> None:
+    def bind(self, control: Control, data: Data, status: memoryview) -> None:
         """Take the shared rows of this host's slots."""
         self._data: Data = data
-        self._post = post
+        self._status = status
         slots = range(self.first, self.first + self.count)
-        kinds, rows = data.kind_of[slots.start : slots.stop], data.row_of[slots.start : slots.stop]
-        where = list(zip(kinds.tolist(), rows.tolist(), strict=True))
+        space_groups, rows = (
+            data.group_of[slots.start : slots.stop],
+            data.row_of[slots.start : slots.stop],
+        )
+        where = list(zip(space_groups.tolist(), rows.tolist(), strict=True))
         self._write_obs = [data.obs[kind].writer(row) for kind, row in where]
         self._write_final = [data.final_obs[kind].writer(row) for kind, row in where]
         plain_obs = [data.obs[kind].array_of(row) for kind, row in where]
         self._where = where
-        is_block = bool((kinds == kinds[0]).all() and (np.diff(rows) == 1).all())
+        is_block = bool((space_groups == space_groups[0]).all() and (np.diff(rows) == 1).all())
         block = slice(int(rows[0]), int(rows[-1]) + 1)
         self._read_actions: Callable[[], list[Any]] | None = (
             data.actions[where[0][0]].reader(block) if is_block else None
         )
-        self._lines = [
-            Line(
+        self._env_rows = [
+            EnvRow(
                 row,
-                place(Op.STEP, self.first + row),
+                status_word(Op.STEP, self.first + row),
                 self._guard.wrap(env.step),
                 None,
                 None,
-                place(Op.RESET, self.first + row),
+                status_word(Op.RESET, self.first + row),
                 self._guard.wrap(env.reset),
                 obs,
                 control.rng[self.first + row],
@@ -130,12 +150,12 @@ class EnvHost:
         self._rewards = control.rewards[mine]
         self._reward_of: Any = self._rewards.data
         self._infos = InfoWriter(control.infos, control.schemas, self.first)
-        self._desk = Desk(
+        self._host_state = HostState(
             self._state,
             self._has_info,
             self._ready,
             self._starts,
-            np.frombuffer(post, np.uint64),
+            np.frombuffer(status, np.uint64),
             self._rewards,
             self._invalid,
             self._ends if self._autoreset == "next_step" else None,
@@ -156,10 +176,10 @@ class EnvHost:
         self._invalid.clear()
         if self._long_ways:
             self._shorten_ways()
-        lines = self._lines if slots is None else [self._lines[row] for row in rows]
+        env_rows = self._env_rows if slots is None else [self._env_rows[row] for row in rows]
         step_rows(
-            self._desk,
-            lines,
+            self._host_state,
+            env_rows,
             self._actions(slots, spills),
             self._take,
             self._take_reset,
@@ -174,7 +194,7 @@ class EnvHost:
         """Nobody waits: look up now what would take time at the next autoresets."""
         for row in self._ended:
             is_plain = not self._queues[row] and row not in self._restart_plans
-            if is_plain and self._state[row] == State.ENDED:
+            if is_plain and self._state[row] == SlotState.ENDED:
                 try:
                     rng.keep(self._envs[row], self._start_of[row])
                 except Exception:  # the reset will meet it again, and report it
@@ -195,7 +215,7 @@ class EnvHost:
     def queue(self, slots: Sequence[int], plans: Sequence[ResetPlan]) -> Reply | None:
         """Keep a plan for each slot's next autoreset that has none yet, in order."""
         for slot, plan in zip(slots, plans, strict=True):
-            self._queues[slot - self.first].append(plan.set_apart())
+            self._queues[slot - self.first].append(plan.detached())
             self._ready[slot - self.first] = 0
         return None
 
@@ -204,7 +224,7 @@ class EnvHost:
     ) -> Reply | None:
         """Replace environments by new ones, and go on as `resume` says."""
         for slot, order in zip(slots, orders, strict=True):
-            self._post[1] = place(Op.REBUILD, slot)
+            self._status[1] = status_word(Op.REBUILD, slot)
             try:
                 self._replace(slot - self.first)
             except BaseException as exc:
@@ -225,7 +245,7 @@ class EnvHost:
             row = slot - self.first
             self._ready[row] = 0
             self._restart_plans[row] = plan
-            self._state[row] = State.ENDED if has_ended else State.OWES_TRUNCATION
+            self._state[row] = SlotState.ENDED if has_ended else SlotState.OWES_TRUNCATION
             if spill is None:
                 self._last_spill.pop(row, None)
             else:
@@ -236,12 +256,14 @@ class EnvHost:
         """Call or read `name` on each environment, through its wrappers."""
         self._ready[:] = bytes(self.count)
         for slot in slots:
-            self._post[1] = place(Op.CALL, slot)
+            self._status[1] = status_word(Op.CALL, slot)
             try:
                 attribute = self._envs[slot - self.first].get_wrapper_attr(name)
                 value = attribute
                 if callable(attribute):
-                    mine, named = apart((args, kwargs)) if args or kwargs else (args, kwargs)
+                    mine, named = (
+                        detached_copy((args, kwargs)) if args or kwargs else (args, kwargs)
+                    )
                     value = self._guard.wrap(attribute)(*mine, **named)
             except BaseException as exc:
                 self._note(slot, f"call of {name!r}", exc)
@@ -253,9 +275,9 @@ class EnvHost:
         """Set a name where it is found among the wrappers."""
         self._ready[:] = bytes(self.count)
         for slot, (name, value) in zip(slots, pairs, strict=True):
-            self._post[1] = place(Op.SET, slot)
+            self._status[1] = status_word(Op.SET, slot)
             try:
-                self._envs[slot - self.first].set_wrapper_attr(name, apart(value))
+                self._envs[slot - self.first].set_wrapper_attr(name, detached_copy(value))
             except BaseException as exc:
                 self._note(slot, f"set_attr of {name!r}", exc)
         return self._take_reply()
@@ -264,14 +286,14 @@ class EnvHost:
         """Take each environment's state, by the best way it offers."""
         for slot in slots:
             row = slot - self.first
-            self._post[1] = place(Op.SNAPSHOT, slot)
+            self._status[1] = status_word(Op.SNAPSHOT, slot)
             try:
                 taken = snapshots.take(self._envs[row])
             except BaseException as exc:
                 self._note(slot, "snapshot", exc)
             else:
                 queued = tuple(self._queues[row])
-                self._reply.values[slot] = (taken, State(self._state[row]), queued)
+                self._reply.values[slot] = (taken, SlotState(self._state[row]), queued)
         return self._take_reply()
 
     def restore(self, slots: Sequence[int], states: Sequence[snapshots.Snapshot]) -> Reply | None:
@@ -280,7 +302,7 @@ class EnvHost:
         for slot, wanted in zip(slots, states, strict=True):
             taken = wanted.taken
             row = slot - self.first
-            self._post[1] = place(Op.RESTORE, slot)
+            self._status[1] = status_word(Op.RESTORE, slot)
             try:
                 if isinstance(taken, snapshots.Replay):
                     self._replace(row)
@@ -303,7 +325,7 @@ class EnvHost:
     def close(self) -> Reply | None:
         """Close every environment; one that fails to does not keep the others open."""
         for row, env in enumerate(self._envs):
-            self._post[1] = place(Op.CLOSE, self.first + row)
+            self._status[1] = status_word(Op.CLOSE, self.first + row)
             try:
                 self._guard.wrap(env.close)()
             except BaseException as exc:
@@ -313,14 +335,16 @@ class EnvHost:
     # ---- parts of a step ------------------------------------------------------------------------
 
     def _shorten_ways(self) -> None:
-        ways = {row: way_to_step(self._envs[row]) for row in self._long_ways}
+        ways = {row: shortest_step(self._envs[row]) for row in self._long_ways}
         for row, way in ways.items():
             if way.layer is self._envs[row]:
                 continue
             step = _step_of(way.layer)
             wrapped = self._guard.wrap(step)
             layer = way.layer if wrapped is step else None
-            self._lines[row] = self._lines[row]._replace(step=wrapped, layer=layer, limit=way.limit)
+            self._env_rows[row] = self._env_rows[row]._replace(
+                step=wrapped, layer=layer, limit=way.limit
+            )
         self._long_ways = [row for row, way in ways.items() if not way.is_shortest]
 
     def _actions(self, slots: Sequence[int] | None, spills: dict[int, Any] | None) -> list[Any]:
@@ -362,9 +386,9 @@ class EnvHost:
         self._rewards[row] = 0.0
         self._invalid.append(row)
         state = self._state[row]
-        if state == State.ENDED:
+        if state == SlotState.ENDED:
             self._try_reset(row, self._next_plan(row))
-        elif state == State.OWES_TRUNCATION:
+        elif state == SlotState.OWES_TRUNCATION:
             self._ends.append((row, False, True))
             if row in self._last_spill:
                 self._reply.spills[self.first + row] = self._last_spill[row]
@@ -386,13 +410,13 @@ class EnvHost:
             self._reply.final_spills[slot] = spill
             self._is_plain = False
         if info:
-            self._reply.final_infos[slot] = apart(dict(info))
+            self._reply.final_infos[slot] = detached_copy(dict(info))
             self._is_plain = False
         self._try_reset(row, self._next_plan(row))
 
     def _try_reset(self, row: int, plan: ResetPlan) -> None:
         slot = self.first + row
-        self._post[1] = place(Op.RESET, slot)
+        self._status[1] = status_word(Op.RESET, slot)
         env = self._envs[row]
         try:
             self._rng[row][:] = self._start_of_episode(row, env, plan)
@@ -407,7 +431,7 @@ class EnvHost:
         obs, info = read_reset(result)
         spill = self._write_obs[row](obs)
         self._inform(row, info)
-        self._state[row] = State.RUNNING
+        self._state[row] = SlotState.RUNNING
         if spill is not None:
             self._spill(row, spill)
 
@@ -475,13 +499,13 @@ class EnvHost:
 
     def _fail(self, row: int, doing: str, exc: BaseException) -> None:
         self._note(self.first + row, doing, exc)
-        self._state[row] = State.UNUSABLE
+        self._state[row] = SlotState.UNUSABLE
         self._rewards[row] = 0.0
         self._inform(row, {})
 
     def _note(self, slot: int, doing: str, exc: BaseException) -> None:
         self._guard.let_pass(exc)
-        self._reply.failures.append(Failure.of(slot, doing, exc))
+        self._reply.failures.append(EnvFailure.of(slot, doing, exc))
         self._is_plain = False
 
     def _replace(self, row: int) -> None:
@@ -495,7 +519,7 @@ class EnvHost:
     def _adopt(self, row: int, env: Any) -> None:
         self._envs[row] = env
         self._ready[row] = 0
-        self._lines[row] = self._lines[row]._replace(
+        self._env_rows[row] = self._env_rows[row]._replace(
             step=self._guard.wrap(env.step),
             layer=None,
             limit=None,

@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from envfleet.engine.plain_rows import Form
-from envfleet.engine.slab import INFO_BYTES
+from envfleet.engine.memory import INFO_BYTES
+from envfleet.engine.rows_python import Form
 
 NO_INFO = 0
 ON_CONTROL_PATH = 0xFFFF

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-from envfleet.engine.answers import read_reset
-from envfleet.engine.apart import apart
+from envfleet.engine.detached_copy import detached_copy
+from envfleet.engine.messages import read_reset
 from envfleet.options import Count, CountOrZero, Seconds, SecondsOrZero, check, option_class
 
 EnvFn: TypeAlias = Callable[[], Any]
@@ -72,12 +72,16 @@ class ResetPlan:
         if self.seed is None and self.options is None:
             return read_reset(reset())
         # environments change what they are given, and this may be somebody else's too
-        options = None if self.options is None else apart(dict(self.options))
+        options = None if self.options is None else detached_copy(dict(self.options))
         return read_reset(reset(seed=self.seed, options=options))
 
-    def set_apart(self) -> ResetPlan:
+    def detached(self) -> ResetPlan:
         """This plan, with options that nobody else can change."""
-        return self if self.options is None else ResetPlan(self.seed, apart(dict(self.options)))
+        return (
+            self
+            if self.options is None
+            else ResetPlan(self.seed, detached_copy(dict(self.options)))
+        )
 
     def seeded_like(self, other: ResetPlan | None) -> ResetPlan:
         """This plan, with the other's seed if it has none of its own."""

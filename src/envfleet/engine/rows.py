@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from envfleet.engine.plain_rows import CollectSteps, Desk, KeepPcg64, Line, Port, PostSteps
+from envfleet.engine.rows_python import (
+    CollectSteps,
+    EnvRow,
+    HostState,
+    KeepPcg64,
+    PostSteps,
+    WorkerPort,
+)
 
 __all__ = [
     "IS_COMPILED",
     "CollectSteps",
-    "Desk",
+    "EnvRow",
+    "HostState",
     "KeepPcg64",
-    "Line",
-    "Port",
     "PostSteps",
+    "WorkerPort",
     "collect_steps",
     "common_number",
     "copy_rows",
@@ -42,7 +49,7 @@ try:
     post_steps, collect_steps = _rows.post_steps, _rows.collect_steps
     keep_pcg64 = _rows.keep_pcg64
 except ImportError:
-    from envfleet.engine.plain_rows import (
+    from envfleet.engine.rows_python import (
         common_number,
         copy_rows,
         note_ends,

@@ -25,7 +25,7 @@ _KNOWN: dict[type, tuple[set[str], ...]] = {
 """The names in the code of each wrapper's step: another version of it is left alone."""
 
 
-class Way(NamedTuple):
+class StepShortcut(NamedTuple):
     """How to step an environment."""
 
     layer: Any
@@ -36,7 +36,7 @@ class Way(NamedTuple):
     """Whether it is as short as it will ever be."""
 
 
-def way_to_step(env: Any) -> Way:
+def shortest_step(env: Any) -> StepShortcut:
     """The way that does all that `env.step` would do now and later."""
     limit: TimeLimit | None = None
     layer, is_shortest = env, True
@@ -49,7 +49,7 @@ def way_to_step(env: Any) -> Way:
             is_shortest = False
             break
         layer = layer.env
-    return Way(layer, limit, is_shortest)
+    return StepShortcut(layer, limit, is_shortest)
 
 
 def _has_nothing_to_do(layer: OrderEnforcing[Any, Any] | PassiveEnvChecker[Any, Any]) -> bool:

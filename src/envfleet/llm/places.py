@@ -28,8 +28,8 @@ import numpy as np
 from gymnasium import spaces
 
 from envfleet.engine import Batch, Deadlines, Fleet, Incident, ResetPlan
-from envfleet.engine.auto import choose_start_method
 from envfleet.engine.options import RestartPolicy, StartMethod
+from envfleet.engine.plan import choose_start_method
 from envfleet.errors import EnvfleetError, level_of_caller
 from envfleet.llm.losses import Losses
 from envfleet.llm.turns import ITS_OWN, Failure, Opening, Player, State, Turn

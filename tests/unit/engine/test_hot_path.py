@@ -14,9 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from envfleet.engine import Fleet, ResetPlan, rng, snapshot
-from envfleet.engine.guard import Guard
-from envfleet.engine.host import EnvHost, State
-from envfleet.engine.slab import Control, ControlPlan, Data, group_kinds
+from envfleet.engine.host import EnvHost, Guard, SlotState
+from envfleet.engine.memory import Control, ControlPlan, Data, group_spaces
 from envfleet.engine.snapshot import Replay, Snapshot
 from envfleet.testing import Counter, NoisyStream
 from tests.faults.stage import Resident, Troubled, kill_and_wait
@@ -42,10 +41,10 @@ def hosted(env_fns, autoreset="next_step"):
     num_slots = FIRST + len(envs) + AFTER
     plan = ControlPlan.of([(0, num_slots)])
     control = Control(plan, bytearray(plan.nbytes))
-    kinds = group_kinds([(envs[0].observation_space, envs[0].action_space)] * num_slots)
-    data = Data(kinds, bytearray(Data.measure(kinds)))
+    space_groups = group_spaces([(envs[0].observation_space, envs[0].action_space)] * num_slots)
+    data = Data(space_groups, bytearray(Data.measure(space_groups)))
     host = EnvHost(FIRST, envs, env_fns, autoreset, Guard())
-    host.bind(control, data, control.posts[0])
+    host.bind(control, data, control.status[0])
     host.reset(None, [ResetPlan(seed) for seed in range(len(envs))])
     control.rewards[:] = UNTOUCHED
     return host, control, envs
@@ -178,7 +177,7 @@ def stir(host, how):
         other.reset(seed=99)
         taken = snapshot.take(other)
         assert isinstance(taken, snapshot.Pickled)
-        host.restore([FIRST], [Snapshot(taken, np.zeros(3), State.ENDED, ())])
+        host.restore([FIRST], [Snapshot(taken, np.zeros(3), SlotState.ENDED, ())])
 
 
 @pytest.mark.parametrize("how", ["nothing", "call", "set_attr", "restore"])

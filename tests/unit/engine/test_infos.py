@@ -17,7 +17,7 @@ from envfleet.engine.infos import (
     Schema,
     collate,
 )
-from envfleet.engine.slab import INFO_BYTES
+from envfleet.engine.memory import INFO_BYTES
 
 
 class Color(enum.IntEnum):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import envfleet
-from envfleet.engine.slab import Data, PagePlan, group_kinds
+from envfleet.engine.memory import Data, PagePlan, group_spaces
 from envfleet.errors import ConfigError, FleetClosed
 from envfleet.testing import Counter, Crashing
 
@@ -141,7 +141,7 @@ def test_a_page_that_is_not_there_is_refused(page):
         with pytest.raises(ConfigError, match=f"there is no page {page!r}: this fleet has 1 to 13"):
             envs.fleet.step(np.zeros(4, np.int64), page=page)
         envs.step(np.zeros(4, np.int64))
-        assert len(envs.fleet._logbook.journal.log_of(0).actions) == 1
+        assert len(envs.fleet._episodes.action_log.log_of(0).actions) == 1
 
 
 def test_numbers_of_pages_may_be_numpys():
@@ -206,8 +206,10 @@ def test_a_type_that_pages_cannot_have_is_refused(name):
 
 
 def test_parts_have_no_pages():
-    kinds = group_kinds([(Parts.observation_space, Parts.action_space)] * 4)
-    assert Data.measure(kinds, PagePlan(10**6)) == Data.measure(kinds), "and no room for them"
+    space_groups = group_spaces([(Parts.observation_space, Parts.action_space)] * 4)
+    assert Data.measure(space_groups, PagePlan(10**6)) == Data.measure(space_groups), (
+        "and no room for them"
+    )
     with opened(Parts, backend="serial") as envs:
         assert envs.fleet.pages is None
         with pytest.raises(ConfigError, match="there is no page 1: this fleet has none"):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import envfleet
-from envfleet.engine import plain_rows, rows
+from envfleet.engine import rows, rows_python
 from envfleet.errors import ConfigError, EnvFailed
 from envfleet.testing import Counter, Crashing
 from tests.conformance.matrix import EVERY
@@ -127,14 +127,14 @@ def test_views_of_what_is_seen_are_offered_where_it_is_one_array():
             envs.fleet.step_plainly(np.zeros(2, np.int64), np.zeros(2), page=3)
 
 
-@pytest.mark.parametrize("form", [rows, plain_rows])
+@pytest.mark.parametrize("form", [rows, rows_python])
 def test_rewards_are_taken_unless_a_row_is_special(form):
     rewards, flags, out = np.array([1.5, -2.0]), np.zeros((3, 2), np.bool_), np.zeros(2)
     assert form.take_rewards(rewards, flags, out) is True
     assert out.tolist() == [1.5, -2.0]
-    for place in np.ndindex(3, 2):
+    for position in np.ndindex(3, 2):
         flags[:], out[:] = False, 7.0
-        flags[place] = True
+        flags[position] = True
         assert form.take_rewards(rewards, flags, out) is False
         assert out.tolist() == [7.0, 7.0]
 

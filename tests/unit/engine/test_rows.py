@@ -17,10 +17,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envfleet.engine import gather, host, logbook, plain_rows, rows, scatter, worker
-from envfleet.engine.backends import lane as lanes
+from envfleet.engine import actions, batch, episodes, host, rows, rows_python
+from envfleet.engine.backends.process import fast_path, main
 from envfleet.engine.fleet import Fleet
-from envfleet.engine.host import State
+from envfleet.engine.host import SlotState
 from envfleet.engine.options import ResetPlan
 from envfleet.engine.snapshot import Replay
 from envfleet.errors import EnvfleetError
@@ -33,12 +33,12 @@ untyped: Any = rows
 
 def in_python(patch):
     """Make new fleets, and workers forked from here, do without C."""
-    patch.setattr(host, "step_rows", plain_rows.step_rows)
-    patch.setattr(gather, "copy_rows", plain_rows.copy_rows)
-    patch.setattr(gather, "common_number", plain_rows.common_number)
-    patch.setattr(logbook, "note_ends", plain_rows.note_ends)
-    patch.setattr(scatter, "put_rows", plain_rows.put_rows)
-    patch.setattr(lanes, "post_steps", None)
+    patch.setattr(host, "step_rows", rows_python.step_rows)
+    patch.setattr(batch, "copy_rows", rows_python.copy_rows)
+    patch.setattr(batch, "common_number", rows_python.common_number)
+    patch.setattr(episodes, "note_ends", rows_python.note_ends)
+    patch.setattr(actions, "put_rows", rows_python.put_rows)
+    patch.setattr(fast_path, "post_steps", None)
 
 
 def test_it_is_compiled_where_it_can_be():
@@ -181,7 +181,7 @@ def test_rows_are_copied_alike(given_flags, first, count):
     end = min(5, first + count)
     for source in (obs, None):
         got = rows.copy_rows(source, control[1], control[0], first, end)
-        expected = plain_rows.copy_rows(source, control[1], control[0], first, end)
+        expected = rows_python.copy_rows(source, control[1], control[0], first, end)
         for one, other in zip(got, expected, strict=True):
             assert np.array_equal(one, other)
             assert np.asarray(one).dtype == np.asarray(other).dtype
@@ -222,7 +222,7 @@ def test_an_info_like_most_goes_straight_into_its_cell(info, is_put, form):
     taken: list[int] = []
     is_put = is_put and form is not None and form[2:] == (b"ddf", 7)
     obs = np.zeros(2)
-    desk = step(
+    host_state = step(
         [line(1, lambda action: (obs.copy(), 0.5, False, False, info), obs=obs)],
         has_info=bytearray([0, 1]),
         form=[form],
@@ -230,10 +230,10 @@ def test_an_info_like_most_goes_straight_into_its_cell(info, is_put, form):
     )
     assert taken == ([] if is_put else [1])
     if is_put:
-        assert desk.cells[0].tobytes() == bytes(32)
-        assert desk.cells[1].tobytes() == struct.pack("=ddf", 1.5, 2.5, 3.5).ljust(32, b"\0")
-        assert desk.schemas.tolist() == [0, 7]
-        assert desk.has_info == bytearray([0, 1])
+        assert host_state.cells[0].tobytes() == bytes(32)
+        assert host_state.cells[1].tobytes() == struct.pack("=ddf", 1.5, 2.5, 3.5).ljust(32, b"\0")
+        assert host_state.schemas.tolist() == [0, 7]
+        assert host_state.has_info == bytearray([0, 1])
 
 
 NUMBERS: dict[str, Sequence[Any]] = {
@@ -252,12 +252,12 @@ NUMBERS: dict[str, Sequence[Any]] = {
 )
 def test_numbers_are_written_as_struct_writes_them(code, number):
     obs, info = np.zeros(2), {"first": True, "number": number}
-    desk = step(
+    host_state = step(
         [line(0, lambda action: (obs.copy(), 0.5, False, False, info), obs=obs)],
         form=[(("first", "number"), (bool, type(number)), f"?{code}".encode(), 1)],
     )
-    assert desk.schemas.tolist() == [1]
-    assert desk.cells.tobytes() == struct.pack(f"=?{code}", True, number).ljust(32, b"\0")
+    assert host_state.schemas.tolist() == [1]
+    assert host_state.cells.tobytes() == struct.pack(f"=?{code}", True, number).ljust(32, b"\0")
 
 
 @pytest.mark.parametrize(
@@ -278,12 +278,12 @@ def test_what_does_not_fit_its_code_or_its_cell_is_left_to_python(number, codes)
     taken: list[int] = []
     keys = tuple("abcde"[: len(codes)])
     obs, info = np.zeros(2), dict.fromkeys(keys, number)
-    desk = step(
+    host_state = step(
         [line(0, lambda action: (obs.copy(), 0.5, False, False, info), obs=obs)],
         form=[(keys, (type(number),) * len(keys), codes, 1)],
         take=lambda row, result: taken.append(row),
     )
-    assert (taken, desk.schemas.tolist()) == ([0], [0])
+    assert (taken, host_state.schemas.tolist()) == ([0], [0])
 
 
 @pytest.mark.parametrize(
@@ -304,7 +304,7 @@ def test_what_does_not_fit_its_code_or_its_cell_is_left_to_python(number, codes)
     ],
 )
 def test_a_batch_that_lies_as_rows_do_is_put_into_them_alike(values, is_put):
-    for form in (untyped, plain_rows):
+    for form in (untyped, rows_python):
         column = np.full((5, 3), 7, np.float32)
         assert form.put_rows(column, 1, 3, values) is is_put
         assert column[[0, 3, 4]].tolist() == [[7] * 3] * 3
@@ -319,7 +319,7 @@ def test_a_batch_that_lies_as_rows_do_is_put_into_them_alike(values, is_put):
 )
 def test_batches_that_lie_column_by_column_are_turned(count, width, before, dtype):
     values = np.arange(count * width).astype(dtype).reshape(width, count).T
-    for form in (untyped, plain_rows):
+    for form in (untyped, rows_python):
         column = np.zeros((count + 3, width), dtype)
         is_put = form.put_rows(column, before, before + count, values)
         assert is_put is (values.flags.c_contiguous or np.dtype(dtype).itemsize in (4, 8))
@@ -333,7 +333,7 @@ def test_the_stride_of_a_single_row_means_nothing(stride):
     values = np.arange(3, dtype=np.float32)
     batch = np.lib.stride_tricks.as_strided(values, (1, 3), (stride, 4))
     assert batch.flags.c_contiguous
-    for form in (untyped, plain_rows):
+    for form in (untyped, rows_python):
         column = np.zeros((4, 3), np.float32)
         assert form.put_rows(column, 2, 3, batch)
         assert column.tolist() == [[0] * 3, [0] * 3, [0, 1, 2], [0] * 3]
@@ -345,7 +345,7 @@ def test_the_stride_of_a_single_row_means_nothing(stride):
 def test_what_rows_have_in_common_is_found_alike(numbers, first):
     array, first = np.array(numbers, np.uint16), first % len(numbers)
     found = rows.common_number(array, first, len(numbers))
-    assert found == plain_rows.common_number(array, first, len(numbers))
+    assert found == rows_python.common_number(array, first, len(numbers))
     assert (found is not None) == (len(set(numbers[first:])) == 1)
 
 
@@ -356,7 +356,7 @@ def test_ends_are_noted_alike(told_flags, ended, first, now):
     now %= 2**62
     part = [row[first:].copy() for row in told_flags]
     results = []
-    for form in (untyped, plain_rows):
+    for form in (untyped, rows_python):
         mine, starts = ended.copy(), np.zeros(5, np.int64)
         results.append(
             (form.note_ends(*part, mine, starts, first, now), mine.tolist(), starts.tolist())
@@ -398,7 +398,7 @@ def test_ends_are_noted_alike(told_flags, ended, first, now):
         lambda: step(states=bytearray(4)),
         lambda: step(ready=bytearray(4)),
         lambda: step(starts=np.zeros((2, 4), np.uint8)),
-        lambda: step(post=np.zeros(1, np.uint64)),
+        lambda: step(status=np.zeros(1, np.uint64)),
         lambda: step(rewards=np.zeros(0)),
         lambda: step(cells=np.zeros((2, 4))),
         lambda: step(cells=np.zeros((1, 4), np.float32)),
@@ -436,7 +436,7 @@ def post(port=None, states=None, workers=(0,)):
 
 
 def line(row, step=lambda action: None, reset=lambda: None, obs=None, limit=None):
-    return plain_rows.Line(row, 7, step, None, limit, 8, reset, obs, np.zeros(4, np.uint8))
+    return rows_python.EnvRow(row, 7, step, None, limit, 8, reset, obs, np.zeros(4, np.uint8))
 
 
 def step(lines=None, actions=None, **changed):
@@ -448,7 +448,7 @@ def step(lines=None, actions=None, **changed):
         "has_info": bytearray(rows_),
         "ready": bytearray(rows_),
         "starts": np.arange(4 * rows_, dtype=np.uint8).reshape(-1, 4),
-        "post": np.zeros(8, np.uint64),
+        "status": np.zeros(8, np.uint64),
         "rewards": np.ones(rows_),
         "invalid": [],
         "ends": None,
@@ -462,18 +462,22 @@ def step(lines=None, actions=None, **changed):
         "unusual": lambda row: None,
         "fail": lambda row, doing, exc: None,
     }
-    desk = plain_rows.Desk(**{name: changed.get(name, one) for name, one in usual.items()})
+    host_state = rows_python.HostState(
+        **{name: changed.get(name, one) for name, one in usual.items()}
+    )
     given = [changed.get(name, one) for name, one in functions.items()]
-    untyped.step_rows(desk, lines, list(range(len(lines))) if actions is None else actions, *given)
-    return desk
+    untyped.step_rows(
+        host_state, lines, list(range(len(lines))) if actions is None else actions, *given
+    )
+    return host_state
 
 
 def test_c_and_python_mean_the_same_by_numbers():
-    assert (State.RUNNING, State.ENDED) == (0, plain_rows.ENDED) == (0, 1)
-    assert worker.HAS_REPLY == 2
+    assert (SlotState.RUNNING, SlotState.ENDED) == (0, rows_python.ENDED) == (0, 1)
+    assert main.HAS_REPLY == 2
 
 
-@pytest.mark.parametrize("form", [rows, plain_rows])
+@pytest.mark.parametrize("form", [rows, rows_python])
 @pytest.mark.parametrize("info", [{}, {"a": 1}])
 def test_a_row_that_is_ready_begins_from_where_it_said(form, info, monkeypatch):
     monkeypatch.setattr(rows, "step_rows", form.step_rows)
@@ -483,13 +487,13 @@ def test_a_row_that_is_ready_begins_from_where_it_said(form, info, monkeypatch):
         obs[:], states[row] = result[0], 0
 
     mine = line(1, reset=lambda: (first, info), obs=obs)
-    desk = step([mine], states=states, ready=bytearray([1, 1]), take_reset=take_reset)
+    host_state = step([mine], states=states, ready=bytearray([1, 1]), take_reset=take_reset)
     assert obs.tolist() == [5, 5]
     assert mine.start.tolist() == [4, 5, 6, 7]
-    assert (desk.states, desk.ready) == (bytearray(2), bytearray([1, 0]))
-    assert desk.rewards.tolist() == [1, 0]
-    assert desk.invalid == [1]
-    assert desk.post[1] == mine.resetting
+    assert (host_state.states, host_state.ready) == (bytearray(2), bytearray([1, 0]))
+    assert host_state.rewards.tolist() == [1, 0]
+    assert host_state.invalid == [1]
+    assert host_state.status[1] == mine.resetting
 
 
 @pytest.mark.skipif(not rows.IS_COMPILED, reason="about references in C")

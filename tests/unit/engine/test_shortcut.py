@@ -8,16 +8,16 @@ import pytest
 from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
 
 import envfleet
-from envfleet.engine import host, plain_rows, rows
-from envfleet.engine.shortcut import way_to_step
+from envfleet.engine import host, rows, rows_python
+from envfleet.engine.shortcut import shortest_step
 
 LENGTH = 7
 
 
-@pytest.fixture(params=["rows", "plain_rows"], autouse=True)
+@pytest.fixture(params=["rows", "rows_python"], autouse=True)
 def form(request, monkeypatch):
     """In C and in Python."""
-    chosen = {"rows": rows, "plain_rows": plain_rows}[request.param]
+    chosen = {"rows": rows, "rows_python": rows_python}[request.param]
     monkeypatch.setattr(host, "step_rows", chosen.step_rows)
 
 
@@ -32,18 +32,18 @@ def steps(env, count):
 
 def test_the_way_is_short_as_soon_as_nothing_is_left_to_do():
     env = made()
-    way = way_to_step(env)
+    way = shortest_step(env)
     assert way.layer is env.env, "nothing was reset: OrderEnforcing has to say so"
     assert (way.limit, way.is_shortest) == (env, False)
     env.reset(seed=0)
-    assert not way_to_step(env).is_shortest, "nothing was checked yet"
+    assert not shortest_step(env).is_shortest, "nothing was checked yet"
     steps(env, 2)
-    assert way_to_step(env) == (env.unwrapped, env, True)
+    assert shortest_step(env) == (env.unwrapped, env, True)
 
 
 def test_without_wrappers_there_is_no_shorter_way():
     bare = made().unwrapped
-    assert way_to_step(bare) == (bare, None, True)
+    assert shortest_step(bare) == (bare, None, True)
 
 
 class Twice(TimeLimit):
@@ -61,7 +61,7 @@ def test_a_wrapper_that_is_not_known_is_gone_through(around):
     env = around(made())
     env.reset(seed=0)
     steps(env, 2)
-    assert way_to_step(env) == (env, None, True)
+    assert shortest_step(env) == (env, None, True)
 
 
 def test_a_second_time_limit_is_gone_through():
@@ -69,7 +69,7 @@ def test_a_second_time_limit_is_gone_through():
     env = TimeLimit(inner, 5)
     env.reset(seed=0)
     steps(env, 2)
-    assert way_to_step(env) == (inner, env, True)
+    assert shortest_step(env) == (inner, env, True)
 
 
 def test_a_step_of_its_own_is_gone_through():
@@ -77,7 +77,7 @@ def test_a_step_of_its_own_is_gone_through():
     env.reset(seed=0)
     steps(env, 2)
     env.env.step = lambda action: "mine"
-    assert way_to_step(env).layer is env.env
+    assert shortest_step(env).layer is env.env
 
 
 @pytest.mark.parametrize("kind", [TimeLimit, OrderEnforcing, PassiveEnvChecker])
@@ -89,7 +89,7 @@ def test_another_version_of_a_wrapper_is_gone_through(kind, monkeypatch):
     env.reset(seed=0)
     steps(env, 2)
     monkeypatch.setattr(kind, "step", step)
-    assert way_to_step(env).layer is not env.unwrapped
+    assert shortest_step(env).layer is not env.unwrapped
 
 
 def by_hand(seed, actions):

@@ -153,6 +153,6 @@ def test_the_fleet_keeps_what_it_was_sent_for_a_few_rollouts_only(makers: Makers
     lengths = []
     for _ in range(2 * _RESET_EVERY + 2):
         made_of(makers, "Climb", 4)
-        lengths.append(len(makers.fleet._logbook.journal.log_of(0).actions))
+        lengths.append(len(makers.fleet._episodes.action_log.log_of(0).actions))
     assert max(lengths) <= 4 * _RESET_EVERY
     assert sum(after < before for before, after in itertools.pairwise(lengths)) >= 2
