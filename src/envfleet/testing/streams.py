@@ -1,11 +1,10 @@
-"""What every slot sees, recorded twice: by a loop over the environment itself, and by a fleet.
+"""What every slot returns, recorded twice: by a plain loop over one environment, and by a fleet.
 
-Law 1 of the engine says that both records are bit-equal. A stream is a list of events, and the
-events are the same in every autoreset mode: an episode's reset, its steps, the next reset. Only
-*when* they come differs, which the event's `step` tells. Actions come from one generator per
-slot and are drawn only for steps the environment really takes, so they depend on nothing else.
+Both records must be bit-equal. A stream is a list of events, and the events are the same in every
+autoreset mode: an episode's reset, its steps, the next reset. Only their `step` differs. Actions
+come from one generator per slot and are drawn only for steps that the environment really takes.
 
-The loop shares no code with the engine: it is the reference, and plain on purpose.
+The loop shares no code with the engine: it is the reference.
 """
 
 from __future__ import annotations
@@ -31,21 +30,6 @@ from envfleet.testing.values import (
     unbatch,
     value_difference,
 )
-
-__all__ = [
-    "Difference",
-    "EnvLike",
-    "StreamEvent",
-    "Streams",
-    "build_env",
-    "count_episodes",
-    "first_difference",
-    "fleet_driven",
-    "hand_driven",
-    "hand_driven_stream",
-    "slot_actions",
-    "vector_driven",
-]
 
 Env = gymnasium.Env[Any, Any]
 EnvLike = str | EnvSpec | Callable[[], Env]
@@ -115,11 +99,11 @@ def _short(value: Any) -> str:
     return text if len(text) <= 120 else f"{text[:80]} ... {text[-30:]}"
 
 
-# --------------------------------------------------------------------------- what drives both
+# ---- what drives both ----------------------------------------------------------------------------
 
 
 def build_env(env: EnvLike) -> Env:
-    """Build one environment from whatever names it."""
+    """Build one environment from its id, its spec or its function."""
     if isinstance(env, str | EnvSpec):
         return gymnasium.make(env)
     return env()
@@ -138,7 +122,7 @@ def count_episodes(events: Iterable[StreamEvent]) -> int:
     return sum(event.ended for event in events)
 
 
-# --------------------------------------------------------------------------- by hand
+# ---- by hand -------------------------------------------------------------------------------------
 
 
 def hand_driven(
@@ -213,7 +197,7 @@ def hand_driven_stream(
             yield event
 
 
-# --------------------------------------------------------------------------- by a fleet
+# ---- by a fleet ----------------------------------------------------------------------------------
 
 
 def fleet_driven(
@@ -463,7 +447,7 @@ class _Recorder:
             read()
 
 
-# --------------------------------------------------------------------------- comparison
+# ---- comparison ----------------------------------------------------------------------------------
 
 
 def first_difference(expected: Streams, got: Streams) -> Difference | None:
@@ -524,5 +508,5 @@ def _slot_difference(slot: int, expected: Streams, got: Streams) -> Difference |
 
 
 def mode_name(autoreset: str | AutoresetMode) -> str:
-    """The house's name of an autoreset mode, whichever way it was given."""
+    """The name of an autoreset mode, given as a name or as Gymnasium's enum."""
     return autoreset.name.lower() if isinstance(autoreset, AutoresetMode) else autoreset
