@@ -244,11 +244,11 @@ class Option:
             return None
         try:
             found = _READERS.get(get_origin(self.base) or self.base, _as_is)(value)
+            if _test_of(self.kind)(found):
+                return found
         except (ValueError, TypeError, OverflowError):
-            raise ValueError(_complaint(self.kind, value)) from None
-        if not _test_of(self.kind)(found):
-            raise ValueError(_complaint(self.kind, value))
-        return found
+            pass
+        raise ValueError(_complaint(self.kind, value, shown=str))
 
 
 @functools.cache
@@ -284,8 +284,8 @@ def docstrings(kind: type[Any]) -> dict[str, str]:
     return found
 
 
-def describe(kind: Any) -> str:
-    """What a value of this kind is, in words."""
+def describe(kind: Any, shown: Callable[[Any], str] = repr) -> str:
+    """What a value of this kind is, in words; `shown` writes the choices, if there are any."""
     if kind in _PLAIN:
         return _PLAIN[kind][0]
     origin, inner = get_origin(kind) or kind, get_args(kind)
@@ -293,13 +293,13 @@ def describe(kind: Any) -> str:
         return next(one.be for one in inner[1:] if isinstance(one, Must))
     if origin in (Union, types.UnionType):
         kinds = [one for one in inner if one is not type(None)]
-        words = " or ".join(dict.fromkeys(map(describe, kinds)))
+        words = " or ".join(dict.fromkeys(describe(one, shown) for one in kinds))
         if len(kinds) == len(inner):
             return words
         musts = [one for kind in kinds for one in get_args(kind)[1:] if isinstance(one, Must)]
         return f"{words}, or None{musts[0].or_none if musts else ''}"
     if origin is Literal:
-        return f"one of {', '.join(map(repr, inner))}"
+        return f"one of {', '.join(map(shown, inner))}"
     if origin is Callable:
         return "a function"
     if _is_a(origin, Mapping):
@@ -316,12 +316,12 @@ def _described_items(inner: tuple[Any, ...]) -> str:
     return f" of {describe(inner[0]).replace(one, many)}"
 
 
-def _complaint(kind: Any, value: Any) -> str:
-    words = describe(kind)
+def _complaint(kind: Any, value: Any, shown: Callable[[Any], str] = repr) -> str:
+    words = describe(kind, shown)
     if isinstance(value, str) and get_origin(_base(kind)) in _WRITTEN:
         words = _WRITTEN[get_origin(_base(kind))]
     is_list = words.startswith("one of ") or ", or None" in words
-    return f"must be {words}{';' if is_list else ','} got {value!r:.100}"
+    return f"must be {words}{';' if is_list else ','} got {shown(value):.100}"
 
 
 @functools.cache
