@@ -1,8 +1,6 @@
 """The command line: ``envfleet train | eval | rollout | bench | tune | verify | doctor``.
 
-Owns arguments, exit codes and what a person or a script reads; measures and judges through the
-public API like any other user. A command is one module (see ``command.py``) and one line in
-``app.COMMANDS``.
+A command is one module (see ``command.py``) and one line in ``app.COMMANDS``.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """The application around the commands: arguments, streams, exit codes, and errors as one sentence.
 
-Law: with ``--json`` stdout carries exactly one JSON document, whatever the environment, its
-libraries or its worker processes print; progress, warnings and errors go to stderr. A traceback is
-shown only when ``--traceback`` asks for it. Exit codes: 0 fine, 1 the thing checked failed, 2 bad
-usage, 130 interrupted.
+Law: with ``--json`` stdout carries exactly one JSON document, even if environments, libraries or
+worker processes print; progress, warnings and errors go to stderr. A traceback is shown only with
+``--traceback``. Exit codes: 0 fine, 1 the thing checked failed, 2 bad usage, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -34,8 +33,6 @@ from envfleet.cli.terminal import (
 )
 from envfleet.errors import CheckpointError, ConfigError, MissingExtra
 from envfleet.observe.progress import Progress, Silent, progress_on
-
-__all__ = ["COMMANDS", "CommandEntry", "build_parser", "run"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +154,7 @@ def run(argv: Sequence[str] | None = None) -> int:
         except KeyboardInterrupt:
             print_error("stopped")
             return 130
-        # SystemExit: an environment that calls sys.exit must not end this without a word
+        # SystemExit too: an environment that calls sys.exit must not end this silently
         except (Exception, SystemExit) as exc:
             is_usage = isinstance(exc, UsageError | ConfigError | MissingExtra)
             if args.traceback:
@@ -189,11 +186,11 @@ def show_report(stdout: TextIO, command: str, report: Report, args: argparse.Nam
             screen_on(stdout, plain=args.plain).show(report.blocks)
     except OSError as exc:
         silence(stdout)
-        # the reader (head, less) went away, or the terminal was closed: what was done is done
+        # the reader (head, less) went away, or the terminal was closed: the work is done
         if isinstance(exc, BrokenPipeError) or exc.errno == errno.EIO:
             return code
         print_error(f"the report cannot be printed: {exc.strerror}")
-        return 1 if args.json else code  # to a script the document is all there is
+        return 1 if args.json else code  # a script has nothing but the document
     return code
 
 
@@ -214,7 +211,7 @@ def print_json(stream: TextIO, document: dict[str, Any]) -> None:
 
 
 def one_sentence(exc: BaseException) -> str:
-    """What went wrong, in the words of the error; its type too unless it speaks for itself."""
+    """The text of an error, with its type unless it is one of ours."""
     text = " ".join(str(exc).split())
     if isinstance(exc, UsageError | ConfigError) or type(exc).__module__.startswith("envfleet"):
         return text
@@ -241,7 +238,7 @@ def say(block: Block) -> None:
 
 
 def choose_progress(args: argparse.Namespace) -> Progress:
-    """Bars on a terminal; nothing for scripts."""
+    """Bars on a terminal, nothing for scripts."""
     if args.json or args.plain:
         return Silent()
     return progress_on(sys.stderr)
@@ -249,7 +246,7 @@ def choose_progress(args: argparse.Namespace) -> Progress:
 
 @contextmanager
 def claimed_stdout(claimed: bool) -> Iterator[TextIO]:
-    """Give stdout; when claimed, everybody else's writing to it goes to stderr meanwhile.
+    """Give stdout; when claimed, all other output to it goes to stderr meanwhile.
 
     Environments and their C libraries print to file descriptor 1, and worker processes inherit it,
     so replacing ``sys.stdout`` alone would not keep a JSON document clean.
@@ -283,7 +280,7 @@ def claimed_stdout(claimed: bool) -> Iterator[TextIO]:
 
 @contextmanager
 def short_warnings() -> Iterator[None]:
-    """Warnings as one line: a user of the command line has no use for our file names."""
+    """Warnings as one line, without our file names."""
 
     def one_line(message: Warning | str, category: type[Warning], *_: object, **__: object) -> str:
         text = " ".join(str(message).replace("\x1b[33m", "").replace("\x1b[0m", "").split())

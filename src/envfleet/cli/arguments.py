@@ -6,18 +6,7 @@ import argparse
 import multiprocessing
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
-
-__all__ = [
-    "add_pace_arguments",
-    "add_worker_arguments",
-    "at_least",
-    "choice_of",
-    "comma_list",
-    "folder_path",
-    "positive_seconds",
-    "read_pace",
-]
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
@@ -38,7 +27,7 @@ def at_least(minimum: int) -> Callable[[str], int]:
 
 
 def folder_path(text: str) -> Path:
-    """An argparse type: a path, with ~ for the home of whoever asks."""
+    """An argparse type: a path, with ~ for the user's home."""
     return Path(text).expanduser()
 
 
@@ -78,38 +67,50 @@ def choice_of(*choices: str) -> Callable[[str], str]:
     return parse
 
 
+def add_option(
+    parser: argparse.ArgumentParser,
+    flag: str,
+    metavar: str,
+    read: Callable[[str], Any],
+    text: str,
+    default: Any = None,
+) -> None:
+    """Declare a flag whose value ``read`` reads; the help shows its default, if it has one."""
+    if default is not None:
+        shown = default
+        if not isinstance(default, str):
+            shown = ",".join(map(str, default)) if isinstance(default, tuple) else f"{default:g}"
+        text += f" (default: {shown})"
+    parser.add_argument(flag, metavar=metavar, type=read, default=default, help=text)
+
+
 def add_worker_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare with how many workers, started how, equality is shown."""
-    parser.add_argument(
-        "--workers",
-        type=comma_list(at_least(1)),
-        default=(1, 2, 3),
-        metavar="W,...",
-        help="numbers of workers (default: 1,2,3)",
+    """Declare how many workers a check uses, and how they start."""
+    add_option(
+        parser, "--workers", "W,...", comma_list(at_least(1)), "numbers of workers", (1, 2, 3)
     )
     methods = multiprocessing.get_all_start_methods()
-    parser.add_argument(
+    add_option(
+        parser,
         "--start-methods",
-        type=comma_list(choice_of(*methods)),
-        default=tuple(name for name in ("fork", "spawn") if name in methods),
-        metavar="M,...",
-        help=f"how worker processes start, of {', '.join(methods)} (default: fork,spawn)",
+        "M,...",
+        comma_list(choice_of(*methods)),
+        f"how worker processes start, of {', '.join(methods)}",
+        tuple(name for name in ("fork", "spawn") if name in methods),
     )
 
 
 def add_pace_arguments(parser: argparse.ArgumentParser, whom: str) -> None:
     """Declare how long ``whom`` is measured; ``read_pace`` reads it."""
-    parser.add_argument(
+    add_option(
+        parser,
         "--seconds",
-        type=positive_seconds,
-        metavar="S",
-        help="length of one slice (default: 0.5; with --quick 0.1)",
+        "S",
+        positive_seconds,
+        "length of one slice (default: 0.5; with --quick 0.1)",
     )
-    parser.add_argument(
-        "--rounds",
-        type=at_least(1),
-        metavar="R",
-        help=f"slices of each {whom} (default: 7; with --quick 3)",
+    add_option(
+        parser, "--rounds", "R", at_least(1), f"slices of each {whom} (default: 7; with --quick 3)"
     )
     parser.add_argument("--quick", action="store_true", help="a rough answer in a few seconds")
 

@@ -1,8 +1,7 @@
 """``envfleet bench ENV``: steps per second of every way to run it here, side by side.
 
-Owns which contenders take part and what is concluded. Law: the conclusion follows from the measured
-numbers alone (``bench_conclusion`` is pure), and never claims a difference smaller than the spread
-of the rounds.
+Law: the conclusion follows from the measured numbers alone (``bench_conclusion`` is pure). It
+claims no difference smaller than the spread of the rounds.
 """
 
 from __future__ import annotations
@@ -13,7 +12,14 @@ import platform
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from envfleet.cli.arguments import add_pace_arguments, at_least, choice_of, comma_list, read_pace
+from envfleet.cli.arguments import (
+    add_option,
+    add_pace_arguments,
+    at_least,
+    choice_of,
+    comma_list,
+    read_pace,
+)
 from envfleet.cli.bench_speedup import measure_speedup
 from envfleet.cli.command import Context, UsageError
 from envfleet.cli.contenders import (
@@ -31,16 +37,6 @@ from envfleet.cli.measure import Contender, Result, compare, duration, noise_war
 from envfleet.cli.report import Block, Heading, Level, Report, Table, Text
 from envfleet.engine.machine import usable_cores
 
-__all__ = [
-    "KEYS",
-    "NUM_ENVS",
-    "add_arguments",
-    "bench_blocks",
-    "bench_conclusion",
-    "contenders_for",
-    "run",
-]
-
 KEYS = (
     "loop",
     "gym-sync",
@@ -54,7 +50,7 @@ KEYS = (
     "thread",
 )
 NUM_ENVS = 16
-"""How many environments are measured, here and by ``tune``, where nobody says."""
+"""How many environments ``bench`` and ``tune`` measure by default."""
 _IN_PROCESS = {"loop", "gym-sync", "sb3-dummy", "serial", "thread"}
 
 _EPILOG = """\
@@ -67,8 +63,8 @@ examples:
   envfleet bench --speedup CartPole-v1
 
 Every contender runs one slice per round, in an order that changes; ratios are taken within a round
-and their median is shown. With next_step autoreset a reset counts as a step, for everybody but SB3,
-which always resets within the step.
+and their median is shown. With next_step autoreset a reset counts as a step, except for SB3, which
+always resets within the step.
 """
 
 
@@ -85,34 +81,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="how much faster 1, 2, 4, 8 and 16 environments go than one in a plain loop",
     )
-    parser.add_argument(
-        "--num-envs",
-        type=at_least(1),
-        metavar="N",
-        help=f"environments (default: {NUM_ENVS})",
-    )
-    parser.add_argument(
+    add_option(parser, "--num-envs", "N", at_least(1), f"environments (default: {NUM_ENVS})")
+    add_option(
+        parser,
         "--num-workers",
-        type=at_least(1),
-        metavar="W",
-        help="worker processes for envfleet (default: the cores that may be used)",
+        "W",
+        at_least(1),
+        "worker processes for envfleet (default: the cores that may be used)",
     )
     add_pace_arguments(parser, "contender")
     parser.add_argument(
         "--start-method",
         choices=multiprocessing.get_all_start_methods(),
-        help="how worker processes start, for everybody (default: each library's own)",
+        help="how worker processes start, for all contenders (default: each library's own)",
     )
     parser.add_argument(
         "--autoreset",
         choices=("next_step", "same_step"),
         help="when an ended episode is reset (default: next_step)",
     )
-    parser.add_argument(
+    add_option(
+        parser,
         "--contenders",
-        type=comma_list(choice_of(*KEYS)),
-        metavar="KEY,...",
-        help=f"who takes part, of {', '.join(KEYS)} (default: all but thread)",
+        "KEY,...",
+        comma_list(choice_of(*KEYS)),
+        f"what takes part, of {', '.join(KEYS)} (default: all but thread)",
     )
     parser.add_argument(
         "--baseline",
@@ -195,20 +188,20 @@ def run(args: argparse.Namespace, context: Context) -> Report:
 def contenders_for(keys: Sequence[str], work: Workload, num_workers: int) -> list[Any]:
     """The contenders behind ``keys``, in a fixed order."""
     plural = "" if num_workers == 1 else "s"
-    crew = f"{num_workers} worker{plural}"
+    workers = f"{num_workers} worker{plural}"
     every: dict[str, Contender] = {
         "gym-async": GymnasiumVector(work, parallel=True),
         "sb3-subproc": SB3Vector(work, parallel=True),
-        "process": FleetStep(work, "process", f"envfleet step, {crew}", "process", num_workers),
+        "process": FleetStep(work, "process", f"envfleet step, {workers}", "process", num_workers),
         "process-halves": FleetHalves(
-            work, "process-halves", f"envfleet send/recv, {crew}", "process", num_workers
+            work, "process-halves", f"envfleet send/recv, {workers}", "process", num_workers
         ),
         "auto": FleetStep(work, "auto", "envfleet auto", "auto"),
         "loop": PlainLoop(work),
         "gym-sync": GymnasiumVector(work, parallel=False),
         "sb3-dummy": SB3Vector(work, parallel=False),
         "serial": FleetStep(work, "serial", "envfleet serial", "serial"),
-        "thread": FleetStep(work, "thread", f"envfleet thread, {crew}", "thread", num_workers),
+        "thread": FleetStep(work, "thread", f"envfleet thread, {workers}", "thread", num_workers),
     }
     return [contender for key, contender in every.items() if key in keys]
 

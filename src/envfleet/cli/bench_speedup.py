@@ -20,19 +20,17 @@ from envfleet.cli.report import BarChart, BarRow, Block, Heading, Report, Table,
 from envfleet.engine.machine import usable_cores
 from envfleet.engine.plan import ROUND_TRIP_S
 
-__all__ = ["COUNTS", "EXPECTED", "Point", "measure_speedup", "speedup_blocks", "speedup_conclusion"]
-
 COUNTS = (1, 2, 4, 8, 16)
 EXPECTED: Mapping[int, float] = {1: 1.0, 4: 2.5, 8: 4.0, 16: 6.0}
-"""What is usually promised for so many environments, on machines with as many cores."""
+"""The speed-up often promised for a number of environments, on as many cores."""
 BASELINE = "loop"
 PAYS = 1.15
-"""Below this a gain is not worth the name."""
+"""A smaller gain counts as none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """So many environments: what they make, and what runs them."""
+    """The speed of a number of environments, and what runs them."""
 
     num_envs: int
     rate: float
@@ -42,7 +40,7 @@ class Point:
 
     @property
     def expected(self) -> float | None:
-        """What is usually promised."""
+        """The speed-up often promised for this number."""
         return EXPECTED.get(self.num_envs)
 
 
@@ -152,7 +150,7 @@ def _count(number: int, what: str) -> str:
 
 
 def _enough(point: Point) -> str:
-    """How many cores a promise takes at the least."""
+    """How many cores the promised speed-up needs at least."""
     return f"{int(-(-(point.expected or 1.0) // 1))} or more"
 
 
@@ -163,7 +161,7 @@ def speedup_blocks(
     conclusion: str,
     warning: str | None,
 ) -> tuple[Block, ...]:
-    """The same for people."""
+    """The same facts for people."""
     cores = settings["cores"]
     rows = [
         (

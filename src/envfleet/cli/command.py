@@ -14,20 +14,18 @@ from typing import Protocol
 from envfleet.cli.report import Block, Report
 from envfleet.observe.progress import Progress
 
-__all__ = ["CommandModule", "Context", "UsageError"]
-
 
 class UsageError(Exception):
-    """The user asked for something that cannot be: one sentence, exit code 2."""
+    """A command line that cannot work: one sentence, exit code 2."""
 
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What the application lends a command while it runs."""
+    """What a command gets from the application."""
 
     progress: Progress
     say: Callable[[Block], None]
-    """Show something at once, on stderr: a warning that has to come before the work, say."""
+    """Show a block on stderr at once, such as a warning before the work begins."""
 
 
 class CommandModule(Protocol):

@@ -15,8 +15,6 @@ from envfleet.cli import doctor_replay
 from envfleet.cli.command import Context
 from envfleet.cli.report import Finding, Findings, Heading, Report, Text
 
-__all__ = ["add_arguments", "run", "summary"]
-
 _EPILOG = """\
 examples:
   envfleet doctor
@@ -49,7 +47,7 @@ def run(args: argparse.Namespace, context: Context) -> Report:
             try:
                 found.append(check())
             except Exception as exc:
-                # one check that cannot look must not hide what the others see
+                # a check that fails must not hide the others
                 text = f"could not be checked: {type(exc).__name__}: {exc}"
                 found.append(Finding(name, "warn", text))
             bar.advance()

@@ -1,8 +1,7 @@
 """What the numbers of a machine mean for running environments in parallel.
 
-Pure: every function takes what was probed and returns a ``Finding``; nothing here looks at the
-machine. Law: a finding that is not ok says what to change, in words or in a command that can be
-typed.
+Pure: every function takes what ``doctor_probe.py`` read and returns a ``Finding``. Law: a finding
+that is not ok says what to change, in words or in a command that can be typed.
 """
 
 from __future__ import annotations
@@ -13,31 +12,17 @@ from dataclasses import dataclass
 
 from envfleet.cli.report import Finding, Level
 
-__all__ = [
-    "DESCRIPTORS_PER_WORKER",
-    "StartTrial",
-    "check_blas_threads",
-    "check_cores",
-    "check_kernel_calls",
-    "check_load",
-    "check_memory",
-    "check_open_files",
-    "check_optional_packages",
-    "check_processes",
-    "check_python_version",
-    "check_required_packages",
-    "check_shared_memory",
-    "check_start_method",
-    "check_wake_up",
-]
-
 DESCRIPTORS_PER_WORKER = 6
 """About what the parent holds per worker: control channel, bells, sentinel, shared block."""
-
 _MEBI = 2**20
 _GIBI = 2**30
 _WORKER_BYTES = 60 * _MEBI
 """A worker that imported numpy and gymnasium, and nothing heavier."""
+
+
+def _warn_if(name: str, text: str, remedy: str | None) -> Finding:
+    """A warning if there is something to change."""
+    return Finding(name, "warn" if remedy else "ok", text, remedy)
 
 
 def format_bytes(num_bytes: float) -> str:
@@ -55,41 +40,30 @@ def check_cores(in_machine: int, affinity: int | None, quota: float | None, usab
     if affinity is not None and affinity != in_machine:
         parts.append(f"affinity allows {affinity}")
     parts.append("no cgroup quota" if quota is None else f"the cgroup's quota is {quota:g}")
-    text = f"{usable} usable ({', '.join(parts)})"
+    remedy = None
     if quota is not None and quota < 1:
-        return Finding(
-            "cores",
-            "warn",
-            text,
+        remedy = (
             "less than one core: workers will be throttled in bursts; raise the container's CPU "
-            "limit (docker run --cpus, Kubernetes resources.limits.cpu)",
+            "limit (docker run --cpus, Kubernetes resources.limits.cpu)"
         )
-    if usable == 1 and in_machine > 1:
-        return Finding(
-            "cores",
-            "warn",
-            text,
+    elif usable == 1 and in_machine > 1:
+        remedy = (
             "one core runs one environment at a time; give this process more (taskset -c, "
-            "docker run --cpus, sbatch --cpus-per-task)",
+            "docker run --cpus, sbatch --cpus-per-task)"
         )
-    if usable == 1:
-        return Finding(
-            "cores",
-            "warn",
-            text,
-            "workers will pay only for environments that wait (sleep, network), not for computing",
+    elif usable == 1:
+        remedy = (
+            "workers will pay only for environments that wait (sleep, network), not for computing"
         )
-    return Finding("cores", "ok", text)
+    return _warn_if("cores", f"{usable} usable ({', '.join(parts)})", remedy)
 
 
 def check_load(average: float, usable: int) -> Finding:
-    """Whether somebody else is using the cores now."""
+    """Whether other programs use the cores now."""
     text = f"{average:.2f} over the last minute, {usable} usable core{'' if usable == 1 else 's'}"
-    if average > usable + 0.5:
-        return Finding(
-            "load", "warn", text, "others use the cores too: measure again when they are done"
-        )
-    return Finding("load", "ok", text)
+    is_busy = average > usable + 0.5
+    remedy = "others use the cores too: measure again when they are done" if is_busy else None
+    return _warn_if("load", text, remedy)
 
 
 def check_memory(available: int, total: int | None, limit: str, usable: int) -> Finding:
@@ -97,57 +71,38 @@ def check_memory(available: int, total: int | None, limit: str, usable: int) -> 
     of = "" if total is None else f" of {format_bytes(total)}"
     text = f"{format_bytes(available)} free{of} ({limit})"
     need = usable * _WORKER_BYTES
+    workers = f"{usable} workers need about {format_bytes(need)}"
     if available < need:
-        return Finding(
-            "memory",
-            "bad",
-            text,
-            f"{usable} workers need about {format_bytes(need)} before any environment does; free "
-            "some, raise the limit, or use fewer workers",
+        remedy = (
+            f"{workers} before any environment does; free some, raise the limit, or use fewer "
+            "workers"
         )
-    if available < 4 * need:
-        return Finding(
-            "memory",
-            "warn",
-            text,
-            f"{usable} workers take about {format_bytes(need)}, which leaves little for "
-            "environments and a learner",
-        )
-    return Finding("memory", "ok", text)
+        return Finding("memory", "bad", text, remedy)
+    is_tight = available < 4 * need
+    remedy = f"{workers}, which leaves little for environments and a learner" if is_tight else ""
+    return _warn_if("memory", text, remedy or None)
 
 
 def check_shared_memory(
     has_memfd: bool, shm_total: int | None, shm_free: int | None, platform: str
 ) -> Finding:
     """Where observations can be shared between processes."""
-    shm = (
-        "no /dev/shm"
-        if shm_total is None or shm_free is None
-        else f"/dev/shm has {format_bytes(shm_free)} free of {format_bytes(shm_total)}"
-    )
+    name, shm = "shared memory", "no /dev/shm"
+    if shm_total is not None and shm_free is not None:
+        shm = f"/dev/shm has {format_bytes(shm_free)} free of {format_bytes(shm_total)}"
     if has_memfd:
         text = f"memfd works, so the size of /dev/shm does not matter to envfleet ({shm})"
-        return Finding("shared memory", "ok", text)
+        return Finding(name, "ok", text)
     text = f"memfd_create does not work; {shm}"
     if shm_free is None:
-        if platform == "linux":
-            return Finding(
-                "shared memory",
-                "bad",
-                text,
-                "mount one: mount -t tmpfs -o size=1g tmpfs /dev/shm (docker run --shm-size=1g)",
-            )
-        return Finding("shared memory", "ok", "files mapped into memory (no memfd on this system)")
+        if platform != "linux":
+            return Finding(name, "ok", "files mapped into memory (no memfd on this system)")
+        remedy = "mount one: mount -t tmpfs -o size=1g tmpfs /dev/shm (docker run --shm-size=1g)"
+        return Finding(name, "bad", text, remedy)
     if shm_free < 64 * _MEBI:
-        return Finding(
-            "shared memory",
-            "bad",
-            text,
-            "give it more: docker run --shm-size=1g, or mount -o remount,size=1g /dev/shm",
-        )
-    return Finding(
-        "shared memory", "warn", text, "allow memfd_create (a seccomp profile blocks it)"
-    )
+        remedy = "give it more: docker run --shm-size=1g, or mount -o remount,size=1g /dev/shm"
+        return Finding(name, "bad", text, remedy)
+    return Finding(name, "warn", text, "allow memfd_create (a seccomp profile blocks it)")
 
 
 def check_open_files(in_use: int, soft: int, hard: int, usable: int) -> Finding:
@@ -157,9 +112,8 @@ def check_open_files(in_use: int, soft: int, hard: int, usable: int) -> Finding:
     if workers >= max(64, usable):
         return Finding("open files", "ok", text)
     level: Level = "bad" if workers < usable else "warn"
-    if hard > soft:
-        remedy = f"ulimit -n {min(hard, 65536)}"
-    else:
+    remedy = f"ulimit -n {min(hard, 65536)}"
+    if hard <= soft:
         remedy = (
             "the hard limit is as low: raise nofile in /etc/security/limits.conf, or docker run "
             "--ulimit nofile=65536"
@@ -173,15 +127,11 @@ def check_processes(in_use: int | None, allowed: int | None, usable: int) -> Fin
         return Finding("processes", "ok", "no limit")
     left = allowed - (in_use or 0)
     text = f"{left} more may be started ({in_use or 0} of {allowed} in use)"
-    if left < usable + 2:
-        return Finding(
-            "processes", "bad", text, "raise it: ulimit -u 4096, or docker run --pids-limit 4096"
-        )
-    if left < 4 * usable + 16:
-        return Finding(
-            "processes", "warn", text, "raise it: ulimit -u 4096, or docker run --pids-limit 4096"
-        )
-    return Finding("processes", "ok", text)
+    if left >= 4 * usable + 16:
+        return Finding("processes", "ok", text)
+    level: Level = "bad" if left < usable + 2 else "warn"
+    remedy = "raise it: ulimit -u 4096, or docker run --pids-limit 4096"
+    return Finding("processes", level, text, remedy)
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,31 +157,22 @@ def check_start_method(trial: StartTrial, is_default: bool) -> Finding:
             f"use another: make_vec(..., start_method=...) with {' or '.join(others)}",
         )
     text = f"works{default}; a child answered after {trial.seconds * 1e3:.0f} ms"
-    if trial.seconds > 5:
-        return Finding(
-            name,
-            "warn",
-            text,
-            "imports are slow here (network file system?): keep the environment on a local disk",
-        )
-    return Finding(name, "ok", text)
+    slow = "imports are slow here (network file system?): keep the environment on a local disk"
+    return _warn_if(name, text, slow if trial.seconds > 5 else None)
 
 
 def check_kernel_calls(eventfd: bool, pidfd: bool, platform: str) -> Finding:
-    """Whether the kernel's cheap ways to wake and to watch processes are there."""
-    have = [name for name, there in (("eventfd", eventfd), ("pidfd", pidfd)) if there]
-    missing = [name for name, there in (("eventfd", eventfd), ("pidfd", pidfd)) if not there]
+    """Whether the kernel's cheap ways to wake and to watch processes work."""
+    have = [name for name, works in (("eventfd", eventfd), ("pidfd", pidfd)) if works]
+    missing = [name for name in ("eventfd", "pidfd") if name not in have]
     if not missing:
         return Finding("kernel", "ok", "eventfd and pidfd work")
     text = f"{' and '.join(missing)} missing" + (f", {' and '.join(have)} works" if have else "")
+    text += "; pipes and sentinels are used instead"
     if platform != "linux":
-        return Finding("kernel", "ok", f"{text}; pipes and sentinels are used instead")
-    return Finding(
-        "kernel",
-        "warn",
-        f"{text}; pipes and sentinels are used instead, a little slower",
-        "Linux 5.3 or newer has both; in a container, allow them in the seccomp profile",
-    )
+        return Finding("kernel", "ok", text)
+    remedy = "Linux 5.3 or newer has both; in a container, allow them in the seccomp profile"
+    return Finding("kernel", "warn", f"{text}, a little slower", remedy)
 
 
 def check_blas_threads(values: Mapping[str, str], usable: int) -> Finding:
@@ -241,29 +182,23 @@ def check_blas_threads(values: Mapping[str, str], usable: int) -> Finding:
         values: The variables that are set, by name.
         usable: Usable cores.
     """
-    if not values:
-        return Finding(
-            "BLAS threads", "ok", "no limit is set; workers get one thread each from envfleet"
-        )
     text = ", ".join(f"{name}={value}" for name, value in sorted(values.items()))
+    remedy = None
     wrong = [name for name, value in values.items() if not value.strip().isdigit()]
-    if wrong:
-        return Finding(
-            "BLAS threads", "warn", text, f"{wrong[0]} is not a number: set it to one, or unset it"
-        )
-    if any(int(value) > usable for value in values.values()):
-        return Finding(
-            "BLAS threads",
-            "warn",
-            text,
+    if not values:
+        text = "no limit is set; workers get one thread each from envfleet"
+    elif wrong:
+        remedy = f"{wrong[0]} is not a number: set it to one, or unset it"
+    elif any(int(value) > usable for value in values.values()):
+        remedy = (
             f"more threads than the {usable} usable cores fight for them: export OMP_NUM_THREADS="
-            f"{usable}",
+            f"{usable}"
         )
-    return Finding("BLAS threads", "ok", text)
+    return _warn_if("BLAS threads", text, remedy)
 
 
 def check_python_version(version: tuple[int, int, int], has_gil: bool, platform: str) -> Finding:
-    """Whether this Python will do."""
+    """Whether this Python is new enough."""
     gil = "with the GIL" if has_gil else "free-threaded: the thread backend runs in parallel"
     text = f"{'.'.join(map(str, version))} on {platform}, {gil}"
     if version[:2] < (3, 11):
@@ -274,7 +209,7 @@ def check_python_version(version: tuple[int, int, int], has_gil: bool, platform:
 def check_required_packages(
     versions: Mapping[str, str | None], least: Mapping[str, str]
 ) -> Finding:
-    """Whether the packages that envfleet needs are there and new enough."""
+    """Whether the packages that envfleet needs are installed and new enough."""
     text = ", ".join(f"{name} {version or 'missing'}" for name, version in versions.items())
     wrong = [
         name
@@ -298,7 +233,7 @@ def check_optional_packages(versions: Mapping[str, str | None]) -> Finding:
 
 
 def check_compiled(is_compiled: bool) -> Finding:
-    """Whether the part in C is there."""
+    """Whether the part in C was built."""
     if is_compiled:
         return Finding("compiled", "ok", "steps run in C where they can")
     return Finding(
@@ -323,22 +258,14 @@ def version_numbers(version: str) -> tuple[int, ...]:
 def check_wake_up(round_trip_us: Sequence[float], error: str | None = None) -> Finding:
     """What it costs to wake another process and to be woken by it."""
     if not round_trip_us:
-        return Finding(
-            "wake-up",
-            "warn",
-            f"could not be measured: {error or 'no answer'}",
-            "envfleet bench ENV",
-        )
+        text = f"could not be measured: {error or 'no answer'}"
+        return Finding("wake-up", "warn", text, "envfleet bench ENV")
     ordered = sorted(round_trip_us)
     median = ordered[len(ordered) // 2]
-    slow = ordered[min(len(ordered) - 1, math.ceil(0.99 * len(ordered)) - 1)]
-    text = f"{median:.0f} us there and back (1 in 100 takes {slow:.0f} us or more)"
-    if median > 250:
-        return Finding(
-            "wake-up",
-            "warn",
-            text,
-            "slow, as on busy or virtual machines: put more environments on each worker, and use "
-            "send/recv with two halves",
-        )
-    return Finding("wake-up", "ok", text)
+    late = ordered[min(len(ordered) - 1, math.ceil(0.99 * len(ordered)) - 1)]
+    text = f"{median:.0f} us there and back (1 in 100 takes {late:.0f} us or more)"
+    slow = (
+        "slow, as on busy or virtual machines: put more environments on each worker, and use "
+        "send/recv with two halves"
+    )
+    return _warn_if("wake-up", text, slow if median > 250 else None)

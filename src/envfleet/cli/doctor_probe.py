@@ -1,7 +1,7 @@
-"""Reads the machine: the thin, impure half of ``doctor``.
+"""Reads the machine for ``doctor``; ``doctor_checks.py`` says what the answers mean.
 
-Owns asking. Law: asking changes nothing, takes seconds at most and leaves no process behind, even
-where a start method hangs. What the answers mean is ``doctor_checks.py``'s business.
+Law: reading changes nothing, takes seconds at most and leaves no process behind, even where a start
+method hangs.
 """
 
 from __future__ import annotations
@@ -27,8 +27,6 @@ from envfleet.cli.report import Finding
 from envfleet.engine import machine
 from envfleet.engine.rows import IS_COMPILED
 
-__all__ = ["CHECKS", "EXTRAS", "LEAST"]
-
 LEAST = {"numpy": "2.0", "gymnasium": "1.2", "cloudpickle": "3.0"}
 EXTRAS = (
     "rich",
@@ -53,12 +51,12 @@ def probe_python() -> Finding:
 
 
 def probe_packages() -> Finding:
-    """What envfleet stands on."""
+    """The packages that envfleet needs."""
     return checks.check_required_packages({name: installed(name) for name in LEAST}, LEAST)
 
 
 def probe_extras() -> Finding:
-    """What else could be used."""
+    """The packages of the extras."""
     return checks.check_optional_packages({name: installed(name) for name in EXTRAS})
 
 
@@ -76,7 +74,7 @@ def probe_compiled() -> Finding:
 
 
 def probe_cores() -> Finding:
-    """How many cores there are, and how many of them are ours."""
+    """How many cores there are, and how many this process may use."""
     affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
     quota = machine.cgroup_cores()
     return checks.check_cores(os.cpu_count() or 1, affinity, quota, machine.usable_cores())
@@ -142,7 +140,7 @@ def probe_processes() -> Finding:
 
 
 def read_number(path: Path) -> int | None:
-    """The number in a small file of the kernel's; None where it says "max" or is not there."""
+    """The number in a file of the kernel; None if it says "max" or does not exist."""
     try:
         return int(path.read_text())
     except (OSError, ValueError):

@@ -15,8 +15,6 @@ import time
 from multiprocessing.connection import Connection
 from typing import Any
 
-__all__ = ["answer", "main", "start_seconds", "wake_round_trips"]
-
 _DEADLINE_S = 20.0
 
 

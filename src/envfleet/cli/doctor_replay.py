@@ -1,9 +1,8 @@
-"""``envfleet doctor replay FILE``: an incident once more, where it can be looked at.
+"""``envfleet doctor replay FILE``: run the environment of an incident file again.
 
-Exceptions are replayed in this process. An environment that killed or hung its worker would do
-the same to this process, so those run in a child, unless ``--in-process`` asks otherwise (for a
-debugger). Owns the warning, that choice and the report; what an incident holds and how it is run
-again is the engine's business. Law: the warning is shown before the file is read.
+Exceptions are replayed in this process. An environment that killed or hung its worker would do the
+same to this process, so those run in a child, unless ``--in-process`` is given (for a debugger).
+Law: the warning is shown before the file is read.
 """
 
 from __future__ import annotations
@@ -18,17 +17,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from envfleet.cli.arguments import positive_seconds
+from envfleet.cli.arguments import add_option, positive_seconds
 from envfleet.cli.command import Context, UsageError
 from envfleet.cli.report import Block, Code, Heading, Report, Text
 from envfleet.engine.incident import Incident, ReplayResult
 from envfleet.errors import ConfigError
 
-__all__ = ["WARNING", "add_parser", "child_verdict", "replay_verdict", "run"]
-
 WARNING = (
     "warning: an incident file contains pickled code, which runs when the file is read. Replay "
-    "only files from somebody you trust."
+    "only files from people you trust."
 )
 INCOMPLETE = (
     "This incident cannot be replayed as it was: its episode was too long for all of its actions "
@@ -60,15 +57,11 @@ def add_parser(actions: Any) -> None:
         action="store_true",
         help="replay deaths and hangs in this process too, where a debugger can see them",
     )
-    parser.add_argument(
-        "--timeout",
-        type=positive_seconds,
-        default=60.0,
-        metavar="S",
-        help="how long a death or hang is waited for (default: 60)",
+    add_option(
+        parser, "--timeout", "S", positive_seconds, "how long a death or hang is waited for", 60.0
     )
-    # the same switches as on doctor itself: whoever types `doctor replay FILE --json` means them.
-    # SUPPRESS, because a default here would overwrite what was given before the word replay
+    # the switches of doctor itself, so that `doctor replay FILE --json` works. SUPPRESS, because a
+    # default here would overwrite what was given before the word replay
     for switch in ("--json", "--plain", "--traceback"):
         parser.add_argument(
             switch, action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS
@@ -76,7 +69,7 @@ def add_parser(actions: Any) -> None:
 
 
 def run(args: argparse.Namespace, context: Context) -> Report:
-    """Load, replay, tell."""
+    """Load, replay and report."""
     path: Path = args.file
     if not path.is_file():
         raise UsageError(f"there is no file {path}; incidents are written with incident.save(path)")

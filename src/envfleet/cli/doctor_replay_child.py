@@ -15,8 +15,6 @@ import time
 
 from envfleet.cli import main
 
-__all__ = ["end_with"]
-
 _PR_SET_PDEATHSIG = 1
 _LOOK_S = 0.5
 
@@ -27,7 +25,7 @@ def end_with(parent: int) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
             os._exit(1)
-    else:  # nobody looks while native code keeps the interpreter lock
+    else:  # this thread cannot look while native code holds the interpreter lock
         threading.Thread(target=_watch, args=(parent,), daemon=True).start()
 
 

@@ -17,8 +17,6 @@ from envfleet.learn.recall import load_agent
 from envfleet.learn.run_folder import INCIDENTS_FILE
 from envfleet.observe import video
 
-__all__ = ["add_arguments", "run"]
-
 _EPILOG = """\
 examples:
   envfleet eval runs/CartPole-v1-seed0

@@ -14,8 +14,6 @@ from typing import Any, Literal, get_args, get_origin
 from envfleet.errors import did_you_mean
 from envfleet.options import Option, options_of
 
-__all__ = ["ELSEWHERE", "add_flags", "given_flags", "suggestion"]
-
 ELSEWHERE = {
     "lr": "learning_rate",
     "timesteps": "total_steps",

@@ -14,8 +14,6 @@ from envfleet.learn.evaluate import Evaluation
 from envfleet.learn.train_options import TrainOptions
 from envfleet.learn.watcher import Iteration, Watcher
 
-__all__ = ["FINISHING", "LOST", "LineView", "begin_lines", "clock_text", "iteration_lines"]
-
 ANNOUNCE_EVERY = 10
 """Iterations between the lines that are printed."""
 LOST = "these episodes are lost, the run goes on"
@@ -34,7 +32,7 @@ class LineView(Watcher):
     def __init__(
         self, stream: TextIO, options: TrainOptions, *, shows_verdict: bool = False
     ) -> None:
-        """Write to `stream` about a run with these options, and what takes its time on request."""
+        """Write to `stream`; with `shows_verdict` also what takes the time so far."""
         self._shows_verdict = shows_verdict
         self._stream, self._options = stream, options
         self._stop_requests = StopRequests(self._finishing)
@@ -51,13 +49,13 @@ class LineView(Watcher):
         self._stop_requests.__exit__(*exc_info)
 
     def say(self, line: str) -> None:
-        """Print a line, as long as somebody reads them."""
+        """Print a line, unless the reader is gone."""
         with silenced_if_closed(self._stream):
             self._stream.write(f"{line}\n")
             self._stream.flush()
 
     def kept_by(self, methods: tuple[str, ...]) -> None:
-        """Take note of how checkpoints keep the environments."""
+        """Remember how checkpoints keep the environments."""
         self._kept_by = methods
 
     def begun(self, envs: FleetVectorEnv, start_steps: int) -> None:
@@ -84,7 +82,7 @@ class LineView(Watcher):
             self.say(f"  incidents: {iteration.incidents}  |  {LOST}")
 
     def evaluating(self, env_steps: int) -> None:
-        """Say what takes a while now."""
+        """Say that an evaluation begins, which takes a while."""
         self.say(evaluating_line(self._options))
 
     def evaluated(self, env_steps: int, evaluation: Evaluation) -> None:
@@ -96,8 +94,8 @@ class LineView(Watcher):
         return self._stop_requests.is_asked
 
     def _finishing(self) -> None:
-        # Ctrl-C may come while a line is being written, and a stream cannot be used twice at once:
-        # then it is obeyed without a word
+        # Ctrl-C may come while a line is being written, and a stream cannot be entered twice: then
+        # the message is left out
         with suppress(RuntimeError):
             self.say(FINISHING)
 
@@ -127,7 +125,7 @@ def kept_line(methods: tuple[str, ...]) -> str:
 
 
 def evaluating_line(options: TrainOptions) -> str:
-    """What an evaluation is busy with."""
+    """How long an evaluation may take."""
     many = "1 episode" if options.eval_episodes == 1 else f"{options.eval_episodes} episodes"
     return f"Evaluating: {many} of up to {longest_episode(options):,} steps"
 

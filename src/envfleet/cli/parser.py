@@ -18,8 +18,6 @@ from envfleet.cli.command import UsageError
 from envfleet.cli.flags import suggestion
 from envfleet.errors import did_you_mean
 
-__all__ = ["Parser"]
-
 
 class Help(argparse.HelpFormatter):
     """Wraps paragraphs like argparse, and leaves those with indented lines (examples) alone."""

@@ -1,7 +1,7 @@
 """How a report looks: drawn by rich on a terminal, plain text elsewhere.
 
-Owns layout only. Law: both looks show the same words in the same order, tables line up, and what
-goes to a pipe or a file carries no control characters. What is said is the commands' business.
+Law: both show the same words in the same order, tables line up, and a pipe or a file gets no
+control characters.
 """
 
 from __future__ import annotations
@@ -27,13 +27,12 @@ from envfleet.cli.report import (
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["PlainScreen", "RichScreen", "Screen", "screen_on"]
 
 _COLOURS: dict[Level, str] = {"ok": "green", "warn": "yellow", "bad": "bold red", "info": ""}
 
 
 class Screen(Protocol):
-    """Something blocks can be shown on."""
+    """Shows blocks."""
 
     def show(self, blocks: Iterable[Block]) -> None:
         """Show the blocks, one below the other."""

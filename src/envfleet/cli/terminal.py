@@ -12,18 +12,10 @@ from typing import TextIO
 
 from envfleet.errors import MissingExtra
 
-__all__ = [
-    "can_redraw",
-    "replace_unknown_characters",
-    "require_rich",
-    "silence",
-    "silenced_if_closed",
-]
-
 
 @contextmanager
 def silenced_if_closed(stream: TextIO) -> Iterator[None]:
-    """In here `stream` is written to; once that cannot be done it is silenced."""
+    """Silence `stream` if writing to it fails in here."""
     try:
         yield
     except OSError:
@@ -31,7 +23,7 @@ def silenced_if_closed(stream: TextIO) -> Iterator[None]:
 
 
 def silence(stream: TextIO) -> None:
-    """Point a stream at nothing: what others write to it, and the interpreter's last flush, too."""
+    """Send all later output to nowhere, also that of the interpreter's last flush."""
     with suppress(OSError, ValueError):  # it has no file descriptor, or none any more
         place = stream.fileno()
         devnull = os.open(os.devnull, os.O_WRONLY)
@@ -40,7 +32,7 @@ def silence(stream: TextIO) -> None:
 
 
 def replace_unknown_characters(stream: TextIO | None) -> None:
-    """Let a stream show a sign that its encoding does not have as another, instead of failing."""
+    """Let a stream replace characters that its encoding does not have, instead of failing."""
     reconfigure = getattr(stream, "reconfigure", None)
     if reconfigure is not None and getattr(stream, "errors", "") in ("strict", "surrogateescape"):
         reconfigure(errors="replace")

@@ -1,8 +1,7 @@
 """``envfleet train``: from an environment's name to a trained policy that can be resumed.
 
-Owns the flags and how a run is shown: as a live view on a terminal, as lines elsewhere, and no
-longer once nobody reads them. Ctrl-C, SIGTERM or SIGHUP once finishes the iteration and saves,
-Ctrl-C or SIGTERM twice ends at once. What a run is lives in ``learn/train.py``.
+A run is shown as a live view on a terminal and as lines elsewhere. Ctrl-C, SIGTERM or SIGHUP once
+finishes the iteration and saves; Ctrl-C or SIGTERM twice ends at once.
 """
 
 from __future__ import annotations
@@ -29,8 +28,6 @@ from envfleet.learn.run_folder import INCIDENTS, INCIDENTS_FILE
 from envfleet.learn.train import Outcome, train
 from envfleet.learn.train_options import TrainOptions
 
-__all__ = ["add_arguments", "run"]
-
 _EPILOG = """\
 examples:
   envfleet train --env CartPole-v1 --n-envs 8
@@ -40,11 +37,10 @@ examples:
   envfleet train --resume runs/p
   envfleet train --resume runs/p --total-steps 4e5 --backend serial
 
-The defaults are plain PPO's. Environments with a known recipe start from that, a file lies over the
-recipe, flags over both; the recipe is printed. A run that goes on takes flags that nothing depends
-on that it learns (where it runs, what it saves and shows), and once it is at its end one that says
-how long it is to be. Ctrl-C or SIGTERM finishes the iteration, or cuts an evaluation off, saves and
-ends; twice ends at once.
+The defaults are plain PPO's. Environments with a known recipe start from it, and it is printed; a
+file overrides the recipe, flags override both. With --resume only those flags can be given that do
+not change what the run learns (where it runs, what it saves and shows), and a new length. Ctrl-C or
+SIGTERM finishes the iteration, or cuts an evaluation off, saves and ends; twice ends at once.
 """
 
 
@@ -93,7 +89,7 @@ def run(args: argparse.Namespace, context: Context) -> Report:
     try:
         with display:
             outcome = train(asked.options, asked.ppo, run_dir, display, is_resumed=is_resumed)
-    except EnvConstructionFailed as exc:  # where it was tried is nothing a person here has to know
+    except EnvConstructionFailed as exc:  # the place where it was tried does not matter here
         kwargs = asked.options.env_kwargs
         _refuse_without_spaces(asked.options.env, exc.reason)
         raise ConfigError(

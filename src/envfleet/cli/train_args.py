@@ -1,4 +1,4 @@
-"""What a user asks to be trained: a recipe, over it a configuration file, over that the flags."""
+"""What to train: the options of a recipe, overridden by a configuration file, then by flags."""
 
 from __future__ import annotations
 
@@ -17,8 +17,6 @@ from envfleet.learn.recipes import RECIPES
 from envfleet.learn.train_options import FREE, LENGTHS, TrainOptions
 from envfleet.options import options_of
 
-__all__ = ["StartOptions", "TrainArgs", "add_train_flags", "read_resume_args", "read_train_args"]
-
 Options = TypeVar("Options")
 
 
@@ -34,13 +32,13 @@ class StartOptions:
 
 @dataclass(frozen=True, slots=True)
 class TrainArgs:
-    """All of it."""
+    """All options of a run."""
 
     start: StartOptions
     options: TrainOptions
     ppo: PPOOptions
     has_recipe: bool = False
-    """Whether it lies over a recipe."""
+    """Whether a recipe was used."""
     said: frozenset[str] = frozenset()
     """The names of the options that a file or a flag set."""
 
@@ -49,12 +47,12 @@ _KINDS: tuple[type[Any], ...] = (StartOptions, TrainOptions, PPOOptions)
 
 
 def add_train_flags(parser: argparse.ArgumentParser) -> None:
-    """Declare the flags that say what to train."""
+    """Declare the flags of a run."""
     parser.add_argument(
         "--config",
         metavar="FILE",
         type=Path,
-        help="YAML with any of the options below, as `learning_rate: 3e-4`; flags go before it",
+        help="YAML with any of the options below, as `learning_rate: 3e-4`; flags override it",
     )
     add_flags(parser, StartOptions)
     group = parser.add_argument_group("the run")
@@ -63,17 +61,17 @@ def add_train_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def read_train_args(args: argparse.Namespace) -> TrainArgs:
-    """Put together what was asked for.
+    """The options of a new run.
 
     Raises:
-        UsageError: Nobody said what to train on, or how long is said twice.
-        ConfigError: Something that was said cannot be.
+        UsageError: No environment is named, or two lengths are given.
+        ConfigError: An option has a value that cannot be.
     """
     said = {} if args.config is None else read_config(args.config, *_KINDS)
     flags = given_flags(args, *_KINDS)
     _check_one_length(said, f"{args.config} sets total_steps and num_episodes")
     _check_one_length(flags)
-    if flags.keys() & set(LENGTHS):  # one way to say how long goes before the other, too
+    if flags.keys() & set(LENGTHS):  # a length as a flag overrides either length of the file
         said = {name: value for name, value in said.items() if name not in LENGTHS}
     said |= flags
     if said.get("env") is None:
@@ -90,11 +88,11 @@ def read_train_args(args: argparse.Namespace) -> TrainArgs:
 
 
 def read_resume_args(args: argparse.Namespace) -> TrainArgs:
-    """What the run was asked for, with the flags that a run may go on by.
+    """The options of an earlier run, with those flags that may change when it goes on.
 
     Raises:
         UsageError: A flag would make it another run.
-        ConfigError: Something that was said cannot be.
+        ConfigError: An option has a value that cannot be.
     """
     flags = given_flags(args, *_KINDS)
     fixed = [] if args.config is None else ["--config"]
@@ -121,6 +119,6 @@ def _check_one_length(
 
 
 def _over(options: Options, said: dict[str, Any]) -> Options:
-    """These options, with what was said in the place of their own."""
+    """These options, with the given values in place of their own."""
     names = {option.name for option in options_of(type(options))}
     return replace(options, **{name: said[name] for name in names & said.keys()})  # type: ignore[type-var]

@@ -1,8 +1,8 @@
 """``envfleet tune ENV``: measures backends and numbers of workers, and prints the line to paste.
 
-Owns which settings are tried and which one is advised. Law: the advice follows from the measured
-numbers alone (``advise`` is pure); of settings that are equally fast the simplest wins, because
-fewer processes mean less memory, a shorter start and easier debugging.
+Law: the advice follows from the measured numbers alone (``advise`` is pure). Of settings that are
+equally fast the simplest wins: fewer processes mean less memory, a shorter start and easier
+debugging.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from envfleet.cli.arguments import add_pace_arguments, at_least, read_pace
+from envfleet.cli.arguments import add_option, add_pace_arguments, at_least, read_pace
 from envfleet.cli.bench import NUM_ENVS, result_json
 from envfleet.cli.command import Context
 from envfleet.cli.contenders import FleetHalves, FleetStep, Workload, in_opening_order
@@ -22,16 +22,6 @@ from envfleet.cli.env_argument import EnvChoice, add_env_arguments, choose_env
 from envfleet.cli.measure import Result, Slice, compare, duration, noise_warning, summarise
 from envfleet.cli.report import Block, Code, Heading, Level, Report, Table, Text
 from envfleet.engine.machine import usable_cores
-
-__all__ = [
-    "FleetSetting",
-    "TuneAdvice",
-    "add_arguments",
-    "advise",
-    "line_to_paste",
-    "run",
-    "worker_counts",
-]
 
 _EPILOG = """\
 examples:
@@ -92,18 +82,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.epilog = _EPILOG
     add_env_arguments(parser)
-    parser.add_argument(
-        "--num-envs",
-        type=at_least(1),
-        default=NUM_ENVS,
-        metavar="N",
-        help=f"environments (default: {NUM_ENVS})",
-    )
-    parser.add_argument(
+    add_option(parser, "--num-envs", "N", at_least(1), "environments", NUM_ENVS)
+    add_option(
+        parser,
         "--max-workers",
-        type=at_least(1),
-        metavar="W",
-        help="most workers to try (default: the cores that may be used)",
+        "W",
+        at_least(1),
+        "most workers to try (default: the cores that may be used)",
     )
     add_pace_arguments(parser, "setting")
     parser.add_argument(
@@ -164,9 +149,9 @@ def run(args: argparse.Namespace, context: Context) -> Report:
 
 
 def worker_counts(most: int) -> list[int]:
-    """Numbers of workers to try: all of them up to eight, then doubling, and always the last two.
+    """Numbers of workers to try: all up to eight, then doubling, and always the last two.
 
-    One core less than all leaves room for the process that learns, so it is worth its own row.
+    One core less than all leaves room for the process that learns.
     """
     counts = set(range(1, min(most, 8) + 1))
     number = 8
@@ -217,7 +202,7 @@ def measure_settings(
 
 
 def promising(first: Mapping[str, Sequence[Slice]]) -> set[str]:
-    """The settings that a second look could still make the best; serial always stays to compare."""
+    """The settings that may still be the best; serial always stays, for comparison."""
     best = {key: max(one.rate for one in own) for key, own in first.items()}
     limit = _HOPELESS * max(best.values(), default=0.0)
     return {key for key, rate in best.items() if rate >= limit or key == "serial-1-step"}
@@ -277,9 +262,11 @@ def advice_reasons(
         return f"Workers would cost more than they save: {cost}, {num_envs} environments"
     gain = "" if serial is None else f"{chosen.score / serial.score:.2f}x of serial"
     inside = "" if chosen.shares is None else f"{chosen.shares.env:.0%} of their time in envs"
-    crew = f"{setting.num_workers} {setting.backend} worker{'s' if setting.num_workers > 1 else ''}"
+    workers = (
+        f"{setting.num_workers} {setting.backend} worker{'s' if setting.num_workers > 1 else ''}"
+    )
     facts = ", ".join(part for part in (gain, inside, cost) if part)
-    return f"{crew} make {chosen.rate:,.0f} steps/s: {facts}"
+    return f"{workers} make {chosen.rate:,.0f} steps/s: {facts}"
 
 
 def line_to_paste(

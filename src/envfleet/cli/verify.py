@@ -1,8 +1,8 @@
 """``envfleet verify ENV``: is every parallel run of it bit-equal to a plain loop?
 
-Owns which runs are compared and what their outcome means. Recording and comparing streams is
-the work of ``envfleet.testing``. Law: an environment that does not even repeat itself by hand is
-reported as that, before any backend is blamed; whatever differs is named by slot, step and field.
+``envfleet.testing`` records and compares the streams. Law: an environment that does not repeat
+itself in a plain loop is reported as such, before any backend is blamed; a difference is named by
+slot, step and field.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from envfleet.cli.arguments import add_worker_arguments, at_least, choice_of, comma_list
+from envfleet.cli.arguments import add_option, add_worker_arguments, at_least, choice_of, comma_list
 from envfleet.cli.command import Context, UsageError
 from envfleet.cli.env_argument import add_env_arguments, choose_env
 from envfleet.cli.report import Block, Finding, Findings, Heading, Level, Report, Table, Text
@@ -27,8 +27,6 @@ from envfleet.testing import (
     hand_driven,
     uses_global_random,
 )
-
-__all__ = ["MODES", "Comparison", "Run", "add_arguments", "run", "runs_for", "verify_conclusion"]
 
 MODES = ("next_step", "same_step", "disabled")
 
@@ -80,7 +78,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What came of one run."""
+    """The result of one run."""
 
     run: Run
     seconds: float
@@ -101,35 +99,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.epilog = _EPILOG
     add_env_arguments(parser)
-    parser.add_argument(
+    add_option(
+        parser,
         "--num-envs",
-        type=at_least(1),
-        default=5,
-        metavar="N",
-        help="environments (default: 5, which no number of workers but 1 divides)",
+        "N",
+        at_least(1),
+        "environments; no number of workers but 1 divides 5",
+        5,
     )
-    parser.add_argument(
-        "--steps",
-        type=at_least(1),
-        default=200,
-        metavar="T",
-        help="steps of every environment (default: 200)",
-    )
+    add_option(parser, "--steps", "T", at_least(1), "steps of every environment", 200)
     parser.add_argument("--seed", type=at_least(0), default=0, help="seed of slot 0 (default: 0)")
     add_worker_arguments(parser)
-    parser.add_argument(
-        "--autoreset",
-        type=comma_list(choice_of(*MODES)),
-        default=MODES,
-        metavar="MODE,...",
-        help=f"autoreset modes (default: {','.join(MODES)})",
+    add_option(
+        parser, "--autoreset", "MODE,...", comma_list(choice_of(*MODES)), "autoreset modes", MODES
     )
-    parser.add_argument(
+    add_option(
+        parser,
         "--backends",
-        type=comma_list(choice_of("serial", "thread", "process")),
-        default=("serial", "thread", "process"),
-        metavar="B,...",
-        help="backends (default: serial,thread,process)",
+        "B,...",
+        comma_list(choice_of("serial", "thread", "process")),
+        "backends",
+        ("serial", "thread", "process"),
     )
 
 
@@ -211,8 +201,8 @@ def runs_for(
         if "process" in backends:
             for method in start_methods:
                 runs += [Run("process", number, method, mode) for number in workers]
-    # the layout changes the order in which slots come back only through who is ready first, so one
-    # run per parallel backend, with its widest layout, is enough
+    # first-ready order is compared once per parallel backend, with most workers: the number of
+    # workers changes nothing else
     if num_envs > 1:
         first_ready = max(1, num_envs // 2)
         if "thread" in backends:
@@ -252,7 +242,7 @@ def verify_conclusion(
         )
         return (
             "The environment does not repeat itself: two plain loops with the same seed already "
-            f"part at slot {unrepeatable.slot}, step {unrepeatable.step}, field "
+            f"differ at slot {unrepeatable.slot}, step {unrepeatable.step}, field "
             f"{unrepeatable.field}; {cause}",
             False,
         )
@@ -272,7 +262,7 @@ def verify_conclusion(
     if shared_random is not None:
         return (
             "All runs were equal, but the environment uses random state that others in its process "
-            "share, so this holds only as long as nobody else uses it.",
+            "share, so this holds only as long as nothing else uses it.",
             False,
         )
     return f"All {len(comparisons)} runs equal the plain loop, bit by bit.", True
@@ -326,7 +316,7 @@ def verify_blocks(
         for one in comparisons
         if not one.is_equal
     ]
-    # where the plain loop parts from itself, how the others part from it says nothing
+    # if the plain loop does not repeat itself, differences from it mean nothing
     if details and unrepeatable is None:
         blocks.append(Findings(tuple(details[:3])))
     checks = [
@@ -343,10 +333,10 @@ def verify_blocks(
 
 
 def parting(difference: Difference) -> str:
-    """Where two plain loops part, in half a sentence."""
+    """Where two plain loops differ, in half a sentence."""
     values = [short(value) for value in (difference.expected, difference.got)]
     return (
-        f"two plain loops with the same seed part at slot {difference.slot}, step "
+        f"two plain loops with the same seed differ at slot {difference.slot}, step "
         f"{difference.step}: {difference.field} is {values[0]} in one and {values[1]} in the other"
     )
 
@@ -380,7 +370,7 @@ def table_of(comparisons: Sequence[Comparison]) -> Table:
 
 
 def comparison_word(one: Comparison) -> str:
-    """A cell."""
+    """The word for a comparison in a table."""
     if one.error is not None:
         return "FAILED"
     return "equal" if one.difference is None else "DIFFERS"

@@ -14,8 +14,6 @@ from envfleet.llm.settings import read_settings
 from envfleet.llm.verify import Outcome, Verification, verify
 from envfleet.llm.ways import ways_for
 
-__all__ = ["add_arguments", "run"]
-
 _EPILOG = """\
 examples:
   envfleet verify llm --config-name base
@@ -34,8 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of ``verify llm``."""
     parser.description = (
         "Prove that a configuration of text environments gives one rollout wherever environments "
-        "live and whatever happens to workers; name the first environment, turn and field that "
-        "differ."
+        "live, even if workers are killed; name the first environment, turn and field that differ."
     )
     parser.usage = "envfleet verify llm [--config-name NAME] [option ...] [key=value ...]"
     parser.epilog = _EPILOG

@@ -1,9 +1,8 @@
-"""``envfleet verify train``: does training give the same bits, whatever runs the environments?
+"""``envfleet verify train``: does training give the same bits on every backend?
 
 Two runs with one seed go side by side: one in this process, one in worker processes. After every
-rollout all experience is compared, after every update all parameters. Law: what differs first is
-named by iteration, step, slot and field, or by the parameter's name. Comparing is pure, and takes
-rollouts and states with whatever fields they have.
+rollout all experience is compared, after every update all parameters. Law: the first difference is
+named by iteration, step, slot and field, or by the parameter's name.
 """
 
 from __future__ import annotations
@@ -27,16 +26,6 @@ from envfleet.learn.ppo import PPOTrainer
 from envfleet.learn.train_options import TrainOptions
 from envfleet.observe.progress import Bar
 from envfleet.testing.values import value_difference
-
-__all__ = [
-    "Compared",
-    "TrainDifference",
-    "add_arguments",
-    "rollout_difference",
-    "run",
-    "state_difference",
-    "train_conclusion",
-]
 
 Array: TypeAlias = npt.NDArray[Any]
 
@@ -87,7 +76,7 @@ class TrainDifference:
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """How much was found equal."""
+    """How much was compared."""
 
     iterations: int
     transitions: int
@@ -177,7 +166,7 @@ def side_by_side(
 
 
 def rollout_difference(expected: Any, got: Any, iteration: int) -> TrainDifference | None:
-    """Where two rollouts part first: by time, then by slot, then in the order of their fields."""
+    """Where two rollouts first differ: by time, then by slot, then in the order of their fields."""
     shape = np.shape(expected.rewards)
     first: tuple[tuple[bool, int, int, int], TrainDifference] | None = None
     for order, (name, left, right) in enumerate(_pairs(expected, got)):
@@ -199,7 +188,7 @@ def rollout_difference(expected: Any, got: Any, iteration: int) -> TrainDifferen
 
 
 def state_difference(expected: Any, got: Any, iteration: int) -> TrainDifference | None:
-    """Where two states part first, in their own order: mappings, lists, arrays, tensors."""
+    """Where two states first differ, in their own order: mappings, lists, arrays, tensors."""
     found = value_difference(_plain(expected), _plain(got))
     if found is None:
         return None
@@ -262,7 +251,7 @@ def _fields(rollout: Any) -> tuple[str, ...]:
 def train_conclusion(
     parting: TrainDifference | None, compared: Compared, one: TrainOptions, two: TrainOptions
 ) -> str:
-    """One sentence on all of it, and in the worse case one on where to look."""
+    """The result in one sentence; after a difference, another on where to look."""
     where = [_where(options) for options in (one, two)]
     if parting is None:
         return (

@@ -101,7 +101,7 @@ def test_where_a_loop_parts_from_itself():
     stream = io.StringIO()
     PlainScreen(stream, width=200).show(blocks)
 
-    assert "part at slot 3, step 17: obs is 1.0 in one and 2.0 in the other" in stream.getvalue()
+    assert "differ at slot 3, step 17: obs is 1.0 in one and 2.0 in the other" in stream.getvalue()
     assert stream.getvalue().count("slot 3") == 1
     assert len(verify.short("x" * 500)) < 80
 
