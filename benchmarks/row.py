@@ -28,7 +28,7 @@ def main() -> None:
     # ends as Ctrl-C does: everything that is open is closed
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     # rich would leave threads and modules in a process that is about to fork
-    progress = progress_on(sys.stderr, rich=False)
+    progress = progress_on(sys.stderr)
     outcome = rows_of(given.suite)[given.row](Pace(**given.pace), progress, given.title)
     given.out.write_text(json.dumps(outcome.as_json()))
 

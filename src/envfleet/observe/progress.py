@@ -96,5 +96,11 @@ class RichProgress:
 
 
 def progress_on(stream: TextIO) -> Progress:
-    """How progress shows on ``stream``: bars on a terminal, else nothing."""
-    return RichProgress(stream) if stream.isatty() else Silent()
+    """Bars on a terminal where rich is installed, else nothing."""
+    if not stream.isatty():
+        return Silent()
+    try:
+        import rich  # noqa: F401
+    except ModuleNotFoundError:
+        return Silent()
+    return RichProgress(stream)

@@ -16,6 +16,8 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.spaces import GraphInstance
 
+from envfleet.layout import RecordSpace
+
 
 class _Missing:
     def __repr__(self) -> str:
@@ -51,6 +53,7 @@ def canonical(space: spaces.Space[Any], value: Any) -> Any:
 @canonical.register(spaces.Discrete)
 @canonical.register(spaces.MultiBinary)
 @canonical.register(spaces.MultiDiscrete)
+@canonical.register(RecordSpace)
 def _(space: spaces.Space[Any], value: Any) -> Any:
     return np.array(value, dtype=space.dtype)
 
@@ -196,6 +199,10 @@ def value_difference(
             if found is not None:
                 return found
         return None
+    if _are_records(expected, got):
+        return value_difference(
+            _by_field(expected), _by_field(got), same_types=same_types, path=path
+        )
     if _is_numeric(expected) and _is_numeric(got):
         return _array_difference(expected, got, same_types=same_types, path=path)
     if isinstance(expected, np.ndarray) and isinstance(got, np.ndarray):
@@ -205,6 +212,17 @@ def value_difference(
             expected.ravel().tolist(), got.ravel().tolist(), same_types=same_types, path=path
         )
     return None if _same_object(expected, got) else ValueDifference(path, expected, got)
+
+
+def _are_records(*values: Any) -> bool:
+    return all(
+        isinstance(value, np.ndarray | np.void) and value.dtype.names is not None
+        for value in values
+    )
+
+
+def _by_field(records: Any) -> dict[str, Any]:
+    return {name: records[name] for name in records.dtype.names}
 
 
 def _is_numeric(value: Any) -> bool:
@@ -266,6 +284,8 @@ def digest(value: Any, crc: int = 0) -> int:
         return zlib.crc32(str(len(value)).encode(), crc)
     if isinstance(value, str):
         return zlib.crc32(value.encode("utf-8", "surrogatepass"), crc)
+    if _are_records(value):
+        return digest(_by_field(value), crc)
     if isinstance(value, np.ndarray | np.generic):
         head = f"{value.dtype.str}{value.shape}".encode()
         return zlib.crc32(np.ascontiguousarray(value).tobytes(), zlib.crc32(head, crc))

@@ -1,6 +1,7 @@
 """Bars: silent in pipes, and gone from a terminal when the work is over."""
 
 import io
+import sys
 import threading
 
 import pytest
@@ -54,6 +55,8 @@ def test_rich_draws_from_no_thread_of_its_own():
         assert threading.active_count() == before
 
 
-def test_only_terminals_get_bars():
+def test_only_terminals_get_bars(monkeypatch):
     assert isinstance(progress_on(io.StringIO()), Silent)
     assert isinstance(progress_on(Terminal()), RichProgress)
+    monkeypatch.setitem(sys.modules, "rich", None)
+    assert isinstance(progress_on(Terminal()), Silent)
