@@ -27,8 +27,8 @@ def main() -> None:
     given = parser.parse_args()
     # SIGTERM ends it like Ctrl-C: everything open is closed
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    # rich would start threads and load modules in a process that is about to fork
-    progress = progress_on(sys.stderr, rich=False)
+    # rich would leave threads and modules in a process that is about to fork
+    progress = progress_on(sys.stderr)
     outcome = rows_of(given.suite)[given.row](Pace(**given.pace), progress, given.title)
     given.out.write_text(json.dumps(outcome.as_json()))
 

@@ -17,7 +17,7 @@ from typing import Any
 import gymnasium
 from gymnasium.vector.utils import batch_space, iterate
 
-from envfleet.adapters.gymnasium import _env_fns
+from envfleet.adapters.opening import env_functions
 from envfleet.cli.measure import Slice
 
 NUM_BATCHES = 16
@@ -40,13 +40,13 @@ class Workload:
     @cached_property
     def env_fns(self) -> list[Callable[[], gymnasium.Env[Any, Any]]]:
         """The functions that build the environments, one per slot, the same as envfleet's."""
-        env_fns, _ = _env_fns(self.env, self.num_envs, {})
+        env_fns, _ = env_functions(self.env, self.num_envs)
         return env_fns
 
     @cached_property
     def action_space(self) -> gymnasium.Space[Any]:
         """The action space of one environment."""
-        env_fns, _ = _env_fns(self.env if self.actions_of is None else self.actions_of, 1, {})
+        env_fns, _ = env_functions(self.env if self.actions_of is None else self.actions_of, 1)
         env = env_fns[0]()
         try:
             return env.action_space

@@ -36,8 +36,8 @@ from benchmarks.training_runs import TrainingTask, one_run
 from benchmarks.webshop_search import Searching, Weighed, built, size_of
 from benchmarks.workload import ActionPool, Workload, timed
 from envfleet.cli.app import build_parser
-from envfleet.cli.asked import ask
 from envfleet.cli.measure import Shares, Slice
+from envfleet.cli.train_args import read_train_args
 from envfleet.learn.ppo import PPOOptions
 from envfleet.learn.recipes import RECIPES
 from envfleet.learn.train_options import TrainOptions
@@ -564,7 +564,7 @@ class TestDocuments:
 
         for row, task in ppo_rows.TRAINING_TASKS.items():
             words = shlex.split(by_hand[row])
-            asked = ask(build_parser(words).parse_args(words))
+            asked = read_train_args(build_parser(words).parse_args(words))
 
             recipe = task.recipe
             assert asked.ppo == recipe.options, row

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from envfleet.cli.lines import FINISHING
-from envfleet.cli.live import (
+from envfleet.cli.line_view import FINISHING
+from envfleet.cli.live_view import (
     BAR,
     LABEL,
     MOST_SHARE,
@@ -20,9 +20,9 @@ from envfleet.cli.live import (
     Facts,
     LiveView,
     pause_s,
-    rows,
     sparkline,
     split_bar,
+    view_rows,
 )
 from envfleet.learn.evaluate import Evaluation
 from envfleet.learn.ppo import PPOOptions
@@ -55,7 +55,7 @@ def halfway():
 def text_of(found, now_s=130.0, width=80):
     return [
         f"{name:<{LABEL}}" * bool(name) + "".join(part for part, _ in parts)
-        for name, parts in rows(found, now_s, width)
+        for name, parts in view_rows(found, now_s, width)
     ]
 
 
@@ -279,7 +279,7 @@ class TestDrawing:
         with view:
             view.begun(envs(), 0)
             assert not view.should_stop()
-            view._interrupts._hear(2, None)
+            view._stop_requests._hear(2, None)
             assert view.should_stop()
             wait_for(FINISHING, screen)
 
@@ -311,6 +311,6 @@ class TestDrawing:
             wait_for("Evaluating: 10 episodes of up to 500 steps", screen)
             view.evaluated(128, Evaluation((1.0,)))
             assert view.facts.note == ""
-            view._interrupts._hear(2, None)
+            view._stop_requests._hear(2, None)
             view.evaluating(256)
             assert view.facts.note == FINISHING

@@ -13,8 +13,8 @@ import numpy as np
 import psutil
 import pytest
 
-from envfleet.cli import main, replay
-from envfleet.cli.replay import WARNING, judge_child, verdict
+from envfleet.cli import doctor_replay, main
+from envfleet.cli.doctor_replay import WARNING, child_verdict, replay_verdict
 from envfleet.engine.incident import Incident, ReplayResult
 
 
@@ -209,7 +209,7 @@ def test_files_that_are_none(tmp_path, capsys):
 
 class TestVerdicts:
     def test_other_failure(self):
-        text = verdict(ReplayResult(False, 1, "Traceback\nKeyError: 'x'"))
+        text = replay_verdict(ReplayResult(False, 1, "Traceback\nKeyError: 'x'"))
 
         assert text == "Something else happened after 1 step: KeyError: 'x'."
 
@@ -223,12 +223,12 @@ class TestVerdicts:
         ],
     )
     def test_of_a_child(self, kind, exitcode, reproduced):
-        result, text = judge_child(kind, exitcode, 9.0, "", "Fatal Python error")
+        result, text = child_verdict(kind, exitcode, 9.0, "", "Fatal Python error")
 
         assert result.reproduced is reproduced
         assert result.exception == "Fatal Python error"
         assert text.startswith("It hung" if exitcode is None else ("It", "Some")[not reproduced])
 
     def test_an_unknown_signal_is_a_number(self):
-        assert replay.end(-99) == "exit code -99"
-        assert replay.end(-9) == "signal SIGKILL"
+        assert doctor_replay.exit_words(-99) == "exit code -99"
+        assert doctor_replay.exit_words(-9) == "signal SIGKILL"

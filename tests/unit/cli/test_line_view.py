@@ -9,8 +9,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from envfleet.cli.interrupts import Interrupts, ending_at_once
-from envfleet.cli.lines import FINISHING, LOST, Lines, begin_lines, clock, iteration_lines
+from envfleet.cli.ctrl_c import StopRequests, exit_on_ctrl_c
+from envfleet.cli.line_view import (
+    FINISHING,
+    LOST,
+    LineView,
+    begin_lines,
+    clock_text,
+    iteration_lines,
+)
 from envfleet.learn.evaluate import Evaluation
 from envfleet.learn.train import Iteration, TrainOptions
 
@@ -88,7 +95,7 @@ def test_the_beginning(n_envs, method, steps, said):
 )
 def test_how_environments_are_kept_is_told_at_the_beginning(methods, said):
     stream = io.StringIO()
-    lines = Lines(stream, OPTIONS)
+    lines = LineView(stream, OPTIONS)
     lines.kept_by(methods)
     lines.begun(SimpleNamespace(plan="A plan."), 0)  # type: ignore[arg-type]
     assert said in stream.getvalue().splitlines()[-1]
@@ -96,7 +103,7 @@ def test_how_environments_are_kept_is_told_at_the_beginning(methods, said):
 
 def test_every_tenth_iteration_and_the_last_are_shown():
     stream = io.StringIO()
-    lines = Lines(stream, OPTIONS)
+    lines = LineView(stream, OPTIONS)
     lines.begun(SimpleNamespace(plan="A plan."), 0)  # type: ignore[arg-type]
     for number in range(1, 26):
         lines.iterated(iteration(number, of=25))
@@ -118,7 +125,7 @@ def test_every_tenth_iteration_and_the_last_are_shown():
 
 def test_incidents_are_counted_whenever_there_are_more():
     stream = io.StringIO()
-    lines = Lines(stream, OPTIONS)
+    lines = LineView(stream, OPTIONS)
     for number, incidents in ((10, 0), (19, 3), (20, 3), (30, 3), (40, 5)):
         lines.iterated(iteration(number, incidents=incidents))
 
@@ -130,7 +137,7 @@ def test_the_verdict_so_far_is_told_on_request():
     told = []
     for shows in (False, True):
         stream = io.StringIO()
-        lines = Lines(stream, OPTIONS, shows_verdict=shows)
+        lines = LineView(stream, OPTIONS, shows_verdict=shows)
         lines.iterated(iteration())
         lines.iterated(replace(iteration(20), seconds={"learning": 3.0, "inference": 1.0}))
         told.append([line for line in stream.getvalue().splitlines() if "so far" in line])
@@ -144,7 +151,7 @@ def test_the_verdict_so_far_is_told_on_request():
 
 def test_one_environment_is_not_called_parallel():
     stream = io.StringIO()
-    Lines(stream, TrainOptions("CartPole-v1", n_envs=1)).iterated(iteration())
+    LineView(stream, TrainOptions("CartPole-v1", n_envs=1)).iterated(iteration())
 
     assert "Parallel" not in stream.getvalue()
     assert "Sequential mode: 1 environment" in stream.getvalue()
@@ -154,14 +161,14 @@ def test_one_environment_is_not_called_parallel():
     ("seconds", "text"), [(0, "0:00"), (59.9, "0:59"), (61, "1:01"), (3723, "1:02:03")]
 )
 def test_clock(seconds, text):
-    assert clock(seconds) == text
+    assert clock_text(seconds) == text
 
 
 def test_lines_that_nobody_reads_are_let_go():
     read, write = os.pipe()
     os.close(read)
     with open(write, "w") as stream:
-        lines = Lines(stream, OPTIONS)
+        lines = LineView(stream, OPTIONS)
         for number in (10, 20):
             lines.iterated(iteration(number))
         stream.write("what others write is let go too")
@@ -172,7 +179,7 @@ class TestInterrupts:
     def test_who_ignores_them_or_hears_them_is_left_alone(self, others):
         before = signal.signal(signal.SIGINT, others)
         try:
-            with ending_at_once():
+            with exit_on_ctrl_c():
                 assert signal.getsignal(signal.SIGINT) is others
                 os.kill(os.getpid(), signal.SIGINT)
         finally:
@@ -180,14 +187,14 @@ class TestInterrupts:
 
     def test_importing_in_a_thread_changes_nothing(self):
         def enter():
-            with ending_at_once():
+            with exit_on_ctrl_c():
                 return signal.getsignal(signal.SIGINT)
 
         with ThreadPoolExecutor(1) as pool:
             assert pool.submit(enter).result() is signal.default_int_handler
 
     def test_after_imports_they_mean_what_they_did(self):
-        with ending_at_once():
+        with exit_on_ctrl_c():
             assert signal.getsignal(signal.SIGINT) is not signal.default_int_handler
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
@@ -195,7 +202,7 @@ class TestInterrupts:
     def test_the_first_asks_and_the_second_ends(self):
         said = []
         before = signal.getsignal(signal.SIGINT)
-        with Interrupts(lambda: said.append("first")) as interrupts:
+        with StopRequests(lambda: said.append("first")) as interrupts:
             assert not interrupts.is_asked
             os.kill(os.getpid(), signal.SIGINT)
             assert interrupts.is_asked
@@ -209,7 +216,7 @@ class TestInterrupts:
     def test_sigterm_is_heard_as_ctrl_c_is(self, numbers):
         before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
         try:
-            with Interrupts(lambda: None) as interrupts:
+            with StopRequests(lambda: None) as interrupts:
                 os.kill(os.getpid(), numbers[0])
                 assert interrupts.is_asked
                 with pytest.raises(KeyboardInterrupt):
@@ -221,7 +228,7 @@ class TestInterrupts:
     def test_a_terminal_that_is_closed_asks_however_often_it_tells(self):
         before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
         try:
-            with Interrupts(lambda: None) as interrupts:
+            with StopRequests(lambda: None) as interrupts:
                 for _ in range(3):
                     os.kill(os.getpid(), signal.SIGHUP)
                 assert interrupts.is_asked
@@ -232,7 +239,7 @@ class TestInterrupts:
     def test_who_was_told_to_outlive_the_terminal_does(self):
         before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
         try:
-            with Interrupts(lambda: None) as interrupts:
+            with StopRequests(lambda: None) as interrupts:
                 os.kill(os.getpid(), signal.SIGHUP)
                 assert not interrupts.is_asked
         finally:
@@ -240,7 +247,7 @@ class TestInterrupts:
 
     def test_lines_say_so_and_stop(self):
         stream = io.StringIO()
-        with Lines(stream, OPTIONS) as lines:
+        with LineView(stream, OPTIONS) as lines:
             assert not lines.should_stop()
             os.kill(os.getpid(), signal.SIGINT)
             assert lines.should_stop()
@@ -251,6 +258,6 @@ class TestInterrupts:
             def write(self, text):
                 raise RuntimeError("reentrant call")
 
-        with Lines(Busy(), OPTIONS) as lines:
+        with LineView(Busy(), OPTIONS) as lines:
             os.kill(os.getpid(), signal.SIGINT)
             assert lines.should_stop()

@@ -6,8 +6,8 @@ import json
 import pytest
 
 from envfleet.cli import main
+from envfleet.cli.bench_speedup import COUNTS, EXPECTED, Point, speedup_blocks, speedup_conclusion
 from envfleet.cli.screen import PlainScreen
-from envfleet.cli.speedup import COUNTS, EXPECTED, Point, explain, render
 
 
 def points(*speedups):
@@ -66,14 +66,16 @@ def points(*speedups):
     ],
 )
 def test_the_sentence_follows_from_the_numbers(speedups, cores, step_us, said):
-    assert explain(points(*speedups), cores=cores, step_us=step_us) == said
+    assert speedup_conclusion(points(*speedups), cores=cores, step_us=step_us) == said
 
 
 def test_table_and_bars():
     settings = {"env": "x", "cores": 2, "rounds": 3, "seconds": 0.1, "loop_steps_per_s": 1000.0}
     stream = io.StringIO()
 
-    blocks = render(settings, points(1.0, 1.5, 2.0), {"8": "it broke"}, "A sentence.", "Unrest.")
+    blocks = speedup_blocks(
+        settings, points(1.0, 1.5, 2.0), {"8": "it broke"}, "A sentence.", "Unrest."
+    )
     PlainScreen(stream, width=60).show(blocks)
 
     assert stream.getvalue().splitlines() == [

@@ -1,8 +1,8 @@
 """Trials that need processes of their own, run by ``doctor`` in a child that can be killed safely.
 
-``python -m envfleet.cli.probe_child start METHOD`` starts one process with that method and prints
-how many seconds it took to answer; ``... wake`` prints round trips of a wake-up in microseconds.
-Law: whatever happens in here, hangs included, ends with the child's process group.
+``python -m envfleet.cli.doctor_probe_child start METHOD`` starts one process with that method and
+prints how many seconds it took to answer; ``... wake`` prints round trips of a wake-up in
+microseconds. Law: everything started here, even if it hangs, ends with the child's process group.
 """
 
 from __future__ import annotations
@@ -14,8 +14,6 @@ import sys
 import time
 from multiprocessing.connection import Connection
 from typing import Any
-
-__all__ = ["answer", "main", "start_seconds", "wake_round_trips"]
 
 _DEADLINE_S = 20.0
 

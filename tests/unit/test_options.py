@@ -1,19 +1,33 @@
-"""Options declared once: how they are read, from text and from files, and what is said of them."""
+"""Options declared once: checked, described, read from text and from files."""
 
 import argparse
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import pytest
 
-from envfleet.cli.asked import StartOptions
-from envfleet.cli.config import read_config
-from envfleet.cli.flags import add_flags, given
-from envfleet.cli.options import ELSEWHERE, docstrings, options_of
+from envfleet.cli.config_file import read_config
+from envfleet.cli.flags import ELSEWHERE, add_flags, given_flags
+from envfleet.cli.train_args import StartOptions
 from envfleet.errors import ConfigError, MissingExtra, did_you_mean
 from envfleet.learn.options import PPOOptions
 from envfleet.learn.train import TrainOptions
+from envfleet.options import (
+    Count,
+    CountOrZero,
+    Positive,
+    Seconds,
+    Seed,
+    Share,
+    check,
+    check_fields,
+    docstrings,
+    from_mapping,
+    option_class,
+    options_of,
+)
 
 
 @dataclass(frozen=True)
@@ -94,19 +108,19 @@ def test_what_a_file_holds_is_read_by_the_field_s_type(name, value, read):
         ("whole", True, "must be a whole number, got True"),
         ("whole", None, "must be a whole number, got None"),
         ("whole", [1], r"must be a whole number, got \[1\]"),
-        ("number", "nan", "must be a number, got nan"),
-        ("number", False, "must be a number, got False"),
+        ("number", "nan", "must be a finite number, got nan"),
+        ("number", False, "must be a finite number, got False"),
         ("is_on", "yes", "must be true or false, got yes"),
         ("is_on", 1, "must be true or false, got 1"),
         ("name", 3, "must be text, got 3"),
-        ("colour", "blue", "must be one of red, green, got 'blue'"),
-        ("colour", None, "must be one of red, green, got None"),
+        ("colour", "blue", "must be one of red, green; got blue"),
+        ("colour", None, "must be one of red, green; got None"),
         ("sizes", "64,x", "must be whole numbers with commas between, got 64,x"),
-        ("sizes", {"a": 1}, "must be whole numbers"),
-        ("folder", 3, "must be text"),
+        ("sizes", {"a": 1}, "must be a list of whole numbers"),
+        ("folder", 3, "must be a path, or None; got 3"),
         ("more", "[1]", "must be a JSON object"),
         ("more", "{", "must be a JSON object"),
-        ("more", [1], "must be a JSON object"),
+        ("more", [1], "must be a mapping"),
     ],
 )
 def test_a_wrong_value_is_answered_by_what_it_must_be(name, wrong, said):
@@ -139,7 +153,7 @@ class TestFlags:
     def test_what_was_not_typed_is_not_given(self):
         args = self.parser().parse_args(["--no-is-on", "--limit", "none", "--whole", "1e3"])
 
-        assert given(args, Some) == {"is_on": False, "limit": None, "whole": 1000}
+        assert given_flags(args, Some) == {"is_on": False, "limit": None, "whole": 1000}
 
     def test_what_was_left_out_is_no_flag(self):
         with pytest.raises(SystemExit):
@@ -239,10 +253,119 @@ def test_a_whole_number_of_hundreds_of_digits_is_read(tmp_path):
     (tmp_path / "run.yaml").write_text(f"seed: {'9' * 400}")
     assert read_config(tmp_path / "run.yaml", TrainOptions)["seed"] == int("9" * 400)
     (tmp_path / "run.yaml").write_text(f"gamma: {'9' * 400}")
-    with pytest.raises(ConfigError, match="gamma must be a number"):
+    with pytest.raises(ConfigError, match="gamma must be a finite number"):
         read_config(tmp_path / "run.yaml", PPOOptions)
 
 
 def test_only_what_is_near_is_named():
     assert did_you_mean("--n-env", ["--n-envs", "--seed"]) == "; did you mean --n-envs?"
     assert did_you_mean("--qqq", ["--n-envs", "--seed"]) == ""
+
+
+@option_class
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """Checked when it is made."""
+
+    name: str
+    count: Count = 1
+    restarts: CountOrZero = 0
+    limit_s: Seconds | None = None
+    share: Share = 0.5
+    rate: Positive = 1.0
+    seed: Seed = 0
+    way: Literal["up", "down"] | None = "up"
+    sizes: tuple[Count, ...] = (64,)
+    more: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.count * self.share > 5:  # the values are checked before this
+            raise ConfigError("count and share are too large together")
+
+
+class TestOptionClass:
+    @pytest.mark.parametrize(
+        "values",
+        [
+            {"count": np.int64(3)},
+            {"limit_s": 1},
+            {"limit_s": np.float32(0.5)},
+            {"limit_s": float("inf")},
+            {"share": 0},
+            {"way": None},
+            {"sizes": ()},
+            {"more": {"a": object()}},
+        ],
+        ids=str,
+    )
+    def test_takes_what_fits(self, values):
+        made = Checked("x", **values)
+        assert {name: getattr(made, name) for name in values} == values
+
+    @pytest.mark.parametrize(
+        ("values", "text"),
+        [
+            ({"name": 3}, "name must be text, got 3"),
+            ({"count": 0}, "count must be a whole number of at least 1, got 0"),
+            ({"count": True}, "count must be a whole number of at least 1, got True"),
+            ({"count": "2"}, "count must be a whole number of at least 1, got '2'"),
+            ({"restarts": -1}, "restarts must be a whole number, 0 or more, got -1"),
+            ({"limit_s": 0}, "limit_s must be positive seconds, or None to wait for ever; got 0"),
+            ({"limit_s": "1"}, "limit_s must be positive seconds, or None to wait for ever"),
+            ({"limit_s": float("nan")}, "limit_s must be positive seconds, or None"),
+            ({"share": 1.01}, "share must be a number from 0 to 1, got 1.01"),
+            ({"rate": float("inf")}, "rate must be a finite number above 0, got inf"),
+            ({"seed": 2**63}, r"seed must be a whole number from 0 to 2\*\*63 - 1, got 92"),
+            ({"way": "left"}, "way must be one of 'up', 'down', or None; got 'left'"),
+            ({"way": []}, "way must be one of"),
+            ({"sizes": [64, 0]}, r"sizes must be a list of whole numbers of at least 1, got \[64,"),
+            ({"sizes": 64}, "sizes must be a list of whole numbers of at least 1, got 64"),
+            ({"more": [1]}, r"more must be a mapping, got \[1\]"),
+            ({"cuont": 1}, r"Checked has no option 'cuont'; did you mean count\?"),
+            ({"zzz": 1}, "Checked has no option 'zzz'; it has name, count, "),
+            ({"count": 20}, "count and share are too large together"),
+        ],
+        ids=str,
+    )
+    def test_refuses_what_does_not(self, values, text):
+        with pytest.raises(ConfigError, match=text):
+            Checked(**{"name": "x", **values})
+
+    def test_checks_what_has_no_name_at_the_call(self):
+        assert Checked("x", 3).count == 3
+        with pytest.raises(ConfigError, match="count must be"):
+            Checked("x", 0)
+        with pytest.raises(TypeError, match="missing 1 required positional argument"):
+            Checked()
+
+    def test_makes_a_tuple_of_a_list(self):
+        assert Checked("x", sizes=[1, 2]) == Checked("x", sizes=(1, 2))
+
+    def test_of_a_mapping_names_the_path(self):
+        assert from_mapping(Checked, {"name": "x", "count": 2}, "run") == Checked("x", 2)
+        with pytest.raises(ConfigError, match=r"run\.count must be a whole number"):
+            from_mapping(Checked, {"name": "x", "count": 0}, "run")
+        with pytest.raises(ConfigError, match="run has no option 'nam'; did you mean name"):
+            from_mapping(Checked, {"nam": "x"}, "run")
+
+    def test_flags_and_files_know_the_bounds(self):
+        options = {option.name: option for option in options_of(Checked)}
+        assert options["count"].read("1e3") == 1000
+        assert options["limit_s"].read("none") is None
+        with pytest.raises(ValueError, match="must be a whole number of at least 1, got 0"):
+            options["count"].read("0")
+
+
+def test_fields_are_checked_unless_they_are_the_default():
+    @dataclass
+    class Loose:
+        count: Count = None  # type: ignore[assignment]
+        name: str = "x"
+
+    check_fields(Loose())
+    with pytest.raises(ConfigError, match="name must be text, got 3"):
+        check_fields(Loose(name=3))  # type: ignore[arg-type]
+
+
+def test_a_checked_value_is_returned():
+    assert check("backend", "serial", Literal["auto", "serial"]) == "serial"

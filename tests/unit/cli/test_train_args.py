@@ -6,9 +6,9 @@ import gymnasium
 import pytest
 
 from envfleet.cli import app
-from envfleet.cli.asked import ask, ask_to_go_on
-from envfleet.cli.command import Usage
+from envfleet.cli.command import UsageError
 from envfleet.cli.train import _free_folder
+from envfleet.cli.train_args import read_resume_args, read_train_args
 from envfleet.learn.options import PPOOptions
 from envfleet.learn.recipes import RECIPES
 from envfleet.learn.train import TrainOptions, train
@@ -16,7 +16,7 @@ from envfleet.learn.train import TrainOptions, train
 
 def asked(*words):
     given = ["train", *words]
-    return ask(app.build_parser(given).parse_args(given))
+    return read_train_args(app.build_parser(given).parse_args(given))
 
 
 def test_a_recipe_comes_before_the_defaults():
@@ -74,9 +74,9 @@ def test_how_long_is_said_once(tmp_path):
     both = "total_steps: 2000\nnum_episodes: 3\n"
     (tmp_path / "run.yaml").write_text(f"env: CartPole-v1\n{both}")
 
-    with pytest.raises(Usage, match=r"--total-steps and --num-episodes.* leave out one"):
+    with pytest.raises(UsageError, match=r"--total-steps and --num-episodes.* leave out one"):
         asked("--env", "CartPole-v1", "--total-steps", "9", "--num-episodes", "3")
-    with pytest.raises(Usage, match=r"run\.yaml sets total_steps and num_episodes"):
+    with pytest.raises(UsageError, match=r"run\.yaml sets total_steps and num_episodes"):
         asked("--config", str(tmp_path / "run.yaml"))
 
 
@@ -91,7 +91,7 @@ def test_somebody_has_to_say_what_to_train_on(tmp_path):
     (tmp_path / "run.yaml").write_text("gamma: 0.5\n")
 
     for words in ([], ["--config", str(tmp_path / "run.yaml")]):
-        with pytest.raises(Usage, match="say what to train on"):
+        with pytest.raises(UsageError, match="say what to train on"):
             asked(*words)
 
 
@@ -117,7 +117,7 @@ class TestGoingOn:
 
         def asked(*words):
             given = ["train", "--resume", str(tmp_path / "run"), *words]
-            return ask_to_go_on(app.build_parser(given).parse_args(given))
+            return read_resume_args(app.build_parser(given).parse_args(given))
 
         return asked
 
@@ -133,7 +133,7 @@ class TestGoingOn:
         assert asked("--num-episodes", "9").options == replace(self.RUN, num_episodes=9)
         found = asked("--total-steps", "1e3").options
         assert found == replace(self.RUN, total_steps=1000, num_episodes=None)
-        with pytest.raises(Usage, match="leave out one of them"):
+        with pytest.raises(UsageError, match="leave out one of them"):
             asked("--num-episodes", "9", "--total-steps", "1e3")
 
     @pytest.mark.parametrize(
@@ -145,5 +145,5 @@ class TestGoingOn:
         ],
     )
     def test_refuses_what_would_make_it_another_run(self, words, flags, asked):
-        with pytest.raises(Usage, match=f"leave out {flags}$"):
+        with pytest.raises(UsageError, match=f"leave out {flags}$"):
             asked(*words)

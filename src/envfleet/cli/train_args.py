@@ -1,4 +1,4 @@
-"""What a user asks to be trained: a recipe, over it a configuration file, over that the flags."""
+"""What to train: the options of a recipe, overridden by a configuration file, then by flags."""
 
 from __future__ import annotations
 
@@ -8,16 +8,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from envfleet.adapters.names import find
-from envfleet.cli.command import Usage
-from envfleet.cli.config import read_config
-from envfleet.cli.flags import add_flags, given
-from envfleet.cli.options import options_of
+from envfleet.cli.command import UsageError
+from envfleet.cli.config_file import read_config
+from envfleet.cli.flags import add_flags, given_flags
 from envfleet.learn.ppo import PPOOptions
 from envfleet.learn.recall import resumed_options
 from envfleet.learn.recipes import RECIPES
 from envfleet.learn.train_options import FREE, LENGTHS, TrainOptions
-
-__all__ = ["Asked", "StartOptions", "add_train_flags", "ask", "ask_to_go_on"]
+from envfleet.options import options_of
 
 Options = TypeVar("Options")
 
@@ -33,14 +31,14 @@ class StartOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """All of it."""
+class TrainArgs:
+    """All options of a run."""
 
     start: StartOptions
     options: TrainOptions
     ppo: PPOOptions
     has_recipe: bool = False
-    """Whether it lies over a recipe."""
+    """Whether a recipe was used."""
     said: frozenset[str] = frozenset()
     """The names of the options that a file or a flag set."""
 
@@ -49,12 +47,12 @@ _KINDS: tuple[type[Any], ...] = (StartOptions, TrainOptions, PPOOptions)
 
 
 def add_train_flags(parser: argparse.ArgumentParser) -> None:
-    """Declare the flags that say what to train."""
+    """Declare the flags of a run."""
     parser.add_argument(
         "--config",
         metavar="FILE",
         type=Path,
-        help="YAML with any of the options below, as `learning_rate: 3e-4`; flags go before it",
+        help="YAML with any of the options below, as `learning_rate: 3e-4`; flags override it",
     )
     add_flags(parser, StartOptions)
     group = parser.add_argument_group("the run")
@@ -62,22 +60,22 @@ def add_train_flags(parser: argparse.ArgumentParser) -> None:
     add_flags(parser.add_argument_group("PPO"), PPOOptions)
 
 
-def ask(args: argparse.Namespace) -> Asked:
-    """Put together what was asked for.
+def read_train_args(args: argparse.Namespace) -> TrainArgs:
+    """The options of a new run.
 
     Raises:
-        Usage: Nobody said what to train on, or how long is said twice.
-        ConfigError: Something that was said cannot be.
+        UsageError: No environment is named, or two lengths are given.
+        ConfigError: An option has a value that cannot be.
     """
     said = {} if args.config is None else read_config(args.config, *_KINDS)
-    flags = given(args, *_KINDS)
+    flags = given_flags(args, *_KINDS)
     _check_one_length(said, f"{args.config} sets total_steps and num_episodes")
     _check_one_length(flags)
-    if flags.keys() & set(LENGTHS):  # one way to say how long goes before the other, too
+    if flags.keys() & set(LENGTHS):  # a length as a flag overrides either length of the file
         said = {name: value for name, value in said.items() if name not in LENGTHS}
     said |= flags
     if said.get("env") is None:
-        raise Usage("say what to train on: --env CartPole-v1")
+        raise UsageError("say what to train on: --env CartPole-v1")
     said["env"] = find(said["env"]).name
     start = _over(StartOptions(), said)
     recipe = RECIPES.get(said["env"]) if start.recipe else None
@@ -86,23 +84,23 @@ def ask(args: argparse.Namespace) -> Asked:
         options = replace(options, n_envs=recipe.n_envs, total_steps=recipe.total_steps)
         ppo = recipe.options
     chosen = _over(options, said), _over(ppo, said)
-    return Asked(start, *chosen, has_recipe=recipe is not None, said=frozenset(said))
+    return TrainArgs(start, *chosen, has_recipe=recipe is not None, said=frozenset(said))
 
 
-def ask_to_go_on(args: argparse.Namespace) -> Asked:
-    """What the run was asked for, with the flags that a run may go on by.
+def read_resume_args(args: argparse.Namespace) -> TrainArgs:
+    """The options of an earlier run, with those flags that may change when it goes on.
 
     Raises:
-        Usage: A flag would make it another run.
-        ConfigError: Something that was said cannot be.
+        UsageError: A flag would make it another run.
+        ConfigError: An option has a value that cannot be.
     """
-    flags = given(args, *_KINDS)
+    flags = given_flags(args, *_KINDS)
     fixed = [] if args.config is None else ["--config"]
     for name, value in flags.items():
         if name not in FREE and name not in LENGTHS:
             fixed.append(f"--{'no-' if value is False else ''}{name.replace('_', '-')}")
     if fixed:
-        raise Usage(
+        raise UsageError(
             f"--resume goes on with the run as it was, in its own folder; leave out "
             f"{', '.join(fixed)}"
         )
@@ -110,17 +108,17 @@ def ask_to_go_on(args: argparse.Namespace) -> Asked:
     options, ppo = resumed_options(args.resume)
     if "total_steps" in flags:
         flags["num_episodes"] = None
-    return Asked(StartOptions(), _over(options, flags), ppo)
+    return TrainArgs(StartOptions(), _over(options, flags), ppo)
 
 
 def _check_one_length(
     said: dict[str, Any], both: str = "--total-steps and --num-episodes were both given"
 ) -> None:
     if said.keys() >= set(LENGTHS) and said["num_episodes"] is not None:
-        raise Usage(f"{both}, and each says how long to train; leave out one of them")
+        raise UsageError(f"{both}, and each says how long to train; leave out one of them")
 
 
 def _over(options: Options, said: dict[str, Any]) -> Options:
-    """These options, with what was said in the place of their own."""
+    """These options, with the given values in place of their own."""
     names = {option.name for option in options_of(type(options))}
     return replace(options, **{name: said[name] for name in names & said.keys()})  # type: ignore[type-var]

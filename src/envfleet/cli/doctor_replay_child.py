@@ -1,7 +1,7 @@
 """A replay in a process that may die or hang, run by ``doctor replay``: it ends with its parent.
 
-``python -m envfleet.cli.replay_child PID FILE`` replays FILE as ``--in-process --json`` does. Law:
-however PID ends, killed too, this process does not outlive it, whatever it hangs in.
+``python -m envfleet.cli.doctor_replay_child PID FILE`` replays FILE as ``--in-process --json``
+does. Law: this process never outlives PID, even if PID is killed while the replay hangs.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ import time
 
 from envfleet.cli import main
 
-__all__ = ["end_with"]
-
 _PR_SET_PDEATHSIG = 1
 _LOOK_S = 0.5
 
@@ -27,7 +25,7 @@ def end_with(parent: int) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
             os._exit(1)
-    else:  # nobody looks while native code keeps the interpreter lock
+    else:  # this thread cannot look while native code holds the interpreter lock
         threading.Thread(target=_watch, args=(parent,), daemon=True).start()
 
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import argparse
 
-from envfleet.cli.command import at_least, one_of
+from envfleet.cli.arguments import add_option, at_least, choice_of
 from envfleet.llm.config import Config, load_config, preset_names
-
-__all__ = ["add_config_arguments", "config_of"]
 
 
 def add_config_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare which environments are played, and from which seed."""
+    """Declare the configuration of environments, and the seed."""
     parser.add_argument(
         "changes",
         nargs="*",
@@ -25,21 +23,23 @@ def add_config_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help=f"a YAML file, or one of {', '.join(preset_names())} (default: %(default)s)",
     )
-    parser.add_argument(
+    add_option(
+        parser,
         "--mode",
-        type=one_of("train", "val"),
-        default="train",
-        metavar="MODE",
-        help="which block of es_manager counts, train or val (default: %(default)s)",
+        "MODE",
+        choice_of("train", "val"),
+        "which block of es_manager counts, train or val",
+        "train",
     )
-    parser.add_argument(
+    add_option(
+        parser,
         "--seed",
-        type=at_least(0),
-        metavar="N",
-        help="of the first group, and of the policy (default: the configuration's)",
+        "N",
+        at_least(0),
+        "of the first group, and of the policy (default: the configuration's)",
     )
 
 
 def config_of(args: argparse.Namespace) -> Config:
-    """What was asked for."""
+    """The configuration that the arguments name."""
     return load_config(args.config_name, args.changes)

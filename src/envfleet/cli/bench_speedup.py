@@ -2,7 +2,7 @@
 
 A fleet of 1, 2, 4, 8 and 16 environments, run as ``backend="auto"`` would run it, against one
 environment in a plain loop, in interleaved rounds. Law: what is said follows from the measured
-numbers and the number of cores alone (``explain`` is pure), and promises nothing they do not show.
+numbers and the number of cores alone (``speedup_conclusion`` is pure).
 """
 
 from __future__ import annotations
@@ -14,25 +14,23 @@ from typing import Any
 
 from envfleet.cli.command import Context
 from envfleet.cli.contenders import FleetStep, PlainLoop, Workload
-from envfleet.cli.environments import EnvChoice
-from envfleet.cli.measure import Contender, Result, compare, duration, summarise, unrest
-from envfleet.cli.report import Bar, Bars, Block, Heading, Report, Table, Text
+from envfleet.cli.env_argument import EnvChoice
+from envfleet.cli.measure import Contender, Result, compare, duration, noise_warning, summarise
+from envfleet.cli.report import BarChart, BarRow, Block, Heading, Report, Table, Text
 from envfleet.engine.machine import usable_cores
 from envfleet.engine.plan import ROUND_TRIP_S
 
-__all__ = ["COUNTS", "EXPECTED", "Point", "explain", "measure_speedup", "render"]
-
 COUNTS = (1, 2, 4, 8, 16)
 EXPECTED: Mapping[int, float] = {1: 1.0, 4: 2.5, 8: 4.0, 16: 6.0}
-"""What is usually promised for so many environments, on machines with as many cores."""
+"""The speed-up often promised for a number of environments, on as many cores."""
 BASELINE = "loop"
 PAYS = 1.15
-"""Below this a gain is not worth the name."""
+"""A smaller gain counts as none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """So many environments: what they make, and what runs them."""
+    """The speed of a number of environments, and what runs them."""
 
     num_envs: int
     rate: float
@@ -42,7 +40,7 @@ class Point:
 
     @property
     def expected(self) -> float | None:
-        """What is usually promised."""
+        """The speed-up often promised for this number."""
         return EXPECTED.get(self.num_envs)
 
 
@@ -84,8 +82,8 @@ def measure_speedup(
         "python": platform.python_version(),
         "loop_steps_per_s": round(results[BASELINE].rate, 1),
     }
-    conclusion = explain(points, cores=cores, step_us=step_us)
-    warning = unrest(list(results.values()))
+    conclusion = speedup_conclusion(points, cores=cores, step_us=step_us)
+    warning = noise_warning(list(results.values()))
     return Report(
         ok=bool(points),
         document=settings
@@ -95,7 +93,7 @@ def measure_speedup(
             "conclusion": conclusion,
             "unrest": warning,
         },
-        blocks=render(settings, points, failures, conclusion, warning),
+        blocks=speedup_blocks(settings, points, failures, conclusion, warning),
     )
 
 
@@ -113,7 +111,7 @@ def _as_json(point: Point) -> dict[str, Any]:
     }
 
 
-def explain(points: Sequence[Point], *, cores: int, step_us: float) -> str:
+def speedup_conclusion(points: Sequence[Point], *, cores: int, step_us: float) -> str:
     """What this machine can do, and why, in two sentences at most."""
     if not points:
         return "Nothing could be measured."
@@ -152,18 +150,18 @@ def _count(number: int, what: str) -> str:
 
 
 def _enough(point: Point) -> str:
-    """How many cores a promise takes at the least."""
+    """How many cores the promised speed-up needs at least."""
     return f"{int(-(-(point.expected or 1.0) // 1))} or more"
 
 
-def render(
+def speedup_blocks(
     settings: Mapping[str, Any],
     points: Sequence[Point],
     failures: Mapping[str, str],
     conclusion: str,
     warning: str | None,
 ) -> tuple[Block, ...]:
-    """The same for people."""
+    """The same facts for people."""
     cores = settings["cores"]
     rows = [
         (
@@ -190,9 +188,9 @@ def render(
                 "+-: half the range of the rounds.",
             ),
         ),
-        Bars(
+        BarChart(
             tuple(
-                Bar(
+                BarRow(
                     _count(point.num_envs, "env"),
                     point.speedup,
                     f"{point.speedup:.2f}x",

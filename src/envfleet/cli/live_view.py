@@ -1,11 +1,11 @@
-"""A run as a view that is drawn over itself, for people at a terminal.
+"""A run as a view that is redrawn on a terminal.
 
     training ──► facts ──► rows ──► a thread draws them, a few times a second
                  (set)     (pure)
 
-Law: whoever trains only sets facts; one thread draws, and holds itself to a small share of the
-time, so that looking costs nothing. However the run ends, the terminal is as it was, the last view
-stays, and what others write to the same streams meanwhile stands above it.
+Law: the training thread only sets facts; one other thread draws, within a small share of the time.
+However the run ends, the terminal is restored and the last view stays. Other output to the same
+streams appears above the view.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from typing import TYPE_CHECKING, Self, TextIO
 
 from envfleet.adapters.gymnasium import FleetVectorEnv
 from envfleet.adapters.names import label
-from envfleet.cli.interrupts import Interrupts
-from envfleet.cli.lines import FINISHING, LOST, begin_lines, clock, evaluating_line
+from envfleet.cli.ctrl_c import StopRequests
+from envfleet.cli.line_view import FINISHING, LOST, begin_lines, clock_text, evaluating_line
 from envfleet.cli.report import Text
 from envfleet.cli.screen import RichScreen
-from envfleet.cli.streams import dispensable
+from envfleet.cli.terminal import silenced_if_closed
 from envfleet.learn.evaluate import Evaluation
 from envfleet.learn.ppo import PPOOptions
 from envfleet.learn.train_options import TrainOptions
@@ -37,17 +37,16 @@ if TYPE_CHECKING:
     from rich.console import Group
     from rich.live import Live
 
-__all__ = ["Facts", "LiveView", "pause_s", "rows", "sparkline", "split_bar"]
 
 REDRAW_S = 0.25
 JOIN_S = 2.0
 """How long the end of a run waits for a last drawing."""
 MOST_SHARE = 0.005
-"""Of the time, for drawing: half a percent."""
+"""The share of the time that drawing may take: half a percent."""
 RATE_OVER_S = 15.0
-"""Steps per second are those of the last few seconds."""
+"""Steps per second are counted over this many seconds."""
 LOOKS = tuple(zip("█▓▒░▪·", ("cyan", "magenta", "yellow", "blue", "red", "white"), strict=True))
-"""Of the parts of the time: told apart without colours too."""
+"""How the parts of the time look: distinct without colours too."""
 BAR = 36
 """Columns of a bar, where there is room."""
 SPARKS = "▁▂▃▄▅▆▇█"
@@ -55,9 +54,9 @@ LABEL = 11
 """Columns of the names on the left."""
 
 Part = tuple[str, str]
-"""Text, and the style it has where there are colours."""
+"""Text and its style."""
 Row = tuple[str, Sequence[Part]]
-"""A name and what stands beside it."""
+"""A name and what is shown beside it."""
 
 
 @dataclass(slots=True)
@@ -76,7 +75,7 @@ class Facts:
     env_steps: int = 0
     iteration: int = 0
     paces: deque[tuple[float, int]] = field(default_factory=deque)
-    """When how many steps had been made, over the last seconds."""
+    """Times and steps made by then, over the last seconds."""
     mean_returns: list[float] = field(default_factory=list)
     """One for each iteration since the first episode ended."""
     evaluation: tuple[int, float, float] | None = None
@@ -84,7 +83,7 @@ class Facts:
     best: float | None = None
     seconds: Mapping[str, float] = field(default_factory=dict)
     verdict: str = ""
-    """What takes most of them, and what to do about it."""
+    """What takes most of the time, and what to do about it."""
     incidents: int = 0
 
     def pace(self, now_s: float, env_steps: int) -> None:
@@ -123,7 +122,7 @@ class LiveView(Watcher):
             first_evaluation=min(options.eval_every or total, total),
         )
         self._stream, self._options = stream, options
-        self._interrupts = Interrupts(self._finishing)
+        self._stop_requests = StopRequests(self._finishing)
         self._undo = ExitStack()
         self._is_over = threading.Event()
         self._live: Live | None = None
@@ -132,32 +131,32 @@ class LiveView(Watcher):
     # ---- what the run tells -----------------------------------------------------------------
 
     def resumed(self, best: float | None) -> None:
-        """Take note of what was reached before."""
+        """Remember the best return so far."""
         self.facts.best = best
 
     def kept_by(self, methods: tuple[str, ...]) -> None:
-        """Take note of how checkpoints keep the environments."""
+        """Remember how checkpoints keep the environments."""
         self._kept_by = methods
 
     def begun(self, envs: FleetVectorEnv, start_steps: int) -> None:
-        """The environments are there: say above the view what runs where, and start to draw."""
+        """Say above the view what runs where, and start to draw."""
         facts, now_s = self.facts, time.monotonic()
         facts.start_steps, facts.begun_s = start_steps, now_s
         self._note("")
         facts.pace(now_s, start_steps)
         if self._live is not None:
-            with dispensable(self._stream):
+            with silenced_if_closed(self._stream):
                 lines = begin_lines(self._options, envs.plan, start_steps, self._kept_by)
                 for line in lines:
                     self._live.console.print(line, markup=False)
         thread = threading.Thread(target=self._keep_drawing, name="envfleet-live", daemon=True)
         thread.start()
-        self._undo.callback(thread.join, JOIN_S)  # it may stand before a terminal that is stopped
+        self._undo.callback(thread.join, JOIN_S)  # it may block on a stopped terminal
         self._undo.callback(self._is_over.set)
 
     def iterated(self, iteration: Iteration) -> None:
-        """Take note of an iteration."""
-        self._note("")  # an evaluation that failed does not tell
+        """Record an iteration."""
+        self._note("")  # a failed evaluation does not report its end
         facts = self.facts
         facts.iteration, facts.seconds = iteration.number, iteration.seconds
         facts.verdict = iteration.verdict
@@ -167,11 +166,11 @@ class LiveView(Watcher):
         facts.incidents = iteration.incidents
 
     def evaluating(self, env_steps: int) -> None:
-        """Say what takes a while now."""
+        """Say that an evaluation begins, which takes a while."""
         self._note(evaluating_line(self._options))
 
     def evaluated(self, env_steps: int, evaluation: Evaluation) -> None:
-        """Take note of an evaluation."""
+        """Record an evaluation."""
         facts = self.facts
         self._note("")
         facts.evaluation = (env_steps, evaluation.mean, evaluation.std)
@@ -179,11 +178,11 @@ class LiveView(Watcher):
 
     def should_stop(self) -> bool:
         """Whether Ctrl-C was pressed."""
-        return self._interrupts.is_asked
+        return self._stop_requests.is_asked
 
     def _note(self, text: str) -> None:
-        """Say what is going on, unless somebody waits for the end."""
-        if not self._interrupts.is_asked:
+        """Say what is going on, unless the user has asked for the end."""
+        if not self._stop_requests.is_asked:
             self.facts.note = text
 
     def _finishing(self) -> None:
@@ -191,7 +190,7 @@ class LiveView(Watcher):
 
     def say(self, text: str) -> None:
         """Show a text above the view."""
-        with dispensable(self._stream):
+        with silenced_if_closed(self._stream):
             RichScreen(self._stream).show([Text(text)])
 
     # ---- drawing ----------------------------------------------------------------------------
@@ -201,11 +200,11 @@ class LiveView(Watcher):
         from rich.live import Live
 
         with ExitStack() as undo:
-            undo.enter_context(self._interrupts)
+            undo.enter_context(self._stop_requests)
             self._live = Live(
                 console=Console(file=self._stream, highlight=False),
                 auto_refresh=False,
-                # what this process prints to the same terminal would else be drawn over
+                # else the view would overwrite what this process prints to the same terminal
                 redirect_stdout=sys.stdout.isatty(),
                 redirect_stderr=sys.stderr.isatty(),
             )
@@ -217,37 +216,37 @@ class LiveView(Watcher):
 
     def __exit__(self, *exc_info: object) -> None:
         self._note("")
-        with dispensable(self._stream):
+        with silenced_if_closed(self._stream):
             self._undo.close()
 
     def _keep_drawing(self) -> None:
-        """In a thread: between two iterations, when nobody tells anything, the clock goes on."""
+        """In a thread: between two iterations, when the run reports nothing, the clock goes on."""
         spent_s = 0.0
-        with dispensable(self._stream):
+        with silenced_if_closed(self._stream):
             while not self._is_over.wait(pause_s(spent_s)):
                 begun_s = time.thread_time()
                 self._draw()
                 spent_s = time.thread_time() - begun_s
 
     def _draw_once_more(self) -> None:
-        with dispensable(self._stream):
+        with silenced_if_closed(self._stream):
             self._draw()
 
     def _draw(self) -> None:
         assert self._live is not None
         width = self._live.console.width
-        found = rows(self.facts, time.monotonic(), width)
+        found = view_rows(self.facts, time.monotonic(), width)
         said = self.facts.verdict if self._shows_verdict else ""
-        self._live.update(drawn(found, self.facts.note, said), refresh=True)
+        self._live.update(draw_rows(found, self.facts.note, said), refresh=True)
 
 
 def pause_s(spent_s: float) -> float:
-    """How long not to draw after drawing took so long."""
+    """How long to wait before the next drawing."""
     return max(REDRAW_S, spent_s / MOST_SHARE)
 
 
-def rows(facts: Facts, now_s: float, width: int) -> list[Row]:
-    """What a person sees, in lines of `width` columns; a longer one is cut off."""
+def view_rows(facts: Facts, now_s: float, width: int) -> list[Row]:
+    """The lines of the view, of `width` columns; longer ones are cut off."""
     elapsed_s = 0.0 if facts.begun_s is None else now_s - facts.begun_s
     room = width - LABEL
     bar, legend = split_bar(facts.seconds, room)
@@ -270,14 +269,14 @@ def _progress(facts: Facts, elapsed_s: float, room: int) -> list[Part]:
     made = facts.env_steps - facts.start_steps
     left_s = elapsed_s * (facts.total_steps - facts.env_steps) / made if made else None
     told = f" {share:4.0%}  {facts.env_steps:,}/{facts.total_steps:,}"
-    told += f"  {clock(left_s)} left" if left_s else ""
+    told += f"  {clock_text(left_s)} left" if left_s else ""
     size = max(0, min(BAR, room - len(told)))
     done = round(size * share)
     return [("━" * done, "green"), ("─" * (size - done), "dim"), (told, "")]
 
 
 def _pace(facts: Facts, elapsed_s: float) -> list[Part]:
-    told = f"iteration {facts.iteration:,}/{facts.iterations:,}  {clock(elapsed_s)} so far"
+    told = f"iteration {facts.iteration:,}/{facts.iterations:,}  {clock_text(elapsed_s)} so far"
     if len(facts.paces) < 2:
         return [(told, "dim")]
     (first_s, first), (last_s, last) = facts.paces[0], facts.paces[-1]
@@ -348,8 +347,8 @@ def split_bar(seconds: Mapping[str, float], room: int) -> tuple[list[Part], list
     return bar, legend
 
 
-def drawn(found: Iterable[Row], note: str, said: str = "") -> Group:
-    """Rows as rich draws them, each cut off where the window ends; whole sentences below."""
+def draw_rows(found: Iterable[Row], note: str, said: str = "") -> Group:
+    """Rows as rich draws them, cut off where the window ends; whole sentences below."""
     from rich.console import Group
     from rich.text import Text as Styled
 

@@ -1,6 +1,6 @@
-"""Options from a YAML file: a flat mapping of the names that are flags too.
+"""Options from a YAML file: a flat mapping, with the names of the flags.
 
-Law: whatever is wrong with a file is one sentence that names the file, the key, and the nearest
+Law: everything wrong with a file is one sentence that names the file, the key, and the nearest
 right one.
 """
 
@@ -9,10 +9,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from envfleet.cli.options import options_of, suggestion
+from envfleet.cli.flags import suggestion
 from envfleet.errors import ConfigError, MissingExtra
-
-__all__ = ["read_config"]
+from envfleet.options import options_of
 
 
 def read_config(path: Path, *kinds: type[Any]) -> dict[str, Any]:
@@ -56,7 +55,7 @@ def _pairs(path: Path) -> list[tuple[Any, Any]]:
                 (loader.construct_object(key, deep=True), loader.construct_object(value, deep=True))
                 for key, value in node.value
             ]
-    except (yaml.YAMLError, ValueError) as exc:  # the latter: a date that the calendar has not
+    except (yaml.YAMLError, ValueError) as exc:  # ValueError: a date that does not exist
         mark = getattr(exc, "problem_mark", None)
         where = f" (line {mark.line + 1})" if mark is not None else ""
         problem = getattr(exc, "problem", None) or exc

@@ -1,8 +1,7 @@
-"""Ctrl-C in two steps, the first asks for an end, the second makes it; and in one while importing.
+"""Ctrl-C in two steps: the first asks a run to stop, the second stops it at once.
 
-SIGTERM, by which schedulers and containers ask for an end, is heard as Ctrl-C is, and so is SIGHUP,
-by which a terminal that is closed does. Worker processes hear none of them here: they have handlers
-of their own. Law: outside, all mean what they meant before.
+SIGTERM (from schedulers and containers) and SIGHUP (from a terminal that is closed) count as
+Ctrl-C. Worker processes have handlers of their own. Law: afterwards all handlers are as before.
 """
 
 from __future__ import annotations
@@ -15,14 +14,12 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any, Self
 
-__all__ = ["Interrupts", "ending_at_once"]
-
 
 @contextmanager
-def ending_at_once() -> Iterator[None]:
-    """In here a Ctrl-C ends the process, for while nothing is done but imports.
+def exit_on_ctrl_c() -> Iterator[None]:
+    """Let Ctrl-C end the process at once, while it only imports modules.
 
-    A KeyboardInterrupt would not do: numpy makes an ImportError of it, and PyTorch aborts.
+    KeyboardInterrupt does not work there: numpy turns it into an ImportError, and PyTorch aborts.
     """
     is_plain = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if not is_plain or threading.current_thread() is not threading.main_thread():
@@ -40,20 +37,20 @@ def _end(number: int, frame: FrameType | None) -> None:
     os._exit(130)
 
 
-class Interrupts:
+class StopRequests:
     """Counts Ctrl-C, SIGTERM and SIGHUP while it is entered."""
 
     def __init__(self, on_first: Callable[[], None]) -> None:
-        """Call `on_first` at the first one, in the middle of whatever is being done."""
+        """Call `on_first` at the first one, from the signal handler."""
         self._on_first = on_first
         self._before: dict[signal.Signals, Any] = {}
         self.is_asked = False
-        """Whether somebody asked for an end."""
+        """Whether there was one."""
 
     def __enter__(self) -> Self:
         for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             if one == signal.SIGHUP and signal.getsignal(one) is signal.SIG_IGN:
-                continue  # by nohup: the terminal may go, the run shall stay
+                continue  # under nohup the run outlives its terminal
             self._before[one] = signal.signal(one, self._hear)
         return self
 
@@ -63,7 +60,7 @@ class Interrupts:
 
     def _hear(self, number: int, frame: FrameType | None) -> None:
         if self.is_asked:
-            if number == signal.SIGHUP:  # both the shell and the kernel tell of a terminal
+            if number == signal.SIGHUP:  # it comes twice: from the shell and from the kernel
                 return
             raise KeyboardInterrupt
         self.is_asked = True

@@ -1,6 +1,6 @@
-"""The ENV argument of commands: found by its name, and built once to see that it can be.
+"""The ENV argument of commands: found by its name, and built once to see that it can be built.
 
-What names mean is the business of ``adapters/names.py``; building many is the engine's.
+What names mean is decided in ``adapters/names.py``.
 """
 
 from __future__ import annotations
@@ -18,12 +18,10 @@ import gymnasium
 from envfleet.adapters.names import find
 from envfleet.errors import ConfigError
 
-__all__ = ["EnvChoice", "add_env_arguments", "choose"]
-
 
 @dataclass(frozen=True, slots=True)
 class EnvChoice:
-    """One environment the user chose, built once already to see that it can be."""
+    """The environment the user chose; it can be built."""
 
     name: str
     """As it may be typed again: ids carry their version."""
@@ -56,7 +54,7 @@ def add_env_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def choose(env: str, env_kwargs: str = "{}") -> EnvChoice:
+def choose_env(env: str, env_kwargs: str = "{}") -> EnvChoice:
     """Find the environment, build one, and close it again.
 
     Args:

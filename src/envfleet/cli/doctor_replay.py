@@ -1,9 +1,8 @@
-"""``envfleet doctor replay FILE``: an incident once more, where it can be looked at.
+"""``envfleet doctor replay FILE``: run the environment of an incident file again.
 
-Exceptions are replayed in this process. An environment that killed or hung its worker would do
-the same to this process, so those run in a child, unless ``--in-process`` asks otherwise (for a
-debugger). Owns the warning, that choice and the report; what an incident holds and how it is run
-again is the engine's business. Law: the warning is shown before the file is read.
+Exceptions are replayed in this process. An environment that killed or hung its worker would do the
+same to this process, so those run in a child, unless ``--in-process`` is given (for a debugger).
+Law: the warning is shown before the file is read.
 """
 
 from __future__ import annotations
@@ -18,16 +17,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from envfleet.cli.command import Context, Usage, positive_seconds
+from envfleet.cli.arguments import add_option, positive_seconds
+from envfleet.cli.command import Context, UsageError
 from envfleet.cli.report import Block, Code, Heading, Report, Text
 from envfleet.engine.incident import Incident, ReplayResult
 from envfleet.errors import ConfigError
 
-__all__ = ["WARNING", "add_parser", "judge_child", "run", "verdict"]
-
 WARNING = (
     "warning: an incident file contains pickled code, which runs when the file is read. Replay "
-    "only files from somebody you trust."
+    "only files from people you trust."
 )
 INCOMPLETE = (
     "This incident cannot be replayed as it was: its episode was too long for all of its actions "
@@ -59,15 +57,11 @@ def add_parser(actions: Any) -> None:
         action="store_true",
         help="replay deaths and hangs in this process too, where a debugger can see them",
     )
-    parser.add_argument(
-        "--timeout",
-        type=positive_seconds,
-        default=60.0,
-        metavar="S",
-        help="how long a death or hang is waited for (default: 60)",
+    add_option(
+        parser, "--timeout", "S", positive_seconds, "how long a death or hang is waited for", 60.0
     )
-    # the same switches as on doctor itself: whoever types `doctor replay FILE --json` means them.
-    # SUPPRESS, because a default here would overwrite what was given before the word replay
+    # the switches of doctor itself, so that `doctor replay FILE --json` works. SUPPRESS, because a
+    # default here would overwrite what was given before the word replay
     for switch in ("--json", "--plain", "--traceback"):
         parser.add_argument(
             switch, action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS
@@ -75,21 +69,21 @@ def add_parser(actions: Any) -> None:
 
 
 def run(args: argparse.Namespace, context: Context) -> Report:
-    """Load, replay, tell."""
+    """Load, replay and report."""
     path: Path = args.file
     if not path.is_file():
-        raise Usage(f"there is no file {path}; incidents are written with incident.save(path)")
+        raise UsageError(f"there is no file {path}; incidents are written with incident.save(path)")
     context.say(Text(WARNING, "warn"))
     try:
         incident = Incident.load(path)
     except ConfigError:
         raise
     except Exception as exc:
-        raise Usage(f"{path} cannot be read: {type(exc).__name__}: {exc}") from exc
+        raise UsageError(f"{path} cannot be read: {type(exc).__name__}: {exc}") from exc
     in_process = args.in_process or incident.kind == "exception"
     if in_process:
         result = incident.replay()
-        text = verdict(result)
+        text = replay_verdict(result)
     else:
         result, text = replay_in_child(path, incident.kind, args.timeout)
     if not incident.is_complete and not result.reproduced:
@@ -114,7 +108,7 @@ def run(args: argparse.Namespace, context: Context) -> Report:
     )
 
 
-def verdict(result: ReplayResult) -> str:
+def replay_verdict(result: ReplayResult) -> str:
     """What a replay in this process showed, in one sentence."""
     steps = f"{result.steps} step{'' if result.steps == 1 else 's'}"
     lines = (result.exception or "").strip().splitlines()
@@ -131,7 +125,7 @@ def verdict(result: ReplayResult) -> str:
 
 def replay_in_child(path: Path, kind: str, timeout_s: float) -> tuple[ReplayResult, str]:
     """Replay in a process that may die or hang."""
-    command = [sys.executable, "-X", "faulthandler", "-m", "envfleet.cli.replay_child"]
+    command = [sys.executable, "-X", "faulthandler", "-m", "envfleet.cli.doctor_replay_child"]
     child = subprocess.Popen(
         [*command, str(os.getpid()), str(path)],
         stdin=subprocess.DEVNULL,
@@ -155,10 +149,10 @@ def replay_in_child(path: Path, kind: str, timeout_s: float) -> tuple[ReplayResu
         with suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGKILL)
         output, errors = child.communicate()
-    return judge_child(kind, None if hung else child.returncode, timeout_s, output, errors)
+    return child_verdict(kind, None if hung else child.returncode, timeout_s, output, errors)
 
 
-def judge_child(
+def child_verdict(
     kind: str, exitcode: int | None, timeout_s: float, output: str, errors: str
 ) -> tuple[ReplayResult, str]:
     """What a replay in a child showed.
@@ -180,12 +174,12 @@ def judge_child(
     except (ValueError, KeyError, TypeError):
         reproduced = kind == "death"
         again = "It happened again" if reproduced else "Something else happened"
-        text = f"{again}: the process ended with {end(exitcode)}."
+        text = f"{again}: the process ended with {exit_words(exitcode)}."
         return ReplayResult(reproduced, 0, last_words), text
-    return result, verdict(result)
+    return result, replay_verdict(result)
 
 
-def end(exitcode: int) -> str:
+def exit_words(exitcode: int) -> str:
     """An exit code in words."""
     if exitcode < 0:
         with suppress(ValueError):

@@ -1,7 +1,7 @@
-"""Reads the machine: the thin, impure half of ``doctor``.
+"""Reads the machine for ``doctor``; ``doctor_checks.py`` says what the answers mean.
 
-Owns asking. Law: asking changes nothing, takes seconds at most and leaves no process behind, even
-where a start method hangs. What the answers mean is ``judge.py``'s business.
+Law: reading changes nothing, takes seconds at most and leaves no process behind, even where a start
+method hangs.
 """
 
 from __future__ import annotations
@@ -22,12 +22,10 @@ from typing import Any
 
 import numpy as np
 
-from envfleet.cli import judge
+from envfleet.cli import doctor_checks as checks
 from envfleet.cli.report import Finding
 from envfleet.engine import machine
 from envfleet.engine.rows import IS_COMPILED
-
-__all__ = ["CHECKS", "EXTRAS", "LEAST"]
 
 LEAST = {"numpy": "2.0", "gymnasium": "1.2", "cloudpickle": "3.0"}
 EXTRAS = (
@@ -44,22 +42,22 @@ _BLAS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_M
 _TRIAL_S = 30.0
 
 
-def python() -> Finding:
+def probe_python() -> Finding:
     """Which Python runs this."""
     is_gil_enabled: Callable[[], bool] = getattr(sys, "_is_gil_enabled", lambda: True)
     major, minor, micro = sys.version_info[:3]
     system = f"{platform.system()} {platform.machine()}"
-    return judge.python_version((major, minor, micro), is_gil_enabled(), system)
+    return checks.check_python_version((major, minor, micro), is_gil_enabled(), system)
 
 
-def packages() -> Finding:
-    """What envfleet stands on."""
-    return judge.required_packages({name: installed(name) for name in LEAST}, LEAST)
+def probe_packages() -> Finding:
+    """The packages that envfleet needs."""
+    return checks.check_required_packages({name: installed(name) for name in LEAST}, LEAST)
 
 
-def extras() -> Finding:
-    """What else could be used."""
-    return judge.optional_packages({name: installed(name) for name in EXTRAS})
+def probe_extras() -> Finding:
+    """The packages of the extras."""
+    return checks.check_optional_packages({name: installed(name) for name in EXTRAS})
 
 
 def installed(name: str) -> str | None:
@@ -70,34 +68,34 @@ def installed(name: str) -> str | None:
         return None
 
 
-def compiled() -> Finding:
+def probe_compiled() -> Finding:
     """Whether what every step does to every row runs in C."""
-    return judge.compiled(IS_COMPILED)
+    return checks.check_compiled(IS_COMPILED)
 
 
-def cores() -> Finding:
-    """How many cores there are, and how many of them are ours."""
+def probe_cores() -> Finding:
+    """How many cores there are, and how many this process may use."""
     affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
     quota = machine.cgroup_cores()
-    return judge.cores(os.cpu_count() or 1, affinity, quota, machine.usable_cores())
+    return checks.check_cores(os.cpu_count() or 1, affinity, quota, machine.usable_cores())
 
 
-def load() -> Finding:
+def probe_load() -> Finding:
     """How busy the machine is."""
-    return judge.load(os.getloadavg()[0], machine.usable_cores())
+    return checks.check_load(os.getloadavg()[0], machine.usable_cores())
 
 
-def memory() -> Finding:
+def probe_memory() -> Finding:
     """How much memory is left."""
     available, limit = machine.available_memory()
     try:
         total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (OSError, ValueError):
         total = None
-    return judge.memory(available, total, limit, machine.usable_cores())
+    return checks.check_memory(available, total, limit, machine.usable_cores())
 
 
-def shared_memory() -> Finding:
+def probe_shared_memory() -> Finding:
     """Whether memory can be shared between processes."""
     try:
         stat = os.statvfs("/dev/shm")
@@ -107,7 +105,7 @@ def shared_memory() -> Finding:
         )
     except OSError:
         shm = (None, None)
-    return judge.shared_memory(memfd_works(), shm[0], shm[1], sys.platform)
+    return checks.check_shared_memory(memfd_works(), shm[0], shm[1], sys.platform)
 
 
 def memfd_works() -> bool:
@@ -119,11 +117,11 @@ def memfd_works() -> bool:
     return True
 
 
-def open_files() -> Finding:
+def probe_open_files() -> Finding:
     """How many descriptors are left."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     used, _ = machine.open_files()
-    return judge.open_files(used, bounded(soft), bounded(hard), machine.usable_cores())
+    return checks.check_open_files(used, bounded(soft), bounded(hard), machine.usable_cores())
 
 
 def bounded(limit: int) -> int:
@@ -131,18 +129,18 @@ def bounded(limit: int) -> int:
     return sys.maxsize if limit == resource.RLIM_INFINITY else limit
 
 
-def processes() -> Finding:
+def probe_processes() -> Finding:
     """How many processes may still be started: the container's limit, or the user's."""
     allowed = read_number(Path("/sys/fs/cgroup/pids.max"))
     in_use = read_number(Path("/sys/fs/cgroup/pids.current"))
     soft, _ = resource.getrlimit(resource.RLIMIT_NPROC)
     if allowed is None and soft != resource.RLIM_INFINITY:
         allowed, in_use = soft, own_processes()
-    return judge.processes(in_use, allowed, machine.usable_cores())
+    return checks.check_processes(in_use, allowed, machine.usable_cores())
 
 
 def read_number(path: Path) -> int | None:
-    """The number in a small file of the kernel's; None where it says "max" or is not there."""
+    """The number in a file of the kernel; None if it says "max" or does not exist."""
     try:
         return int(path.read_text())
     except (OSError, ValueError):
@@ -159,9 +157,9 @@ def own_processes() -> int | None:
         return None
 
 
-def kernel_calls() -> Finding:
+def probe_kernel_calls() -> Finding:
     """Whether eventfd and pidfd really work; having the functions is not enough in a sandbox."""
-    return judge.kernel_calls(works(_try_eventfd), works(_try_pidfd), sys.platform)
+    return checks.check_kernel_calls(works(_try_eventfd), works(_try_pidfd), sys.platform)
 
 
 def _try_eventfd() -> None:
@@ -181,30 +179,30 @@ def works(attempt: Callable[[], None]) -> bool:
     return True
 
 
-def blas_threads() -> Finding:
+def probe_blas_threads() -> Finding:
     """Which thread limits are set for numeric libraries."""
     values = {name: os.environ[name] for name in _BLAS if name in os.environ}
-    return judge.blas_threads(values, machine.usable_cores())
+    return checks.check_blas_threads(values, machine.usable_cores())
 
 
-def start_method(method: str) -> Finding:
+def probe_start_method(method: str) -> Finding:
     """Start a process with ``method`` and see whether it answers."""
     result, error = trial("start", method)
     default = multiprocessing.get_context().get_start_method()
     seconds = float(result) if result is not None else None
-    return judge.start_method(judge.StartTrial(method, seconds, error), method == default)
+    return checks.check_start_method(checks.StartTrial(method, seconds, error), method == default)
 
 
-def wake_up() -> Finding:
+def probe_wake_up() -> Finding:
     """Measure what waking another process costs."""
     result, error = trial("wake")
-    return judge.wake_up(np.asarray(result or [], dtype=float).tolist(), error)
+    return checks.check_wake_up(np.asarray(result or [], dtype=float).tolist(), error)
 
 
 def trial(*arguments: str) -> tuple[Any, str | None]:
-    """Run a trial of ``probe_child`` in its own process group: its result, or what went wrong."""
+    """Run one trial of ``doctor_probe_child`` in its own process group: its result, or why not."""
     child = subprocess.Popen(
-        [sys.executable, "-m", "envfleet.cli.probe_child", *arguments],
+        [sys.executable, "-m", "envfleet.cli.doctor_probe_child", *arguments],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -228,21 +226,21 @@ def trial(*arguments: str) -> tuple[Any, str | None]:
 
 
 CHECKS: tuple[tuple[str, Callable[[], Finding]], ...] = (
-    ("python", python),
-    ("packages", packages),
-    ("extras", extras),
-    ("compiled", compiled),
-    ("cores", cores),
-    ("load", load),
-    ("memory", memory),
-    ("shared memory", shared_memory),
-    ("open files", open_files),
-    ("processes", processes),
-    ("kernel", kernel_calls),
-    ("BLAS threads", blas_threads),
+    ("python", probe_python),
+    ("packages", probe_packages),
+    ("extras", probe_extras),
+    ("compiled", probe_compiled),
+    ("cores", probe_cores),
+    ("load", probe_load),
+    ("memory", probe_memory),
+    ("shared memory", probe_shared_memory),
+    ("open files", probe_open_files),
+    ("processes", probe_processes),
+    ("kernel", probe_kernel_calls),
+    ("BLAS threads", probe_blas_threads),
     *(
-        (f"start: {method}", lambda method=method: start_method(method))
+        (f"start: {method}", lambda method=method: probe_start_method(method))
         for method in multiprocessing.get_all_start_methods()
     ),
-    ("wake-up", wake_up),
+    ("wake-up", probe_wake_up),
 )

@@ -1,9 +1,9 @@
 """Environments that misbehave on purpose, at a moment that is chosen beforehand.
 
-Law: a fault happens at exactly one known point (the n-th call of one method, or the constructor)
-and is otherwise a `Counter`, so whatever else comes back wrong is the fault of who ran it.
-Some of these end the process they run in: never use those in the process of the tests themselves;
-`spare_pid` names a process in which they keep quiet.
+Law: a fault happens at exactly one known point (the n-th call of one method, or the constructor).
+Otherwise each is a `Counter`, so any other wrong result is the fleet's fault. Some of them end the
+process they run in: never use those in the process of the tests; `spare_pid` names a process in
+which nothing happens.
 """
 
 from __future__ import annotations
@@ -20,25 +20,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from gymnasium import spaces
 
-from envfleet.testing.probes import Counter, Info, Step
-
-__all__ = [
-    "Crashing",
-    "FailingConstructor",
-    "Faulty",
-    "GlobalRandom",
-    "Hanging",
-    "HugeObservation",
-    "IgnoresSeed",
-    "Leaking",
-    "ReusingItsArray",
-    "SharesState",
-    "Slow",
-    "TwoArgumentError",
-    "TwoArgumentException",
-    "UnpicklableException",
-    "UnpicklableInfo",
-]
+from envfleet.testing.simple_envs import Counter, Info, Step
 
 Moment = Literal["constructor", "reset", "step", "close", "call", "never"]
 
@@ -54,8 +36,7 @@ class Faulty(Counter):
         only_seed: misbehave only if the last seeded reset had this seed, which picks one slot
             of a fleet. It cannot pick a constructor, which has no seed yet.
         spare_pid: a process in which nothing happens, usually the one of the test.
-        length: as for `Counter`.
-        limit: as for `Counter`.
+        **counter: as for `Counter`.
     """
 
     def __init__(
@@ -66,11 +47,9 @@ class Faulty(Counter):
         once: str | os.PathLike[str] | None = None,
         only_seed: int | None = None,
         spare_pid: int | None = None,
-        length: int | None = 5,
-        limit: int | None = None,
+        **counter: Any,
     ) -> None:
-        """See the class."""
-        super().__init__(length, limit)
+        super().__init__(**counter)
         self.at, self.nth = at, nth
         self.once = None if once is None else os.fspath(once)
         self.only_seed, self.spare_pid = only_seed, spare_pid
@@ -134,7 +113,6 @@ class Crashing(Faulty):
         exitcode: int = 3,
         **faulty: Any,
     ) -> None:
-        """See the class."""
         self.mode, self.exitcode = mode, exitcode
         super().__init__(**faulty)
 
@@ -150,14 +128,14 @@ class Crashing(Faulty):
 
 
 class Hanging(Faulty):
-    """Does not come back.
+    """Does not return.
 
     Args:
         mode: ``"sleep"`` sleeps in Python; ``"gil"`` sleeps in C and keeps the interpreter lock,
             so no other thread of the process runs either; ``"deaf"`` sleeps and ignores SIGTERM
             and SIGINT; ``"stop"`` sends SIGSTOP to itself.
         for_s: how long ``"sleep"``, ``"gil"`` and ``"deaf"`` last; None is for ever. A thread
-            cannot be killed, so in a thread of the tests it should end some day.
+            cannot be killed, so give a number where one is used.
         **faulty: as for `Faulty`.
     """
 
@@ -168,7 +146,6 @@ class Hanging(Faulty):
         for_s: float | None = None,
         **faulty: Any,
     ) -> None:
-        """See the class."""
         self.mode, self.for_s = mode, for_s
         super().__init__(**faulty)
 
@@ -198,7 +175,6 @@ class FailingConstructor(Faulty):
     """
 
     def __init__(self, **faulty: Any) -> None:
-        """See the class."""
         super().__init__(at="constructor", **faulty)
 
     def misbehave(self) -> None:
@@ -210,7 +186,6 @@ class TwoArgumentError(Exception):
     """An exception that cannot be built again from its message alone."""
 
     def __init__(self, code: int, place: str) -> None:
-        """See the class."""
         super().__init__(f"error {code} at {place}")
         self.code, self.place = code, place
 
@@ -241,7 +216,6 @@ class UnpicklableInfo(Counter):
     """
 
     def __init__(self, length: int | None = 5, limit: int | None = None) -> None:
-        """See the class."""
         super().__init__(length, limit)
         self.unpicklable = threading.Lock()
 
@@ -265,19 +239,13 @@ class Leaking(Counter):
     Args:
         bytes_per_step: memory taken, and written to, at each step.
         files_per_step: descriptors opened at each step.
-        length: as for `Counter`.
-        limit: as for `Counter`.
+        **counter: as for `Counter`.
     """
 
     def __init__(
-        self,
-        bytes_per_step: int = 2**20,
-        files_per_step: int = 0,
-        length: int | None = 5,
-        limit: int | None = None,
+        self, bytes_per_step: int = 2**20, files_per_step: int = 0, **counter: Any
     ) -> None:
-        """See the class."""
-        super().__init__(length, limit)
+        super().__init__(**counter)
         self.bytes_per_step, self.files_per_step = bytes_per_step, files_per_step
         self.memory: list[bytes] = []
         self.files: list[int] = []
@@ -303,8 +271,7 @@ class Slow(Counter):
         slow_step_s: seconds of a slow step.
         slow_share: probability of a slow step, drawn from the environment's generator.
         reset_s: seconds of a reset.
-        length: as for `Counter`.
-        limit: as for `Counter`.
+        **counter: as for `Counter`.
     """
 
     def __init__(
@@ -313,11 +280,9 @@ class Slow(Counter):
         slow_step_s: float = 0.02,
         slow_share: float = 0.0,
         reset_s: float = 0.0,
-        length: int | None = 5,
-        limit: int | None = None,
+        **counter: Any,
     ) -> None:
-        """See the class."""
-        super().__init__(length, limit)
+        super().__init__(**counter)
         self.step_s, self.slow_step_s, self.slow_share = step_s, slow_step_s, slow_share
         self.reset_s = reset_s
 
@@ -337,7 +302,6 @@ class ReusingItsArray(Counter):
     """Returns the very same array from every reset and step, with new contents."""
 
     def __init__(self, length: int | None = 5, limit: int | None = None) -> None:
-        """See the class."""
         super().__init__(length, limit)
         self._array = np.zeros(1, dtype=np.int64)
 
@@ -352,15 +316,11 @@ class HugeObservation(Counter):
 
     Args:
         num_bytes: size of one observation.
-        length: as for `Counter`.
-        limit: as for `Counter`.
+        **counter: as for `Counter`.
     """
 
-    def __init__(
-        self, num_bytes: int = 2**24, length: int | None = 5, limit: int | None = None
-    ) -> None:
-        """See the class."""
-        super().__init__(length, limit)
+    def __init__(self, num_bytes: int = 2**24, **counter: Any) -> None:
+        super().__init__(**counter)
         self.num_bytes = num_bytes
         self.observation_space = spaces.Box(0, 255, (num_bytes,), np.uint8)
 
@@ -382,25 +342,19 @@ class _Drawing(Counter):
 
 
 class GlobalRandom(_Drawing):
-    """Draws from the random state that the whole process shares: its stream depends on others.
+    """Draws from the process's global random state, so its stream depends on other environments.
 
     Args:
         source: ``"numpy"`` for ``np.random.*``, ``"python"`` for the module `random`.
         reseeds: also seed that state in every seeded reset. Alone such an environment repeats
             its stream; beside others in one process it changes theirs, and they change its own.
-        length: as for `Counter`.
-        limit: as for `Counter`.
+        **counter: as for `Counter`.
     """
 
     def __init__(
-        self,
-        source: Literal["numpy", "python"] = "numpy",
-        reseeds: bool = False,
-        length: int | None = 5,
-        limit: int | None = None,
+        self, source: Literal["numpy", "python"] = "numpy", reseeds: bool = False, **counter: Any
     ) -> None:
-        """See the class."""
-        super().__init__(length, limit)
+        super().__init__(**counter)
         self.source, self.reseeds = source, reseeds
 
     def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[Any, Info]:
@@ -421,7 +375,6 @@ class IgnoresSeed(_Drawing):
     """Draws from a generator of its own that no seed reaches: no two runs are alike."""
 
     def __init__(self, length: int | None = 5, limit: int | None = None) -> None:
-        """See the class."""
         super().__init__(length, limit)
         self.generator = np.random.default_rng()
 

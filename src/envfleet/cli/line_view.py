@@ -7,14 +7,12 @@ from contextlib import suppress
 from typing import Self, TextIO
 
 from envfleet.adapters.gymnasium import FleetVectorEnv
-from envfleet.cli.interrupts import Interrupts
-from envfleet.cli.streams import dispensable
+from envfleet.cli.ctrl_c import StopRequests
+from envfleet.cli.terminal import silenced_if_closed
 from envfleet.learn.environments import longest_episode
 from envfleet.learn.evaluate import Evaluation
 from envfleet.learn.train_options import TrainOptions
 from envfleet.learn.watcher import Iteration, Watcher
-
-__all__ = ["FINISHING", "LOST", "Lines", "begin_lines", "clock", "iteration_lines"]
 
 ANNOUNCE_EVERY = 10
 """Iterations between the lines that are printed."""
@@ -28,36 +26,36 @@ _KEPT_BY = {
 FINISHING = "Finishing this iteration; press Ctrl-C again to end at once"
 
 
-class Lines(Watcher):
+class LineView(Watcher):
     """Prints what happens, a few lines at a time."""
 
     def __init__(
         self, stream: TextIO, options: TrainOptions, *, shows_verdict: bool = False
     ) -> None:
-        """Write to `stream` about a run with these options, and what takes its time on request."""
+        """Write to `stream`; with `shows_verdict` also what takes the time so far."""
         self._shows_verdict = shows_verdict
         self._stream, self._options = stream, options
-        self._interrupts = Interrupts(self._finishing)
+        self._stop_requests = StopRequests(self._finishing)
         self._begun_s, self._start_steps = time.monotonic(), 0
         self._is_first = True
         self._incidents = 0
         self._kept_by: tuple[str, ...] | None = None
 
     def __enter__(self) -> Self:
-        self._interrupts.__enter__()
+        self._stop_requests.__enter__()
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        self._interrupts.__exit__(*exc_info)
+        self._stop_requests.__exit__(*exc_info)
 
     def say(self, line: str) -> None:
-        """Print a line, as long as somebody reads them."""
-        with dispensable(self._stream):
+        """Print a line, unless the reader is gone."""
+        with silenced_if_closed(self._stream):
             self._stream.write(f"{line}\n")
             self._stream.flush()
 
     def kept_by(self, methods: tuple[str, ...]) -> None:
-        """Take note of how checkpoints keep the environments."""
+        """Remember how checkpoints keep the environments."""
         self._kept_by = methods
 
     def begun(self, envs: FleetVectorEnv, start_steps: int) -> None:
@@ -84,7 +82,7 @@ class Lines(Watcher):
             self.say(f"  incidents: {iteration.incidents}  |  {LOST}")
 
     def evaluating(self, env_steps: int) -> None:
-        """Say what takes a while now."""
+        """Say that an evaluation begins, which takes a while."""
         self.say(evaluating_line(self._options))
 
     def evaluated(self, env_steps: int, evaluation: Evaluation) -> None:
@@ -93,11 +91,11 @@ class Lines(Watcher):
 
     def should_stop(self) -> bool:
         """Whether Ctrl-C was pressed."""
-        return self._interrupts.is_asked
+        return self._stop_requests.is_asked
 
     def _finishing(self) -> None:
-        # Ctrl-C may come while a line is being written, and a stream cannot be used twice at once:
-        # then it is obeyed without a word
+        # Ctrl-C may come while a line is being written, and a stream cannot be entered twice: then
+        # the message is left out
         with suppress(RuntimeError):
             self.say(FINISHING)
 
@@ -127,7 +125,7 @@ def kept_line(methods: tuple[str, ...]) -> str:
 
 
 def evaluating_line(options: TrainOptions) -> str:
-    """What an evaluation is busy with."""
+    """How long an evaluation may take."""
     many = "1 episode" if options.eval_episodes == 1 else f"{options.eval_episodes} episodes"
     return f"Evaluating: {many} of up to {longest_episode(options):,} steps"
 
@@ -148,15 +146,16 @@ def iteration_lines(iteration: Iteration, n_envs: int, rate: float) -> list[str]
     )
     mean = "-" if iteration.mean_return is None else f"{iteration.mean_return:.2f}"
     left_s = (iteration.of / iteration.number - 1) * iteration.env_steps / max(rate, 1e-9)
+    left = clock_text(left_s)
     return [
         f"Episode {iteration.number}/{iteration.of}",
         f"  Reward: {value:>8}  |  Length: {length:>4}  |  Mean(100): {mean:>8}",
         f"  n_completed_episodes: {len(iteration.episodes)}  |  n_envs: {n_envs}",
-        f"  env_steps: {iteration.env_steps:,}  |  steps/s: {rate:,.0f}  |  left: {clock(left_s)}",
+        f"  env_steps: {iteration.env_steps:,}  |  steps/s: {rate:,.0f}  |  left: {left}",
     ]
 
 
-def clock(seconds: float) -> str:
+def clock_text(seconds: float) -> str:
     """A time as 1:02:03, or 2:03."""
     whole = int(seconds)
     hours, minutes = whole // 3600, whole // 60 % 60

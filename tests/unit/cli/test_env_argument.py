@@ -9,7 +9,7 @@ import gymnasium
 import pytest
 
 from envfleet.adapters.names import find, label, nearest
-from envfleet.cli.environments import choose
+from envfleet.cli.env_argument import choose_env
 from envfleet.errors import ConfigError
 
 
@@ -61,7 +61,7 @@ gymnasium.register("garden/Plot-v2", Plot, max_episode_steps=10)
 
 
 def test_a_gymnasium_id():
-    choice = choose("CartPole-v1")
+    choice = choose_env("CartPole-v1")
 
     assert choice.name == "CartPole-v1"
     assert choice.expression == '"CartPole-v1"'
@@ -71,11 +71,11 @@ def test_a_gymnasium_id():
 
 
 def test_an_id_without_its_version_means_the_newest():
-    assert choose("CartPole").name == "CartPole-v1"
+    assert choose_env("CartPole").name == "CartPole-v1"
 
 
 def test_keyword_arguments():
-    choice = choose("Pendulum-v1", '{"g": 5.0}')
+    choice = choose_env("Pendulum-v1", '{"g": 5.0}')
 
     with choice.env_fn() as env:
         assert env.get_wrapper_attr("g") == 5.0
@@ -91,7 +91,7 @@ def test_keyword_arguments():
     ],
 )
 def test_a_class_or_a_function(module, env, imports):
-    choice = choose(env)
+    choice = choose_env(env)
 
     assert choice.name == env
     assert choice.imports == imports
@@ -100,7 +100,7 @@ def test_a_class_or_a_function(module, env, imports):
 
 
 def test_a_class_with_keyword_arguments(module):
-    choice = choose("garden:Plot", '{"size": 9}')
+    choice = choose_env("garden:Plot", '{"size": 9}')
 
     assert isinstance(choice.env_fn, functools.partial)
     with choice.env_fn() as env:
@@ -109,7 +109,7 @@ def test_a_class_with_keyword_arguments(module):
 
 @pytest.mark.parametrize("env", ["garden:garden/Plot-v2", "garden:garden/Plot"])
 def test_an_id_that_a_module_registers(module, env):
-    choice = choose(env)
+    choice = choose_env(env)
 
     assert choice.name == "garden:garden/Plot-v2"
     assert choice.imports == "import garden"
@@ -144,7 +144,7 @@ def test_an_id_that_a_module_registers(module, env):
 )
 def test_a_wrong_one_is_answered_in_one_sentence(module, wrong, said):
     with pytest.raises(ConfigError) as caught:
-        choose(wrong)
+        choose_env(wrong)
 
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -160,7 +160,7 @@ def test_a_wrong_one_is_answered_in_one_sentence(module, wrong, said):
 )
 def test_wrong_keyword_arguments(kwargs, said):
     with pytest.raises(ConfigError) as caught:
-        choose("CartPole-v1", kwargs)
+        choose_env("CartPole-v1", kwargs)
 
     assert said in str(caught.value)
 

@@ -18,8 +18,6 @@ from gymnasium.vector.utils import batch_space
 
 from envfleet.testing.values import canonical, digest
 
-__all__ = ["AnySpace", "Counter", "MixedInfo", "NoisyStream", "TaskEnv", "VectorCounter"]
-
 Info = dict[str, Any]
 Step = tuple[Any, float, bool, bool, Info]
 
@@ -38,7 +36,6 @@ class Counter(gymnasium.Env[Any, Any]):
     def __init__(
         self, length: int | None = 5, limit: int | None = None, render_mode: str | None = None
     ) -> None:
-        """See the class."""
         self.metadata = {"render_modes": ["ansi"]}
         self.length, self.limit, self.render_mode = length, limit, render_mode
         self.observation_space: spaces.Space[Any] = spaces.Box(0, 2**31, (1,), np.int64)
@@ -54,7 +51,7 @@ class Counter(gymnasium.Env[Any, Any]):
         return self.observation(), {}
 
     def step(self, action: Any) -> Step:
-        """Count one step, whatever the action."""
+        """Count one step; the action does not matter."""
         self.t += 1
         terminated = self.length is not None and self.t >= self.length
         truncated = not terminated and self.limit is not None and self.t >= self.limit
@@ -85,7 +82,6 @@ class NoisyStream(gymnasium.Env[Any, Any]):
     """
 
     def __init__(self, max_length: int = 6, size: int = 3) -> None:
-        """See the class."""
         self.max_length = max_length
         self.observation_space = spaces.Box(-np.inf, np.inf, (size,), np.float64)
         self.action_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
@@ -130,9 +126,8 @@ class AnySpace(gymnasium.Env[Any, Any]):
         action_space: spaces.Space[Any] | None = None,
         max_length: int = 4,
     ) -> None:
-        """See the class."""
         self.observation_space = space
-        # a copy of its own: somebody who samples observation_space must not disturb the stream
+        # a copy of its own: sampling observation_space elsewhere must not change the stream
         self._source = copy.deepcopy(space)
         self.action_space = spaces.Discrete(2) if action_space is None else action_space
         self.max_length = max_length
@@ -164,7 +159,6 @@ class MixedInfo(Counter):
     """
 
     def __init__(self, length: int | None = 5, limit: int | None = None) -> None:
-        """See the class."""
         super().__init__(length, limit)
         self.base = 0
 
@@ -212,7 +206,6 @@ class TaskEnv(Counter):
     """
 
     def __init__(self, length: int | None = 3, limit: int | None = None) -> None:
-        """See the class."""
         super().__init__(length, limit)
         self.observation_space = spaces.Box(-1, 2**62, (4,), np.int64)
         self.seed_given = -1
@@ -244,7 +237,6 @@ class VectorCounter(VectorEnv[Any, Any, Any]):
         lengths: tuple[int, ...],
         autoreset_mode: AutoresetMode = AutoresetMode.NEXT_STEP,
     ) -> None:
-        """See the class."""
         self.num_envs = len(lengths)
         self.metadata = {"autoreset_mode": autoreset_mode}
         self.single_observation_space = spaces.Box(0, 2**31, (1,), np.int64)
