@@ -88,7 +88,7 @@ def without_c(pace: Pace, progress: Progress, title: str) -> Outcome:
     """The package as it runs where no C compiler was found."""
     work = Workload("CartPole-v1", 64, num_workers=2)
     name = "CartPole-v1, 64 envs, 2 workers, without the C parts"
-    contenders = [FleetWithoutC(work), Limit(work)]
+    contenders: list[Contender] = [FleetWithoutC(work), Limit(work)]
     rounds = Rounds(name, contenders, pace, progress, title)
     line = rounds.line(f"{name}, step", "the limit", 0.55, FleetWithoutC.key, Limit.key)
     return Outcome([line], rounds.entries())
