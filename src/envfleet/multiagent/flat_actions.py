@@ -1,4 +1,4 @@
-"""Actions of several agents as one: of all together, or of whichever agent's turn it is.
+"""Actions of several agents as one: of all together, or of the agent whose turn it is.
 
 An agent's action is either numbered (Discrete, MultiDiscrete, MultiBinary: one or more choices) or
 a Box. Where both kinds meet, everything becomes a Box: a choice among n is n numbers from -1 to 1,

@@ -76,7 +76,7 @@ class _GridWorld:
                 max_altitude and target_detection_probs. None is two FOVAgents.
             target_config: Any of movement_speed, smooth_movement, box_cells, color,
                 outline_width, box_scale.
-            enable_obstacles: Without it there are none, whatever their numbers say.
+            enable_obstacles: False leaves out obstacles of both kinds.
             num_obstacles: Rectangles that stop ground agents and the target.
             num_visual_obstacles: Rectangles that observers cannot look through.
         """

@@ -18,7 +18,7 @@ class Outcome:
     """What a turn or a cycle brought; everything is by agent."""
 
     live: list[Any] = field(default_factory=list)
-    """Who acts next: one agent after a turn, all after a cycle; nobody when the episode is over."""
+    """Who acts next: one agent after a turn, all after a cycle, none at the end."""
     seen: dict[Any, Any] = field(default_factory=dict)
     """Observations of those that act next, and the last ones of those that died."""
     rewards: dict[Any, float] = field(default_factory=dict)

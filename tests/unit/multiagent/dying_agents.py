@@ -106,7 +106,7 @@ class _Dying:
 
 
 class DyingAgents(_Dying, AECEnv):
-    """Agents in turn; after each turn everybody earns something, and anybody may die."""
+    """Agents in turn; after each turn every agent earns something and may die."""
 
     def reset(self, seed=None, options=None):
         self.begin(seed)

@@ -1,4 +1,4 @@
-"""FlattenMultiAgentWrapper: equal to a loop by hand, in both modes, whatever dies."""
+"""FlattenMultiAgentWrapper: equal to a loop by hand, in both modes, while agents die."""
 
 import functools
 import warnings
@@ -389,7 +389,7 @@ def test_masks_of_connect_four_are_the_game_s():
         assert wrapped.action_masks().all()
         wrapped.step(3)
     assert wrapped.action_masks().tolist() == [True] * 3 + [False] + [True] * 3
-    # an illegal move is the environment's to judge: whoever makes it loses
+    # an illegal move is the environment's to judge: who makes it loses
     _, reward, terminated, _, info = wrapped.step(3)
     assert terminated
     assert (reward, info["player_0/reward"]) == (-1.0, -1.0)
@@ -409,7 +409,7 @@ def test_the_winner_of_connect_four_earns_with_its_last_move():
 # ---- what cannot be ----------------------------------------------------------------------------
 
 
-class NamesNobody(DyingAgents):
+class HasNoList(DyingAgents):
     """As PettingZoo's environments whose agents are made up on the way."""
 
     def __init__(self):
@@ -427,7 +427,7 @@ class SeesGraphs(DyingAgents):
     [
         (DyingAgents, "both", "mode must be one of joint, turn, got 'both'"),
         (lambda: 3, "joint", "a PettingZoo environment is needed"),
-        (NamesNobody, "turn", "does not say which agents there can be"),
+        (HasNoList, "turn", "does not say which agents there can be"),
         (SeesGraphs, "turn", "observations of wolf_0 cannot be a vector"),
         (
             lambda: DyingAgents({"a": spaces.Text(3)}, has_masks=False),
