@@ -2,7 +2,6 @@
 
 Law: nothing here keeps a reference to what it was given; a canonical value is a copy, so an
 environment that reuses its array cannot change a stream that was already recorded.
-Streams of such values are streams.py's business.
 """
 
 from __future__ import annotations
@@ -18,17 +17,6 @@ from gymnasium import spaces
 from gymnasium.spaces import GraphInstance
 
 from envfleet.layout import RecordSpace
-
-__all__ = [
-    "MISSING",
-    "ValueDifference",
-    "canonical",
-    "digest",
-    "info_row",
-    "snapshot",
-    "unbatch",
-    "value_difference",
-]
 
 
 class _Missing:
@@ -48,7 +36,7 @@ class ValueDifference(NamedTuple):
     got: Any
 
 
-# --------------------------------------------------------------------------- canonical form
+# ---- canonical form ------------------------------------------------------------------------------
 
 
 @singledispatch
@@ -144,7 +132,7 @@ def snapshot(value: Any) -> Any:
         return value
 
 
-# --------------------------------------------------------------------------- rows of a batch
+# ---- rows of a batch -----------------------------------------------------------------------------
 
 
 def unbatch(space: spaces.Space[Any], batch: Any, row: int) -> Any:
@@ -173,7 +161,7 @@ def info_row(infos: Mapping[str, Any], row: int) -> dict[str, Any]:
     return info
 
 
-# --------------------------------------------------------------------------- comparison
+# ---- comparison ----------------------------------------------------------------------------------
 
 
 def value_difference(
@@ -281,7 +269,7 @@ def _same_object(expected: Any, got: Any) -> bool:
         return False
 
 
-# --------------------------------------------------------------------------- digest
+# ---- digest --------------------------------------------------------------------------------------
 
 
 def digest(value: Any, crc: int = 0) -> int:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import envfleet
-from envfleet.adapters import gymnasium as door
+from envfleet.adapters import opening
 from envfleet.engine import rows
 from envfleet.engine.backends.process import fast_path
 from envfleet.engine.backends.serial import SerialHandle
@@ -212,7 +212,7 @@ def test_as_many_as_were_asked_for_come_from_both():
 
 
 def test_workers_by_default_leave_somebody_something(monkeypatch):
-    monkeypatch.setattr(door, "usable_cores", lambda: 4)
+    monkeypatch.setattr(opening, "usable_cores", lambda: 4)
     with envfleet.make_vec(Talker, 6, num_here=5) as envs:
         assert envs.fleet.bounds == [(0, 1), (1, 6)]
 
