@@ -46,8 +46,10 @@ __all__ = [
     "describe",
     "docstrings",
     "from_mapping",
+    "one_of",
     "option_class",
     "options_of",
+    "read",
 ]
 
 T = TypeVar("T")
@@ -74,6 +76,11 @@ SecondsOrZero = Annotated[float, Must("seconds, 0 or more", lambda number: numbe
 Share = Annotated[float, Must("a number from 0 to 1", lambda number: 0 <= number <= 1)]
 Positive = Annotated[float, Must("a finite number above 0", lambda x: 0 < x < math.inf)]
 NotNegative = Annotated[float, Must("a finite number, 0 or more", lambda x: 0 <= x < math.inf)]
+
+
+def one_of(*choices: Any) -> Any:
+    """The kind of a value that is one of these: a Literal whose choices are known at run time."""
+    return Literal.__getitem__(choices)  # type: ignore[attr-defined]
 
 
 # ---- checking -----------------------------------------------------------------------------------
@@ -233,23 +240,6 @@ class Option:
         """Its type, without None and without bounds."""
         return _base(self.kind)
 
-    def read(self, value: Any) -> Any:
-        """A value of this option from text, or from what a file holds.
-
-        Raises:
-            ValueError: It does not fit; the text is the second half of a sentence.
-        """
-        may_be_none = type(None) in get_args(self.kind)
-        if may_be_none and (value is None or str(value).lower() == "none"):
-            return None
-        try:
-            found = _READERS.get(get_origin(self.base) or self.base, _as_is)(value)
-            if _test_of(self.kind)(found):
-                return found
-        except (ValueError, TypeError, OverflowError):
-            pass
-        raise ValueError(_complaint(self.kind, value, shown=str))
-
 
 @functools.cache
 def options_of(kind: type[Any]) -> tuple[Option, ...]:
@@ -333,6 +323,25 @@ def _base(kind: Any) -> Any:
 
 
 # ---- reading text -------------------------------------------------------------------------------
+
+
+def read(value: Any, kind: Any) -> Any:
+    """A value of this kind from text, or from what a file holds.
+
+    Raises:
+        ValueError: It does not fit; the text is the second half of a sentence.
+    """
+    may_be_none = type(None) in get_args(kind)
+    if may_be_none and (value is None or str(value).lower() == "none"):
+        return None
+    base = _base(kind)
+    try:
+        found = _READERS.get(get_origin(base) or base, _as_is)(value)
+        if _test_of(kind)(found):
+            return found
+    except (ValueError, TypeError, OverflowError):
+        pass
+    raise ValueError(_complaint(kind, value, shown=str))
 
 
 def _as_is(value: Any) -> Any:

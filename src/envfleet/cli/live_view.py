@@ -25,7 +25,7 @@ from envfleet.adapters.gymnasium import FleetVectorEnv
 from envfleet.adapters.names import label
 from envfleet.cli.ctrl_c import StopRequests
 from envfleet.cli.line_view import FINISHING, LOST, begin_lines, clock_text, evaluating_line
-from envfleet.cli.report import Text
+from envfleet.cli.report import Text, plural
 from envfleet.cli.screen import RichScreen
 from envfleet.cli.terminal import silenced_if_closed
 from envfleet.learn.evaluate import Evaluation
@@ -112,7 +112,7 @@ class LiveView(Watcher):
         """
         self._shows_verdict = shows_verdict
         iterations = options.iterations(ppo)
-        many = "1 environment" if options.n_envs == 1 else f"{options.n_envs} environments"
+        many = plural(options.n_envs, "environment")
         total = iterations * ppo.n_steps * options.n_envs
         self.facts = Facts(
             title=f"{label(options.env)} · {many} · seed {options.seed}",

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from envfleet.adapters.names import label
-from envfleet.cli.arguments import folder_path
+from envfleet.cli.arguments import value_of
 from envfleet.cli.command import Context
 from envfleet.cli.line_view import LineView
 from envfleet.cli.live_view import LiveView
@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a Gymnasium id, module:Class, module:function, file.py:Class or module:Id",
     )
     what.add_argument(
-        "--resume", metavar="RUN", type=folder_path, help="go on with the run in this folder"
+        "--resume", metavar="RUN", type=value_of(Path), help="go on with the run in this folder"
     )
     parser.add_argument(
         "--live-verdict",

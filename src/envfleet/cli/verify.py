@@ -13,11 +13,22 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from envfleet.cli.arguments import add_option, add_worker_arguments, at_least, choice_of, comma_list
+from envfleet.cli.arguments import add_option, add_worker_arguments
 from envfleet.cli.command import Context, UsageError
 from envfleet.cli.env_argument import add_env_arguments, choose_env
-from envfleet.cli.report import Block, Finding, Findings, Heading, Level, Report, Table, Text
+from envfleet.cli.report import (
+    Block,
+    Finding,
+    Findings,
+    Heading,
+    Level,
+    Report,
+    Table,
+    Text,
+    plural,
+)
 from envfleet.errors import ConfigError
+from envfleet.options import Count, CountOrZero, one_of
 from envfleet.testing import (
     Difference,
     Streams,
@@ -29,6 +40,7 @@ from envfleet.testing import (
 )
 
 MODES = ("next_step", "same_step", "disabled")
+BACKENDS = ("serial", "thread", "process")
 
 _EPILOG = """\
 examples:
@@ -57,7 +69,7 @@ class Run:
     def label(self) -> str:
         """For progress bars and sentences."""
         method = f" {self.start_method}" if self.start_method else ""
-        workers = f"{self.num_workers} worker{'' if self.num_workers == 1 else 's'}"
+        workers = plural(self.num_workers, "worker")
         return f"{self.backend}{method}, {workers}, {self.autoreset}"
 
     @property
@@ -99,28 +111,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.epilog = _EPILOG
     add_env_arguments(parser)
-    add_option(
-        parser,
-        "--num-envs",
-        "N",
-        at_least(1),
-        "environments; no number of workers but 1 divides 5",
-        5,
-    )
-    add_option(parser, "--steps", "T", at_least(1), "steps of every environment", 200)
-    parser.add_argument("--seed", type=at_least(0), default=0, help="seed of slot 0 (default: 0)")
+    add_option(parser, "--num-envs", "N", Count, "environments", 5)
+    add_option(parser, "--steps", "T", Count, "steps of every environment", 200)
+    add_option(parser, "--seed", "N", CountOrZero, "seed of slot 0", 0)
     add_worker_arguments(parser)
-    add_option(
-        parser, "--autoreset", "MODE,...", comma_list(choice_of(*MODES)), "autoreset modes", MODES
-    )
-    add_option(
-        parser,
-        "--backends",
-        "B,...",
-        comma_list(choice_of("serial", "thread", "process")),
-        "backends",
-        ("serial", "thread", "process"),
-    )
+    add_option(parser, "--autoreset", "MODE,...", one_of(*MODES), "autoreset modes", MODES)
+    add_option(parser, "--backends", "B,...", one_of(*BACKENDS), "backends", BACKENDS)
 
 
 def run(args: argparse.Namespace, context: Context) -> Report:
