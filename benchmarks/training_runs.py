@@ -1,4 +1,4 @@
-"""Training runs of several seeds, each in a process of its own, and the curves they leave."""
+"""Training runs with several seeds, each in its own process, and their learning curves."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.apart import each_apart
-from benchmarks.outcome import Pace
+from benchmarks.fresh_process import in_fresh_processes
+from benchmarks.rounds import Pace
 from benchmarks.tables import Curves
 from envfleet.learn.evaluate import Evaluation
 from envfleet.learn.recipes import Recipe
@@ -15,57 +15,57 @@ from envfleet.learn.train import TrainOptions, Watcher, train
 from envfleet.observe.progress import Progress
 
 EVALUATIONS, EPISODES = 10, 20
-"""How often the policy is looked at on its way, and for how long."""
+"""Number of evaluations during a run, and episodes in each."""
 
 Points = tuple[tuple[int, float, float], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Lesson:
-    """What is to be learned, and how."""
+class TrainingTask:
+    """An environment and the recipe to train on it."""
 
     env: str
     """A Gymnasium id."""
     recipe: Recipe
 
     def steps(self, part: float) -> int:
-        """Environment steps of one run, of which only a `part` is made."""
+        """Environment steps of one run, or of a `part` of it."""
         return max(1, round(self.recipe.total_steps * part))
 
     def title(self, part: float) -> str:
-        """What to call it in tables."""
+        """Its name in tables."""
         name = self.env.rpartition(":")[2]
         return f"{name}, {self.steps(part):,} steps"
 
 
-def learn(lesson: Lesson, pace: Pace, progress: Progress, title: str) -> Curves:
-    """One run for each seed.
+def learn(task: TrainingTask, pace: Pace, progress: Progress, title: str) -> Curves:
+    """Train once for each seed.
 
     Raises:
-        EndedEarly: A run ended without a policy.
+        EndedEarly: A run ended without a result.
     """
-    steps = lesson.steps(pace.part)
-    asked = [(lesson, seed, steps) for seed in range(pace.seeds)]
+    steps = task.steps(pace.part)
+    asked = [(task, seed, steps) for seed in range(pace.seeds)]
     found: dict[int, Points] = {}
     with progress.bar(title, len(asked)) as bar:
-        for place, points in each_apart(one_run, asked, pace.jobs):
+        for place, points in in_fresh_processes(one_run, asked, pace.jobs):
             found[asked[place][1]] = points
             bar.note(f"seed {asked[place][1]}: {points[-1][1]:,.1f}")
             bar.advance()
     runs = {seed: found[seed] for seed in sorted(found)}
-    return Curves(lesson.title(pace.part), runs)
+    return Curves(task.title(pace.part), runs)
 
 
-def one_run(lesson: Lesson, seed: int, steps: int) -> Points:
-    """Train, and return every evaluation on the way; the last one is of the last policy."""
-    recipe, seen = lesson.recipe, _Evaluations()
+def one_run(task: TrainingTask, seed: int, steps: int) -> Points:
+    """Train, and return every evaluation; the last one is of the last policy."""
+    recipe, seen = task.recipe, _Evaluations()
     options = TrainOptions(
-        lesson.env,
+        task.env,
         n_envs=recipe.n_envs,
         total_steps=steps,
         seed=seed,
         device="cpu",
-        # several runs share the cores, and every backend gives the same policy
+        # runs share the cores, and every backend gives the same policy
         backend="serial",
         save_every=steps,
         eval_every=max(1, steps // EVALUATIONS),
@@ -81,5 +81,5 @@ class _Evaluations(Watcher):
         self.points: list[tuple[int, float, float]] = []
 
     def evaluated(self, env_steps: int, evaluation: Evaluation) -> None:
-        """Write it down."""
+        """Keep its figures."""
         self.points.append((env_steps, round(evaluation.mean, 4), round(evaluation.std, 4)))

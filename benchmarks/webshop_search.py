@@ -1,4 +1,4 @@
-"""WebShop: how long a search takes in a large catalogue, and what it weighs in many workers."""
+"""WebShop: the time of a search in a large catalogue, and its memory in many workers."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from itertools import cycle
 from pathlib import Path
 
-from benchmarks.costs import memory_of_children
 from benchmarks.rollouts import Managed, Rollouts
+from benchmarks.startup_and_idle import memory_of_children
 from envfleet.cli.measure import Slice
 from envfleet.llm.environments.webshop import WebShopConfig, WebShopEnv
 from envfleet.llm.environments.webshop.config import prepare_catalogue
@@ -22,7 +22,7 @@ NUM_WORKERS = 8
 
 
 def built(num_products: int, progress: Progress) -> tuple[Path, float | None]:
-    """The folder of a catalogue, and how long it took to build unless it was there."""
+    """The folder of a catalogue, and how long it took to build; None if it existed."""
     start_s = time.perf_counter()
     before = time.time()
     folder = prepare_catalogue(WebShopConfig(num_products=num_products), progress)
@@ -36,7 +36,7 @@ def size_of(folder: Path) -> int:
 
 
 def queries(store: Store) -> Iterator[str]:
-    """What shoppers search for: an instruction as it is, what a product is, words of its title."""
+    """Search terms: a whole instruction, a product's query, or four words of its title."""
     chance, num_goals = random.Random(0), store.num_goals["synthetic"]
     for number in range(NUM_QUERIES):
         goal = store.goal(chance.randrange(num_goals))
@@ -46,14 +46,14 @@ def queries(store: Store) -> Iterator[str]:
 
 
 class Searching:
-    """An environment in which one searches, reads the first page, and goes back."""
+    """An environment that searches, shows the first page, and goes back."""
 
     key, label = "search", "envfleet, search"
 
     def __init__(self, num_products: int) -> None:
         self._config = WebShopConfig(num_products=num_products)
         self.times_s: list[float] = []
-        """Of every search: words, the fifty best products, and the page of the first ten."""
+        """The time of every search: find the fifty best products and show the first ten."""
 
     def open(self) -> None:
         """Open the catalogue."""
@@ -75,12 +75,12 @@ class Searching:
         return Slice(len(times_s), sum(times_s))
 
     def close(self) -> None:
-        """Close, and let go of the catalogue."""
+        """Release the catalogue."""
         del self._env
 
 
 class Weighed:
-    """Spawned workers that shop: what they weigh beyond the same workers before they opened it."""
+    """Memory of spawned workers that shop, minus their memory before they opened the catalogue."""
 
     key = "memory"
 
@@ -100,15 +100,15 @@ class Weighed:
             start_method="spawn",
         )
         self.extra_bytes: list[int] = []
-        """One for each round."""
+        """The extra memory in each round."""
 
     def open(self) -> None:
-        """Write down what is bought."""
+        """Record the actions."""
         assert self._rollouts.recorded
-        gc.collect()  # what this process still had mapped would count for half with the workers
+        gc.collect()  # a catalogue mapped here would share its memory with the workers
 
     def run(self, seconds: float) -> Slice:
-        """Start, weigh, shop, weigh."""
+        """Start, measure the memory, shop, measure again."""
         shoppers = Managed(self._rollouts, self.key, self.label, use_multiprocessing=True)
         try:
             shoppers.open()

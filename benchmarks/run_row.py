@@ -1,8 +1,8 @@
-"""Measures one row in a fresh interpreter: `python -m benchmarks.row SUITE ROW ...`.
+"""Measure one row in a fresh interpreter: `python -m benchmarks.run_row SUITE ROW ...`.
 
-Nothing of one row (a loaded PyTorch, another library's threads, garbage) weighs on the next. The
-top of this module imports next to nothing, because under spawn every process of every contender
-runs it.
+A fresh interpreter keeps one row (loaded PyTorch, another library's threads, garbage) from slowing
+down the next. The top of this module imports very little, because under spawn every process of
+every contender runs it.
 """
 
 import argparse
@@ -14,18 +14,18 @@ from pathlib import Path
 
 def main() -> None:
     """Measure the row and write its outcome as JSON."""
-    from benchmarks.command import rows_of
-    from benchmarks.outcome import Pace
+    from benchmarks.rounds import Pace
+    from benchmarks.suite import rows_of
     from envfleet.observe.progress import progress_on
 
-    parser = argparse.ArgumentParser(prog="benchmarks.row")
+    parser = argparse.ArgumentParser(prog="benchmarks.run_row")
     parser.add_argument("suite")
     parser.add_argument("row")
     parser.add_argument("--pace", type=json.loads, required=True)
     parser.add_argument("--title", required=True)
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
-    # ends as Ctrl-C does: everything that is open is closed
+    # SIGTERM ends it like Ctrl-C: everything open is closed
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     # rich would leave threads and modules in a process that is about to fork
     progress = progress_on(sys.stderr)

@@ -1,6 +1,6 @@
-"""CartPole without its velocities: what an observation lacks has to be remembered.
+"""CartPole without velocities in its observations, so a policy needs a memory.
 
-gymnasium.make("benchmarks.partial:CartPoleNoVel-v1")
+gymnasium.make("benchmarks.cartpole_no_velocity:CartPoleNoVel-v1")
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from gymnasium import spaces
 from gymnasium.envs.classic_control.cartpole import CartPoleEnv
 
 SHOWN = [0, 2]
-"""Where the cart is, and how the pole leans."""
+"""Indices of the cart's position and the pole's angle."""
 
 Array = npt.NDArray[np.float32]
 
 
-class OnlyPlaces(gymnasium.ObservationWrapper[Array, Any, Array]):
-    """Hides how fast things move."""
+class HideVelocities(gymnasium.ObservationWrapper[Array, Any, Array]):
+    """Removes the velocities from the observation."""
 
     def __init__(self, env: gymnasium.Env[Array, Any]) -> None:
         super().__init__(env)
@@ -29,13 +29,13 @@ class OnlyPlaces(gymnasium.ObservationWrapper[Array, Any, Array]):
         self.observation_space = spaces.Box(space.low[SHOWN], space.high[SHOWN])
 
     def observation(self, observation: Array) -> Array:
-        """Places and angles."""
+        """The position and the angle."""
         return observation[SHOWN]
 
 
 def cartpole_without_velocities(**kwargs: Any) -> gymnasium.Env[Array, Any]:
-    """Gymnasium's CartPole, partly hidden."""
-    return OnlyPlaces(CartPoleEnv(**kwargs))
+    """Gymnasium's CartPole without velocities."""
+    return HideVelocities(CartPoleEnv(**kwargs))
 
 
 gymnasium.register(

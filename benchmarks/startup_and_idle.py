@@ -1,7 +1,7 @@
-"""What a fleet costs besides the time of a step: its start, its memory, and processor time at rest.
+"""Contenders that measure start-up time, memory, and processor time while the policy computes.
 
-These contenders run in the same interleaved rounds as the others. What they measure beyond the
-duration of a slice they keep in a list, one item per round.
+They run in the same interleaved rounds as the others. What they measure besides the duration of a
+slice is kept in a list, with one item per round.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from envfleet.cli.measure import Slice
 
 
 class Start:
-    """Building and resetting environments in spawned processes, from nothing, once per round."""
+    """Builds and resets environments in spawned processes, once per round."""
 
     def __init__(self, key: str, label: str, work: Workload, build: Callable[[], Any]) -> None:
         self.key, self.label, self._work, self._build = key, label, work, build
         self.children_bytes: list[int] = []
-        """Memory of all child processes after the reset."""
+        """Memory of all child processes after the reset, in each round."""
 
     def open(self) -> None:
-        """Nothing yet: opening is what is measured."""
-        # Python starts it with the first spawn and keeps it: so it is a child of everybody
+        """Open nothing yet: `run` measures the opening."""
+        # the first spawn starts it and it stays, so count it for every contender
         resource_tracker.ensure_running()
 
     def run(self, seconds: float) -> Slice:
-        """Start, reset, weigh, stop."""
+        """Start, reset, measure the memory, stop."""
         start_s = time.perf_counter()
         with closing(self._build()) as envs:
             envs.reset(seed=self._work.seed)
@@ -73,12 +73,12 @@ def async_start(work: Workload) -> Start:
 
 
 def memory_of_children() -> int:
-    """Bytes of memory of all descendants; a page that n processes share is 1/n in each (PSS)."""
+    """Memory of all descendants in bytes. A page shared by n processes counts 1/n in each (PSS)."""
     return sum(_pss(child) for child in psutil.Process().children(recursive=True))
 
 
 def own_memory() -> int:
-    """Bytes of memory of this process, counted in the same way."""
+    """Memory of this process in bytes, counted in the same way."""
     return _pss(psutil.Process())
 
 
@@ -88,7 +88,7 @@ def _pss(process: psutil.Process) -> int:
         match = re.search(r"^Pss:\s+(\d+) kB$", rollup.read_text(), re.MULTILINE)
         assert match is not None
         return int(match.group(1)) * 1024
-    except OSError:  # not Linux, or it has just ended
+    except OSError:  # not Linux, or the process has just ended
         try:
             return int(process.memory_full_info().uss)
         except psutil.NoSuchProcess:
@@ -96,13 +96,13 @@ def _pss(process: psutil.Process) -> int:
 
 
 class Thinking:
-    """A policy that thinks between steps: what the workers do with the processor meanwhile."""
+    """A policy that pauses between steps: how much processor time do the workers use meanwhile?"""
 
     key = "thinking"
 
     def __init__(self, work: Workload, think_s: float) -> None:
         self._work, self._think_s = work, think_s
-        self.label = f"envfleet, step, then {think_s * 1e3:.0f} ms of thought"
+        self.label = f"envfleet, step, then a pause of {think_s * 1e3:.0f} ms"
         self._pool = ActionPool(work)
         self._envs: envfleet.FleetVectorEnv | None = None
         self.percents_of_a_core: list[float] = []
@@ -120,7 +120,7 @@ class Thinking:
         self._envs.reset(seed=self._work.seed)
 
     def run(self, seconds: float) -> Slice:
-        """Step, think, and so on."""
+        """Step and pause in turn."""
         assert self._envs is not None
         workers = psutil.Process().children()
         steps, start_s, before_s = 0, time.perf_counter(), _processor_s(workers)

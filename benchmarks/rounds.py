@@ -1,4 +1,4 @@
-"""What a row of a table is given and what it gives back, and the rounds in between."""
+"""What a row of a table takes and returns, and the rounds in which its contenders take turns."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ class Pace:
 
     rounds: int
     seconds: float
-    """Of one slice."""
+    """The length of one slice."""
     seeds: int = 1
-    """Runs of a row that learns."""
+    """Training runs of a row that learns."""
     part: float = 1.0
-    """Of its steps."""
+    """The part of the usual amount of work that is done."""
     jobs: int = 1
-    """Of its runs at a time."""
+    """Training runs at the same time."""
 
     def scaled(self, rounds: float = 1.0, seconds: float = 1.0) -> Pace:
-        """The same for work that needs fewer rounds or longer slices."""
+        """The same with fewer rounds or longer slices."""
         return replace(
             self, rounds=max(1, round(self.rounds * rounds)), seconds=self.seconds * seconds
         )
@@ -34,7 +34,7 @@ class Pace:
 
 @dataclass(slots=True)
 class Outcome:
-    """What one row has to show."""
+    """What one row measured."""
 
     lines: list[Line] = field(default_factory=list)
     entries: list[Entry] = field(default_factory=list)
@@ -55,7 +55,7 @@ Row = Callable[[Pace, Progress, str], Outcome]
 
 
 class Rounds:
-    """The slices of contenders that took turns, and the lines that can be drawn from them."""
+    """Runs contenders in turns, and makes table lines of their slices."""
 
     def __init__(
         self, work: str, contenders: Sequence[Contender], pace: Pace, progress: Progress, title: str
@@ -68,12 +68,12 @@ class Rounds:
         self._labels = {one.key: one.label for one in contenders}
 
     def line(
-        self, work: str, against: str, floor: float, own: str, others: str | Sequence[str]
+        self, work: str, against: str, target: float, own: str, others: str | Sequence[str]
     ) -> Line:
         """`own` against the better of `others`."""
         keys = [others] if isinstance(others, str) else others
-        return compared(work, against, floor, self.slices, self.failures, own, keys)
+        return compared(work, against, target, self.slices, self.failures, own, keys)
 
     def entries(self) -> list[Entry]:
-        """Everybody's steps per second."""
+        """Steps per second of every contender."""
         return entries(self._work, self._labels, self.slices)

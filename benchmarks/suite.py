@@ -1,11 +1,11 @@
-"""One table from one command: what vector.py, ppo.py and state_manager.py have in common.
+"""The command line shared by vector.py, ppo.py and state_manager.py.
 
-    arguments ─► rows, each in an interpreter of its own ─► result ─► tables, --json, --write, code
+    arguments ─► rows, each in a fresh interpreter ─► result ─► tables, --json, --write, exit code
 
-A suite called NAME is the script benchmarks/NAME.py, the rows in benchmarks/NAME_rows.py and, in
-documents, the place <!-- table:NAME -->. A result is plain data: the pace, whether it was a quick
-one, the machine, and each row's outcome by name, with the commit of the code that was measured.
-Rows of an earlier result are kept, with their commits, only if it has the same pace and machine.
+A suite called NAME has the script benchmarks/NAME.py, its rows in benchmarks/NAME_rows.py, and the
+marker <!-- table:NAME --> in documents. A result is plain data: the pace, whether the run was a
+quick one, the machine, and the outcome of each row with the commit of the measured code. Rows of an
+earlier result are kept only if it has the same pace and machine.
 """
 
 from __future__ import annotations
@@ -26,40 +26,42 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import machine, tables
-from benchmarks.outcome import Pace, Row
+from benchmarks.rounds import Pace, Row
 
 ROOT = Path(__file__).resolve().parents[1]
 BUSY_LOAD = 0.3
-"""Load per core at the start above which the figures say more about the neighbours."""
+"""Load per core at the start above which a warning says that the figures will be noisy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Suite:
-    """A table, how long it takes, and what can be chosen."""
+    """What one benchmark script measures, and how long."""
 
     name: str
     about: str
     full: Pace
     quick: Pace
     learns: bool = False
-    """Some rows are runs of several seeds, and the table says how to make each row alone."""
+    """Some rows train with several seeds, and the table shows the command of each row."""
     rates: str = "rates"
-    """The place of the table of rates, for a document that has several."""
+    """The marker of the table of rates, for a document that has several."""
+    summary: tuple[str, ...] = ()
+    """Rows whose first lines form a short table, at the marker <!-- table:NAME_summary -->."""
 
 
 def rows_of(suite: str) -> dict[str, Row]:
-    """A suite's rows by name."""
+    """The rows of a suite, by name."""
     rows: dict[str, Row] = importlib.import_module(f"benchmarks.{suite}_rows").ROWS
     return rows
 
 
-def main(suite: Suite, arguments: Sequence[str] | None = None) -> int:
-    """Measure, show, and say whether every floor holds."""
+def run_suite(suite: Suite, arguments: Sequence[str] | None = None) -> int:
+    """Measure, show the tables, and return 1 if a target is missed."""
     given = _arguments(suite, arguments)
     if given.read is None or given.rows:
         before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
         try:
-            result = _measured(suite, given)  # SIGTERM ends the row under way too
+            result = _measured(suite, given)  # SIGTERM ends the running row too
         finally:
             signal.signal(signal.SIGTERM, before)
     else:
@@ -69,8 +71,8 @@ def main(suite: Suite, arguments: Sequence[str] | None = None) -> int:
 
 
 def _measured(suite: Suite, given: argparse.Namespace) -> dict[str, Any]:
-    """Each row's outcome, in the suite's order; kept on disk from row to row."""
-    if given.json is not None:  # found out now, not after the first row
+    """The outcome of each row, in the suite's order; saved after every row."""
+    if given.json is not None:  # fail now, not after the first row
         given.json.parent.mkdir(parents=True, exist_ok=True)
     found = machine.facts()
     busy = found["load_before"] / found["cores"]
@@ -90,8 +92,8 @@ def _measured(suite: Suite, given: argparse.Namespace) -> dict[str, Any]:
         _say(f"{title} ...")
         before = machine.commit()
         if before is None:
-            _say(f"{title}: no commit is known of the code in {machine.CODE.parent}")
-        outcomes[name] = measure_apart(suite.name, name, pace, title)
+            _say(f"{title}: the commit of the code in {machine.CODE.parent} is not known")
+        outcomes[name] = measure_in_fresh_process(suite.name, name, pace, title)
         if before is not None:
             outcomes[name]["commit"] = _commit(before, machine.commit())
         result["rows"] = {one: outcomes[one] for one in rows_of(suite.name) if one in outcomes}
@@ -101,13 +103,13 @@ def _measured(suite: Suite, given: argparse.Namespace) -> dict[str, Any]:
 
 
 def _commit(before: str, after: str | None) -> str:
-    """What a row is of that began on one commit and was over on another, maybe."""
-    # its processes import as they start: some may have got the code that came meanwhile
+    """The commit to record for a row; marked with + if it changed while the row ran."""
+    # processes import when they start, so some may have loaded the newer code
     return before if after == before else f"{before.removesuffix('+')}+"
 
 
 def _earlier(path: Path, pace: Pace, found: dict[str, Any]) -> dict[str, Any]:
-    """The rows of an earlier result that may stand beside those of this one."""
+    """The rows of an earlier result, if they can be combined with new ones."""
     result = json.loads(path.read_text())
     differing = [
         *(["another pace"] if result["pace"] != _lasting(pace) else []),
@@ -119,25 +121,25 @@ def _earlier(path: Path, pace: Pace, found: dict[str, Any]) -> dict[str, Any]:
     ]
     if differing:
         raise SystemExit(
-            f"{path} was measured at {' and on '.join(differing)}: its rows cannot stand beside "
-            "new ones; measure all of them again, without --from"
+            f"{path} was measured at {' and on '.join(differing)}, so its rows cannot be combined "
+            "with new ones; measure all rows again, without --from"
         )
     rows: dict[str, Any] = result["rows"]
     return rows
 
 
 def _lasting(pace: Pace) -> dict[str, Any]:
-    """What of a pace decides what was measured: how many runs went on at a time does not."""
+    """The parts of a pace that affect the figures: all except the number of parallel jobs."""
     return {name: value for name, value in asdict(pace).items() if name != "jobs"}
 
 
-def measure_apart(suite: str, name: str, pace: Pace, title: str) -> dict[str, Any]:
-    """One row in an interpreter of its own."""
+def measure_in_fresh_process(suite: str, name: str, pace: Pace, title: str) -> dict[str, Any]:
+    """Measure one row in a fresh interpreter."""
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "outcome.json"
         command = [
-            *(sys.executable, "-m", "benchmarks.row", suite, name),
+            *(sys.executable, "-m", "benchmarks.run_row", suite, name),
             *("--title", title, "--out", str(out), "--pace", json.dumps(asdict(pace))),
         ]
         child = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)})
@@ -148,7 +150,7 @@ def measure_apart(suite: str, name: str, pace: Pace, title: str) -> dict[str, An
             child.wait()
             raise
         if code:
-            raise SystemExit(f"row {name} ended with exit code {code}; its error stands above")
+            raise SystemExit(f"row {name} ended with exit code {code}; its error is printed above")
         outcome: dict[str, Any] = json.loads(out.read_text())
         return outcome
 
@@ -162,13 +164,15 @@ def _keep(result: dict[str, Any], given: argparse.Namespace) -> None:
 
 
 def show(suite: Suite, result: dict[str, Any], given: argparse.Namespace) -> int:
-    """Print the tables, fill them in where asked, and judge."""
+    """Print the tables, fill them into documents, and return the exit code."""
     rows = result["rows"]
     named = [(name, tables.line_from(line)) for name in rows for line in rows[name]["lines"]]
     lines = [line for _, line in named]
     names = [name for name, _ in named] if suite.learns else []
-    floors = tables.floors_table(lines, names)
-    with_commands = tables.floors_table(
+    targets = tables.targets_table(lines, names)
+    first = {name: tables.line_from(rows[name]["lines"][0]) for name in rows if rows[name]["lines"]}
+    summary = tables.summary_table([first[name] for name in suite.summary if name in first])
+    with_commands = tables.targets_table(
         lines, commands=[f"`{_command(suite, result, name)}`" for name in names]
     )
     rates = tables.rates_table(
@@ -193,24 +197,28 @@ def show(suite: Suite, result: dict[str, Any], given: argparse.Namespace) -> int
             [tables.markdown_table(rates), "\n".join(f"- {n}" for n in notes)]
         ),
     }
+    if summary.rows:
+        in_markdown[f"{suite.name}_summary"] = "\n\n".join(
+            [tables.markdown_table(summary), " ".join(made), f"`{command}`"]
+        )
     if curves.rows:
         in_markdown["curves"] = tables.markdown_table(curves)
     if given.markdown:
         print("\n\n".join(in_markdown.values()))
     else:
-        shown = [tables.text_table(table) for table in (floors, rates, curves) if table.rows]
+        shown = [tables.text_table(table) for table in (targets, rates, curves) if table.rows]
         print("\n\n".join([*shown, *filter(None, ["\n".join(notes)]), "\n".join([*made, command])]))
     for path in given.write:
         path.write_text(tables.fill_in(path.read_text(), in_markdown))
         _say(f"filled in {path}")
-    missed = [line for line in lines if not line.is_kept]
+    missed = [line for line in lines if not line.is_met]
     if missed:
-        _say(f"{len(missed)} of {len(lines)} floors missed")
+        _say(f"{len(missed)} of {len(lines)} targets missed")
     return 1 if missed and not given.quick else 0
 
 
 def _command(suite: Suite, result: dict[str, Any], row: str | None = None) -> str:
-    """The command that makes such a result, or a row of it, for whoever wants to repeat it."""
+    """The command that repeats a result, or one row of it."""
     pace, names = Pace(**result["pace"]), list(result["rows"]) if row is None else [row]
     usual, options = suite.quick if result["quick"] else suite.full, ["rounds", "seconds"]
     if row is None or _may_learn(result["rows"][row]):
@@ -227,7 +235,7 @@ def _command(suite: Suite, result: dict[str, Any], row: str | None = None) -> st
 
 
 def _may_learn(row: dict[str, Any]) -> bool:
-    """Whether an outcome is of several seeds; one that failed has no curves to tell by."""
+    """Whether a row trains with several seeds. A failed one has no curves, so it may."""
     return bool(row["curves"]) or any(line["failure"] is not None for line in row["lines"])
 
 
@@ -238,23 +246,25 @@ def _arguments(suite: Suite, arguments: Sequence[str] | None) -> argparse.Namesp
     known = list(rows_of(suite.name))
     full = suite.full
     parser = argparse.ArgumentParser(description=suite.about)
-    parser.add_argument("--rows", help=f"which rows, by commas: {','.join(known)} (default: all)")
+    parser.add_argument("--rows", help=f"rows, by commas: {','.join(known)} (default: all)")
     parser.add_argument(
-        "--rounds", type=_positive(int), help=f"how many rounds (default: {full.rounds})"
+        "--rounds", type=_positive(int), help=f"number of rounds (default: {full.rounds})"
     )
     parser.add_argument(
-        "--seconds", type=_positive(float), help=f"length of a slice (default: {full.seconds})"
+        "--seconds", type=_positive(float), help=f"seconds per slice (default: {full.seconds})"
     )
     if suite.learns:
         parser.add_argument(
             "--seeds", type=_positive(int), help=f"runs per row that learns (default: {full.seeds})"
         )
         parser.add_argument(
-            "--jobs", type=_positive(int), default=1, help="how many runs at a time (default: 1)"
+            "--jobs", type=_positive(int), default=1, help="number of parallel runs (default: 1)"
         )
-    parser.add_argument("--quick", action="store_true", help="little of all; floors not judged")
     parser.add_argument(
-        "--json", type=Path, metavar="FILE", help="write every figure there, row by row"
+        "--quick", action="store_true", help="a little of every row; ignores targets"
+    )
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="write every figure to FILE, row by row"
     )
     parser.add_argument("--markdown", action="store_true", help="print the tables as Markdown")
     parser.add_argument(
@@ -271,8 +281,8 @@ def _arguments(suite: Suite, arguments: Sequence[str] | None) -> argparse.Namesp
         dest="read",
         type=Path,
         metavar="FILE",
-        help="measure nothing, show what an earlier run wrote with --json; with --rows, measure "
-        "those again and keep the others, each with the commit it was measured on",
+        help="show the result that an earlier run wrote with --json, without measuring; with "
+        "--rows, measure those rows again and keep the others",
     )
     given = parser.parse_args(arguments)
     if given.write and given.read is None and (given.rows or given.quick):
@@ -294,7 +304,7 @@ def _positive(kind: type[int] | type[float]) -> Callable[[str], float]:
             raise argparse.ArgumentTypeError(f"must be more than 0, got {text}")
         return number
 
-    parse.__name__ = kind.__name__  # argparse shows it for what is no number at all
+    parse.__name__ = kind.__name__  # argparse shows this name if the text is not a number
     return parse
 
 

@@ -1,4 +1,4 @@
-"""Calls that are made in fresh processes, some at a time."""
+"""Call a function in fresh processes, several at a time."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ class EndedEarly(RuntimeError):
     """A process ended without a result."""
 
 
-def each_apart(
+def in_fresh_processes(
     work: Callable[..., Result], asked: Sequence[tuple[Any, ...]], jobs: int
 ) -> Generator[tuple[int, Result], None, None]:
-    """Call `work` with each of the arguments asked for, every time in a fresh process.
+    """Call `work` with each of the given arguments, each time in a fresh process.
 
     Args:
-        work: What to call; a function of a module, so that a process can import it.
+        work: The function to call. A process must be able to import it.
         asked: The arguments of each call.
-        jobs: How many calls may be under way at a time.
+        jobs: How many calls may run at the same time.
 
     Yields:
-        The place of a call's arguments in `asked` and its result, in the order in which they end.
+        The index of a call in `asked` and its result, in the order in which the calls end.
 
     Raises:
-        EndedEarly: A process ended without a result. The others are ended too.
+        EndedEarly: A process ended without a result. The others are terminated.
     """
     context = multiprocessing.get_context("spawn")
     to_do = deque(enumerate(asked))
@@ -43,7 +43,7 @@ def each_apart(
                 sent = (there, work, arguments)
                 started = context.Process(target=_answer, args=sent, daemon=True)
                 started.start()
-                there.close()  # or its end would not be noticed here
+                there.close()  # otherwise the end of the process would not close the pipe
                 running[here] = place, started
             for pipe in wait(list(running)):
                 assert isinstance(pipe, Connection)
@@ -54,7 +54,7 @@ def each_apart(
                     process.join()
                     raise EndedEarly(
                         f"call {place + 1} of {len(asked)} ended with exit code "
-                        f"{process.exitcode}; its error stands above"
+                        f"{process.exitcode}; its error is printed above"
                     ) from None
                 process.join()
                 del running[pipe]
