@@ -80,7 +80,7 @@ NotNegative = Annotated[float, Must("a finite number, 0 or more", lambda x: 0 <=
 
 def one_of(*choices: Any) -> Any:
     """The kind of a value that is one of these: a Literal whose choices are known at run time."""
-    return Literal.__getitem__(choices)  # type: ignore[attr-defined]
+    return Literal.__getitem__(choices)
 
 
 # ---- checking -----------------------------------------------------------------------------------
@@ -242,7 +242,7 @@ class Option:
 
 
 @functools.cache
-def options_of(kind: type[Any]) -> tuple[Option, ...]:
+def options_of(kind: Any) -> tuple[Option, ...]:
     """The options that a dataclass declares."""
     try:
         hints = get_type_hints(kind, include_extras=True)

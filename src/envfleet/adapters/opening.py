@@ -1,7 +1,7 @@
-"""From the arguments of a door to an open fleet: the environment argument, the plan, the fleet.
+"""From a user's arguments to an open fleet: the environment argument, the plan, the fleet.
 
-Every door (Gymnasium, Stable-Baselines3, PettingZoo, the text environments) opens its fleet here,
-so that an argument means the same everywhere. Importing this module builds nothing.
+Every adapter, and the text environments, open their fleets here, so that an argument means the same
+everywhere. Importing this module builds nothing.
 """
 
 from __future__ import annotations

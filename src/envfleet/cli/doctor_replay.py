@@ -160,7 +160,7 @@ def child_verdict(
         kind: What the incident was: "death" or "timeout".
         exitcode: How the child ended; None if it had to be stopped.
         timeout_s: How long it was waited for.
-        output: Its stdout: a JSON document if it came to its end.
+        output: Its stdout: a JSON document if it ended by itself.
         errors: Its stderr: the stacks if it died or was stopped.
     """
     last_words = errors.replace(WARNING, "").strip() or None

@@ -11,6 +11,7 @@ import argparse
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from envfleet.cli.arguments import add_option, add_worker_arguments
@@ -130,6 +131,7 @@ def run(args: argparse.Namespace, context: Context) -> Report:
         )
     runs = runs_for(args.backends, workers, args.start_methods, args.autoreset, args.num_envs)
     comparisons: list[Comparison] = []
+    by_hand = partial(hand_driven, choice.env_fn, args.num_envs, args.steps, args.seed)
     with context.progress.bar("verify", len(runs) + len(args.autoreset) + 2) as bar:
         bar.note("global random state")
         shared_random = uses_global_random(choice.env_fn, args.steps, args.seed)
@@ -137,13 +139,11 @@ def run(args: argparse.Namespace, context: Context) -> Report:
         references: dict[str, Streams] = {}
         for mode in args.autoreset:
             bar.note(f"by hand, {mode}")
-            references[mode] = by_hand(choice.env_fn, args, mode)
+            references[mode] = by_hand(mode)
             bar.advance()
         bar.note("by hand, again")
         first_mode = args.autoreset[0]
-        unrepeatable = first_difference(
-            references[first_mode], by_hand(choice.env_fn, args, first_mode)
-        )
+        unrepeatable = first_difference(references[first_mode], by_hand(first_mode))
         bar.advance()
         for one in runs:
             bar.note(one.label)
@@ -167,17 +167,12 @@ def run(args: argparse.Namespace, context: Context) -> Report:
         | {
             "comparisons": [comparison_json(one) for one in comparisons],
             "repeats_itself": unrepeatable is None,
-            "unrepeatable": None if unrepeatable is None else difference_json(unrepeatable),
+            "unrepeatable": unrepeatable and difference_json(unrepeatable),
             "global_random": shared_random,
             "conclusion": conclusion,
         },
         blocks=verify_blocks(facts, comparisons, unrepeatable, shared_random, conclusion, ok),
     )
-
-
-def by_hand(env_fn: Callable[[], Any], args: argparse.Namespace, mode: str) -> Streams:
-    """The reference in one autoreset mode."""
-    return hand_driven(env_fn, args.num_envs, args.steps, args.seed, mode)
 
 
 def runs_for(
@@ -244,12 +239,9 @@ def verify_conclusion(
         )
     if differing:
         first = differing[0]
-        where = (
-            f"it failed with {first.error}"
-            if first.difference is None
-            else f"slot {first.difference.slot}, step {first.difference.step}, field "
-            f"{first.difference.field}"
-        )
+        where = f"it failed with {first.error}"
+        if (found := first.difference) is not None:
+            where = f"slot {found.slot}, step {found.step}, field {found.field}"
         return (
             f"{len(differing)} of {len(comparisons)} runs differ from the plain loop; the first "
             f"({first.run.label}): {where}.",
@@ -286,7 +278,7 @@ def comparison_json(one: Comparison) -> dict[str, Any]:
         "first_ready": one.run.min_slots is not None,
         "equal": one.is_equal,
         "seconds": round(one.seconds, 3),
-        "difference": None if one.difference is None else difference_json(one.difference),
+        "difference": one.difference and difference_json(one.difference),
         "error": one.error,
     }
 
@@ -318,7 +310,7 @@ def verify_blocks(
     checks = [
         Finding("repeats itself", "ok", "two plain loops with the same seed are equal")
         if unrepeatable is None
-        else Finding("repeats itself", "bad", parting(unrepeatable)),
+        else Finding("repeats itself", "bad", loop_difference(unrepeatable)),
         Finding("global random state", "ok", "not used")
         if shared_random is None
         else Finding("global random state", "bad", shared_random),
@@ -328,7 +320,7 @@ def verify_blocks(
     return tuple(blocks)
 
 
-def parting(difference: Difference) -> str:
+def loop_difference(difference: Difference) -> str:
     """Where two plain loops differ, in half a sentence."""
     values = [short(value) for value in (difference.expected, difference.got)]
     return (
