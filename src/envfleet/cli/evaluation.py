@@ -1,4 +1,4 @@
-"""``envfleet eval``: play whole episodes with what a run has learned."""
+"""``envfleet eval``: play whole episodes with a run's policy."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def run(args: argparse.Namespace, context: Context) -> Report:
 
 
 class NoEpisode(EnvfleetError):
-    """Every episode was lost, for people who have no objects."""
+    """No episode was completed."""
 
     def __init__(self, env: str, last: EnvFailed | WorkerDied) -> None:
         super().__init__(env, last)
@@ -124,7 +124,7 @@ class NoEpisode(EnvfleetError):
             if isinstance(last, WorkerDied)
             else f"it failed during {last.doing}: {last.reason}"
         )
-        return f"{self.env} came to the end of no episode; in the last one {how}"
+        return f"{self.env} completed no episode; in the last one {how}"
 
 
 def _in_json(number: float) -> float | None:
