@@ -86,7 +86,7 @@ def one_of(*choices: Any) -> Any:
 # ---- checking -----------------------------------------------------------------------------------
 
 
-def check(name: str, value: T, kind: Any) -> T:
+def check(name: str, value: object, kind: Any) -> Any:
     """Return `value` if it is of this kind (a type annotation).
 
     Raises:
@@ -241,9 +241,14 @@ class Option:
         return _base(self.kind)
 
 
-@functools.cache
-def options_of(kind: Any) -> tuple[Option, ...]:
+def options_of(kind: type[Any]) -> tuple[Option, ...]:
     """The options that a dataclass declares."""
+    key: Any = kind  # for mypy, to which a class is not hashable
+    return _declared(key)
+
+
+@functools.cache
+def _declared(kind: Any) -> tuple[Option, ...]:
     try:
         hints = get_type_hints(kind, include_extras=True)
     except Exception:  # names that exist for type checkers only: nothing can be asked

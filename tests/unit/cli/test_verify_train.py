@@ -242,8 +242,8 @@ class TestConclusions:
             ),
             (
                 TrainDifference(0, "policy.x[0]", 1.0, 2.0),
-                "They differ before the first iteration: policy.x[0] is 1.0 in this process and 2.0 "
-                "in 3 worker processes (spawn). The experience was equal, so the cause lies in "
+                "They differ before the first iteration: policy.x[0] is 1.0 in this process and "
+                "2.0 in 3 worker processes (spawn). The experience was equal, so the cause lies in "
                 "the learner: threads, or a GPU.",
             ),
         ],
