@@ -337,10 +337,10 @@ class TestOptionClass:
         with pytest.raises(ConfigError, match="count must be"):
             Checked("x", 0)
         with pytest.raises(TypeError, match="missing 1 required positional argument"):
-            Checked()
+            Checked()  # type: ignore[call-arg]
 
     def test_makes_a_tuple_of_a_list(self):
-        assert Checked("x", sizes=[1, 2]) == Checked("x", sizes=(1, 2))
+        assert Checked("x", sizes=[1, 2]) == Checked("x", sizes=(1, 2))  # type: ignore[arg-type]
 
     def test_of_a_mapping_names_the_path(self):
         assert from_mapping(Checked, {"name": "x", "count": 2}, "run") == Checked("x", 2)

@@ -295,7 +295,7 @@ def bench_blocks(
             columns=("contender", "steps/s", "ratio", "+-", "in env", "waiting", "copying"),
             rows=tuple(rows),
             right=frozenset({"steps/s", "ratio", "+-", "in env", "waiting", "copying"}),
-            levels=("ok", *["info"] * (len(rows) - 1)) if rows else (),
+            levels=tuple("ok" if row is rows[0] else "info" for row in rows),
             notes=(note,),
         ),
     ]
