@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TextIO
 
-from envfleet.cli.arguments import add_option, choice_of
+from envfleet.cli.arguments import add_option
 from envfleet.cli.command import Context, UsageError
 from envfleet.cli.llm_arguments import add_config_arguments, config_of
 from envfleet.cli.report import Block, Code, Heading, Report, Table, Text
@@ -21,6 +21,7 @@ from envfleet.llm.policies import POLICIES, make_policy
 from envfleet.llm.records import as_line
 from envfleet.llm.rollout import Rollout, TagSummary, play
 from envfleet.llm.settings import read_agent_proxy
+from envfleet.options import one_of
 
 _EPILOG = """\
 examples:
@@ -44,14 +45,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "envfleet rollout [--config-name NAME] [option ...] [key=value ...]"
     parser.epilog = _EPILOG
     add_config_arguments(parser)
-    add_option(
-        parser,
-        "--policy",
-        "NAME",
-        choice_of(*POLICIES),
-        f"the policy: {' or '.join(POLICIES)}",
-        "random",
-    )
+    names = f"the policy: {' or '.join(POLICIES)}"
+    add_option(parser, "--policy", "NAME", one_of(*POLICIES), names, "random")
     add_option(parser, "--out", "FILE", Path, "write every environment's rollout as JSON lines")
 
 
