@@ -23,7 +23,7 @@ from typing import Any
 
 from envfleet.errors import ConfigError, MissingExtra, did_you_mean
 
-__all__ = ["BLOCKS", "Config", "load_config", "plain", "preset_names"]
+__all__ = ["BLOCKS", "Config", "load_config", "plain_config", "preset_names"]
 
 BLOCKS = ("es_manager", "custom_envs", "agent_proxy", "seed")
 """Of a configuration, what is read here; the rest is for other programs."""
@@ -69,7 +69,7 @@ def load_config(name: str | os.PathLike[str] = "base", overrides: Sequence[str] 
     return config
 
 
-def plain(config: Any) -> dict[str, Any]:
+def plain_config(config: Any) -> dict[str, Any]:
     """A configuration in any form (mapping, OmegaConf, name or path of YAML) as plain data."""
     if isinstance(config, str | Path):
         config = load_config(config)

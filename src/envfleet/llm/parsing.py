@@ -49,10 +49,10 @@ def parse_response(
     if len(actions) > max_actions:
         actions = actions[:max_actions]
         answer = f" {action_sep} ".join(actions)
-    return Parsed(written(thought, answer, enable_think=enable_think), actions)
+    return Parsed(format_response(thought, answer, enable_think=enable_think), actions)
 
 
-def written(thought: str, answer: str, *, enable_think: bool = True) -> str:
+def format_response(thought: str, answer: str, *, enable_think: bool = True) -> str:
     """A response in the right form."""
     said = f"<answer>{answer}</answer>"
     return f"<think>{thought}</think>{said}" if enable_think else said

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from envfleet.errors import ConfigError, did_you_mean
-from envfleet.llm.entries import Cache
-from envfleet.llm.parsing import written
+from envfleet.llm.manager_types import Cache
+from envfleet.llm.parsing import format_response
 from envfleet.llm.settings import AgentProxy, Tag
 
 NONSENSE = "Dance"
@@ -82,7 +82,9 @@ def _the_first(guess: Guess, state: str, dice: random.Random, proxy: AgentProxy)
 
 
 def _said(thought: str, names: Sequence[str], proxy: AgentProxy) -> str:
-    return written(thought, f" {proxy.action_sep} ".join(names), enable_think=proxy.enable_think)
+    return format_response(
+        thought, f" {proxy.action_sep} ".join(names), enable_think=proxy.enable_think
+    )
 
 
 POLICIES: dict[str, Choose] = {"random": _by_chance, "first": _the_first}

@@ -15,7 +15,7 @@ from typing import Any
 
 from envfleet.adapters.names import find
 from envfleet.errors import ConfigError, did_you_mean
-from envfleet.llm.environments.kinds import configured
+from envfleet.llm.environments.config_fields import build_config
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class EnvType:
 
     def config(self, settings: Mapping[str, Any] | None) -> Any:
         """Its configuration, checked by name; what is in it is no other environment's."""
-        return configured(self.config_class, settings)
+        return build_config(self.config_class, settings)
 
 
 _OURS = {

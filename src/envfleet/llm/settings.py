@@ -16,10 +16,10 @@ from typing import Any, Literal, TypeGuard, cast
 
 from envfleet.engine.options import StartMethod, one_of
 from envfleet.errors import ConfigError, EnvfleetError, StartError, did_you_mean, level_of_caller
-from envfleet.llm.config import BLOCKS, plain
+from envfleet.llm.config import BLOCKS, plain_config
 from envfleet.llm.parsing import ACTION_SEP, MAX_ACTIONS
 from envfleet.llm.registry import EnvType, env_type, env_types
-from envfleet.llm.turns import Failure
+from envfleet.llm.turns import EnvFailure
 
 ManagerMode = Literal["train", "val"]
 UseMultiprocessing = bool | Literal["auto", "threads", "resets"]
@@ -118,7 +118,7 @@ class Tag:
         except (Exception, SystemExit) as exc:  # to end the program is not an environment's affair
             raise StartError(
                 f"an environment of custom_envs.{self.name} ({self.type_name}) cannot be built: "
-                f"{Failure.of('the constructor', exc).error}"
+                f"{EnvFailure.of('the constructor', exc).error}"
             ) from exc
 
 
@@ -168,7 +168,7 @@ class AgentProxy:
 
 def read_agent_proxy(config: Any) -> AgentProxy:
     """What `config` says of turns; what it does not say has a default."""
-    whole, path = plain(config), "agent_proxy."
+    whole, path = plain_config(config), "agent_proxy."
     if whole.get("agent_proxy") is None:
         return AgentProxy()
     block = _mapping(whole, "agent_proxy")
@@ -191,7 +191,7 @@ def read_settings(config: Any, mode: str) -> Settings:
     """What `config` says for this mode."""
     if mode not in ("train", "val"):
         raise ConfigError(f"mode must be train or val, got {mode!r}")
-    whole = plain(config)
+    whole = plain_config(config)
     manager = _mapping(whole, "es_manager")
     _check_names(whole)
     block = _mapping(manager, mode, "es_manager.")

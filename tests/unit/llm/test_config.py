@@ -9,7 +9,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from envfleet.errors import ConfigError
-from envfleet.llm.config import Config, load_config, plain, preset_names
+from envfleet.llm.config import Config, load_config, plain_config, preset_names
 from envfleet.llm.settings import Settings, read_settings
 from tests.unit.llm import games
 
@@ -147,52 +147,52 @@ class TestLoading:
 
     def test_any_form_is_the_same(self, tmp_path: Path) -> None:
         config = load_config("base")
-        assert plain(OmegaConf.create(plain(config))) == config
-        assert plain("base") == config
-        assert plain(dict(config)) == config
+        assert plain_config(OmegaConf.create(plain_config(config))) == config
+        assert plain_config("base") == config
+        assert plain_config(dict(config)) == config
         with pytest.raises(ConfigError, match="got int"):
-            plain(3)
+            plain_config(3)
 
     def test_omegaconf_is_resolved_where_it_is_read(self) -> None:
-        config = OmegaConf.create({**plain("bandit"), "groups": {"n": 3}})
+        config = OmegaConf.create({**plain_config("bandit"), "groups": {"n": 3}})
         config.seed.train = "${groups.n}"
         config.merge_with({"ctx_manager": {"top_p": "${actor_rollout_ref.rollout.top_p}"}})
-        found = plain(config)
+        found = plain_config(config)
         assert found["seed"]["train"] == 3
         assert found["ctx_manager"]["top_p"] == "${actor_rollout_ref.rollout.top_p}"
 
     def test_blocks_of_omegaconf_may_stand_in_a_mapping(self) -> None:
-        expected = plain("bandit")
+        expected = plain_config("bandit")
         whole = OmegaConf.create({**expected, "groups": {"n": 3}})
         whole.seed.train = "${groups.n}"
         config = {name: whole[name] for name in expected}
         config["es_manager"] = {**expected["es_manager"], "train": whole.es_manager.train}
         config["trainer"] = OmegaConf.create({"left": "${alone}"})
-        found = plain(config)
+        found = plain_config(config)
         assert found["seed"]["train"] == 3
         assert found["es_manager"] == expected["es_manager"]
         assert type(found["es_manager"]["train"]["env_configs"]["tags"]) is list
         assert found["trainer"] == {"left": "${alone}"}
         whole.seed.train = "${nowhere}"
         with pytest.raises(ConfigError, match=r"seed.train cannot be resolved: "):
-            plain({**config, "seed": whole.seed})
+            plain_config({**config, "seed": whole.seed})
 
     def test_a_mapping_that_holds_itself_is_refused(self) -> None:
-        config: dict[str, Any] = dict(plain("bandit"))
+        config: dict[str, Any] = dict(plain_config("bandit"))
         config["seed"] = {"train": 1, "more": config}
         with pytest.raises(ConfigError, match="the configuration holds itself"):
-            plain(config)
+            plain_config(config)
 
     @pytest.mark.parametrize("value", ["${nowhere.n}", "???"])
     def test_what_cannot_be_resolved_is_named(self, value: str) -> None:
-        config = OmegaConf.create(plain("bandit"))
+        config = OmegaConf.create(plain_config("bandit"))
         config.es_manager.train.group_size = value
         with pytest.raises(ConfigError, match=r"es_manager.train.group_size cannot be resolved: "):
-            plain(config)
+            plain_config(config)
 
     def test_what_a_manager_reads_is_a_copy(self) -> None:
         config = load_config("base")
-        plain(config)["es_manager"]["train"]["env_groups"] = 99
+        plain_config(config)["es_manager"]["train"]["env_groups"] = 99
         assert config.es_manager.train.env_groups == 8
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from envfleet.errors import ConfigError, MissingExtra
 from envfleet.llm.environments import countdown_rows
-from envfleet.llm.environments.base import Words
+from envfleet.llm.environments.base import AnyText
 from envfleet.llm.environments.countdown import CountdownConfig, CountdownEnv
 from envfleet.llm.environments.countdown_rows import (
     MAX_NUMBERS,
@@ -361,7 +361,7 @@ class TestParquet:
 class TestEnvironment:
     def test_reads_and_is_answered_in_words(self):
         env = CountdownEnv()
-        assert env.action_space == env.observation_space == Words()
+        assert env.action_space == env.observation_space == AnyText()
         assert env.config.action_lookup is None
 
     @given(seeds, st.lists(st.sampled_from(["1 + 2", "x", None]), max_size=2))

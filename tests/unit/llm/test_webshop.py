@@ -17,8 +17,8 @@ from envfleet.llm.environments.webshop.catalogue import Product
 from envfleet.llm.environments.webshop.goals import Goal
 from envfleet.llm.environments.webshop.pages import item_page, results_page, sub_page
 from envfleet.llm.environments.webshop.reward import nouns_of, num_options_met, score
-from envfleet.llm.environments.webshop.shop import chosen
 from envfleet.llm.environments.webshop.store import open_store
+from envfleet.llm.environments.webshop.visit import chosen
 from envfleet.llm.registry import env_type
 from tests.gates import computes_within
 

@@ -11,10 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envfleet.llm.environments.webshop.analysis import words_of
 from envfleet.llm.environments.webshop.fuzzy import token_set_ratio
 from envfleet.llm.environments.webshop.index import K1, B, Index, IndexBuilder, best, label
-from envfleet.llm.environments.webshop.stemmer import stem
+from envfleet.llm.environments.webshop.search_words import stem, words_of
 
 # The examples of the paper, step by step, as the whole algorithm leaves them.
 STEMS = """

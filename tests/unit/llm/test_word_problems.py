@@ -10,7 +10,7 @@ from fractions import Fraction
 import pytest
 
 from envfleet.errors import ConfigError
-from envfleet.llm.environments.problems.parts import decimal
+from envfleet.llm.environments.problems.story import decimal
 from envfleet.llm.environments.word_problems import TEMPLATES, WordProblems, word_problem
 
 MANY = [word_problem(7, index) for index in range(2000)]

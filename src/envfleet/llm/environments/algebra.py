@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from envfleet.llm.environments.polynomials import (
-    Arithmetic,
     NotAlgebra,
+    PolynomialArithmetic,
     Ratio,
     atom_of,
     constant,
@@ -111,10 +111,10 @@ class _List:
 _Value = Ratio | _List
 
 
-class _Reader:
+class _AlgebraParser:
     """Reads one expression: sums of products of powers, and lists of them."""
 
-    def __init__(self, text: str, maths: Arithmetic) -> None:
+    def __init__(self, text: str, maths: PolynomialArithmetic) -> None:
         self.tokens = [*_tokens(text), ""]
         self.at = 0
         self.depth = 0
@@ -250,13 +250,15 @@ def _number(value: _Value) -> Ratio:
     return value
 
 
-class _Comparison(Arithmetic):
+class _Comparison(PolynomialArithmetic):
     def is_same(self, left: str, right: str) -> bool:
         if "=" in left and "=" in right:
             sides, others = left.split("="), right.split("=")
             return len(sides) == len(others) and all(map(self.is_same, sides, others))
         left, right = _NAMED.sub("", left), _NAMED.sub("", right)
-        return self._is_equal(_Reader(left, self).whole(), _Reader(right, self).whole())
+        return self._is_equal(
+            _AlgebraParser(left, self).whole(), _AlgebraParser(right, self).whole()
+        )
 
     def _is_equal(self, left: _Value, right: _Value) -> bool:
         if isinstance(left, Ratio) and isinstance(right, Ratio):

@@ -43,7 +43,7 @@ _END = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Arithmetic:
+class ArithmeticResult:
     """What a line comes to, and the numbers it was made of."""
 
     value: Fraction
@@ -51,12 +51,12 @@ class Arithmetic:
     """In the order they were written, each as often as it was."""
 
 
-def read_arithmetic(text: str) -> Arithmetic | None:
+def read_arithmetic(text: str) -> ArithmeticResult | None:
     """Work out the line; None if it is no arithmetic, too large, or divides by zero."""
     if len(text) > MAX_CHARACTERS:
         return None
     try:
-        return _Reader(_without_claim(_tokens(text))).line()
+        return _ArithmeticParser(_without_claim(_tokens(text))).line()
     except (_Unreadable, ZeroDivisionError):
         return None
 
@@ -90,7 +90,7 @@ def _without_claim(tokens: list[_Token]) -> list[_Token]:
     return tokens[:equals]
 
 
-class _Reader:
+class _ArithmeticParser:
     """One method per rule of the grammar; each takes its tokens and returns their value."""
 
     def __init__(self, tokens: list[_Token]) -> None:
@@ -100,11 +100,11 @@ class _Reader:
         if len(self._numbers) > MAX_NUMBERS:
             raise _Unreadable
 
-    def line(self) -> Arithmetic:
+    def line(self) -> ArithmeticResult:
         value = self._sum(0)
         if self._next() != _END:
             raise _Unreadable
-        return Arithmetic(value, self._numbers)
+        return ArithmeticResult(value, self._numbers)
 
     def _sum(self, depth: int) -> Fraction:
         value = self._term(depth)

@@ -14,9 +14,8 @@ import numpy as np
 from gymnasium import spaces
 
 from envfleet.errors import ConfigError
-from envfleet.llm.environments.base import Mode, Step, TextEnv, TextEnvConfig
-from envfleet.llm.environments.kinds import check_kinds
-from envfleet.llm.environments.named_actions import chosen
+from envfleet.llm.environments.base import Mode, Step, TextEnv, TextEnvConfig, action_number
+from envfleet.llm.environments.config_fields import check_field_types
 
 
 @dataclass(slots=True, kw_only=True)
@@ -37,7 +36,7 @@ class BanditConfig(TextEnvConfig):
     hi_arm_hiscore_prob: float = 0.25
 
     def __post_init__(self) -> None:
-        check_kinds(self)
+        check_field_types(self)
         for lo, hi in (
             (self.lo_arm_name, self.hi_arm_name),
             (self.test_lo_arm_name, self.test_hi_arm_name),
@@ -82,7 +81,7 @@ class BanditEnv(TextEnv):
         self._seen = f"Arms: {first}, {second}"
 
     def _act(self, action: Any) -> Step:
-        number = chosen(action, self._arms)
+        number = action_number(action, self._arms)
         if number is None:
             info = {"action_is_effective": False, "action_is_valid": False, "success": False}
             return self._seen, 0.0, False, False, info

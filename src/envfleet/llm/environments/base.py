@@ -6,6 +6,7 @@ reads or writes global random numbers, hash order, the clock, or another environ
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from gymnasium import spaces
 from gymnasium.utils import seeding
 
 from envfleet.errors import ConfigError, OutOfOrder
-from envfleet.llm.environments.kinds import check_kinds, configured
+from envfleet.llm.environments.config_fields import build_config, check_field_types
 
 Mode = Literal["train", "val", "test"]
 Picture = npt.NDArray[np.uint8]
@@ -30,7 +31,7 @@ _LASTING = ("config", "render_mode", "observation_space", "action_space")
 """What most environments keep from one episode to the next."""
 
 
-class Words(spaces.Space[str]):
+class AnyText(spaces.Space[str]):
     """Any text at all. Gymnasium's Text wants to know its characters and its length."""
 
     def __init__(self, seed: int | np.random.Generator | None = None) -> None:
@@ -51,13 +52,13 @@ class Words(spaces.Space[str]):
         return isinstance(x, str)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Words)
+        return isinstance(other, AnyText)
 
     def __hash__(self) -> int:
-        return hash(Words)
+        return hash(AnyText)
 
     def __repr__(self) -> str:
-        return "Words()"
+        return "AnyText()"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -73,7 +74,7 @@ class TextEnvConfig:
 
     def __post_init__(self) -> None:
         """Name the field whose value is of the wrong kind; who overrides this, checks too."""
-        check_kinds(self)
+        check_field_types(self)
 
 
 class TextEnv(gymnasium.Env[str, Any]):
@@ -94,7 +95,7 @@ class TextEnv(gymnasium.Env[str, Any]):
     ) -> None:
         """Take a configuration of this environment's kind, or the fields that differ in one."""
         if config is None or isinstance(config, Mapping):
-            self.config: TextEnvConfig = configured(self.config_class, config)
+            self.config: TextEnvConfig = build_config(self.config_class, config)
         else:
             self.config = deepcopy(config)
         if not isinstance(self.config, self.config_class):
@@ -104,7 +105,7 @@ class TextEnv(gymnasium.Env[str, Any]):
             )
         self.config.render_mode = self.render_mode = render_mode or self.config.render_mode
         self._check_mode(self.config.render_mode)
-        self.observation_space = Words()
+        self.observation_space = AnyText()
         self.action_space: spaces.Space[Any] = _actions(self.config.action_lookup)
         self._has_begun = self._is_running = False
         self._generator: np.random.Generator | None = None
@@ -167,7 +168,7 @@ class TextEnv(gymnasium.Env[str, Any]):
 
     # ---- episodes that move ---------------------------------------------------------------------
 
-    def episode(self) -> dict[str, Any]:
+    def dump_episode(self) -> dict[str, Any]:
         """All that another environment of the same configuration needs to go on with this episode.
 
         It may share lists with this environment: pickle it before this one goes on.
@@ -185,7 +186,7 @@ class TextEnv(gymnasium.Env[str, Any]):
             kept["_generator"] = rng.bit_generator.state if is_usual else rng
         return kept
 
-    def take_up(self, episode: dict[str, Any]) -> None:
+    def load_episode(self, episode: dict[str, Any]) -> None:
         """Go on with the episode of another environment."""
         for name, made in self._as_made.items():
             if name not in episode and getattr(self, name) != made:
@@ -227,7 +228,7 @@ class TextEnv(gymnasium.Env[str, Any]):
 
 def _actions(names: Mapping[int, str] | None) -> spaces.Space[Any]:
     if names is None:
-        return Words()
+        return AnyText()
     if not names or not all(type(number) is int for number in names):
         raise ConfigError(
             "action_lookup must name actions by whole numbers, or be none where any text is an "
@@ -239,3 +240,22 @@ def _actions(names: Mapping[int, str] | None) -> spaces.Space[Any]:
             f"{names!r:.100}"
         )
     return spaces.Discrete(len(names), start=min(names))
+
+
+def action_number(action: Any, names: Mapping[int, str]) -> int | None:
+    """The number of the action, or None if it is none of them.
+
+    A name is taken whole and in any case, as the rest of the library takes it: "left" is "Left",
+    "Left!" is nothing.
+    """
+    if isinstance(action, str):
+        # A megabyte is not worth a lower-case copy.
+        if len(action) > 2 * max(map(len, names.values()), default=0):
+            return None
+        said = action.lower()
+        return next((number for number, name in names.items() if name.lower() == said), None)
+    try:
+        number = operator.index(action)
+    except TypeError:
+        return None
+    return number if number in names else None

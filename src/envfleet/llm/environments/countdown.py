@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from envfleet.errors import ConfigError
-from envfleet.llm.environments.arithmetic import Arithmetic, read_arithmetic
+from envfleet.llm.environments.arithmetic import ArithmeticResult, read_arithmetic
 from envfleet.llm.environments.base import Mode, Step, TextEnv, TextEnvConfig
+from envfleet.llm.environments.config_fields import check_field_types
 from envfleet.llm.environments.countdown_rows import (
     MAX_NUMBERS,
     Row,
@@ -22,7 +23,6 @@ from envfleet.llm.environments.countdown_rows import (
     generated_row,
     rows_of_file,
 )
-from envfleet.llm.environments.kinds import check_kinds
 
 NEAR_ENOUGH = Fraction(1, 10**5)
 
@@ -46,7 +46,7 @@ class CountdownConfig(TextEnvConfig):
     """For an answer that uses exactly the numbers but misses the target."""
 
     def __post_init__(self) -> None:
-        check_kinds(self)
+        check_field_types(self)
         self.num_numbers = tuple(self.num_numbers)
         if self.path is not None and Path(self.path).expanduser().exists():
             # An episode may begin when the process is somewhere else.
@@ -117,7 +117,9 @@ class CountdownEnv(TextEnv):
         return rows_of_file(config.path, config.max_instances, config.is_plus_minus_only)
 
 
-def judged(answer: Arithmetic | None, target: int, nums: tuple[int, ...]) -> tuple[bool, bool]:
+def judged(
+    answer: ArithmeticResult | None, target: int, nums: tuple[int, ...]
+) -> tuple[bool, bool]:
     """Whether the answer uses exactly the numbers, and whether it is right as well."""
     if answer is None or sorted(answer.numbers) != sorted(nums):
         return False, False

@@ -13,7 +13,16 @@ from typing import Any, ClassVar
 import numpy as np
 
 from envfleet.errors import ConfigError
-from envfleet.llm.environments.base import FPS, Mode, Picture, Step, TextEnv, TextEnvConfig
+from envfleet.llm.environments.base import (
+    FPS,
+    Mode,
+    Picture,
+    Step,
+    TextEnv,
+    TextEnvConfig,
+    action_number,
+)
+from envfleet.llm.environments.config_fields import check_field_types
 from envfleet.llm.environments.frozen_lake_maps import (
     Lake,
     Place,
@@ -22,8 +31,6 @@ from envfleet.llm.environments.frozen_lake_maps import (
     start_of,
 )
 from envfleet.llm.environments.frozen_lake_picture import lake_picture
-from envfleet.llm.environments.kinds import check_kinds
-from envfleet.llm.environments.named_actions import chosen
 
 MEANINGS = ("player", "empty", "hole", "goal", "player in hole", "player on goal")
 """Of the numbers in `grid_lookup`."""
@@ -63,7 +70,7 @@ class FrozenLakeConfig(TextEnvConfig):
     """What a prompt says of each glyph; None takes the meanings above."""
 
     def __post_init__(self) -> None:
-        check_kinds(self)
+        check_field_types(self)
         if self.action_lookup is None or sorted(self.action_lookup) != [1, 2, 3, 4]:
             raise ConfigError(f"action_lookup must name 1, 2, 3 and 4, got {self.action_lookup}")
         if sorted(self.grid_lookup) != list(range(len(MEANINGS))):
@@ -118,7 +125,7 @@ class FrozenLakeEnv(TextEnv):
         self._slips = _generator(seed, _SLIP_STREAM)
 
     def _act(self, action: Any) -> Step:
-        number = chosen(action, self.config.action_lookup or {})
+        number = action_number(action, self.config.action_lookup or {})
         before = self._player
         if number is not None:
             self._player = moved(self._lake, before, self._slipped(number - 1))

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, get_args
 
 from envfleet.errors import ConfigError
 from envfleet.llm.environments.base import Mode, Step, TextEnv, TextEnvConfig
-from envfleet.llm.environments.kinds import check_kinds
+from envfleet.llm.environments.config_fields import check_field_types
 from envfleet.llm.environments.questions import (
     ListedRows,
     Questions,
@@ -52,7 +52,7 @@ class MetaMathQAConfig(TextEnvConfig):
     """Shares of train, val and test, by row; None: every mode draws from all rows."""
 
     def __post_init__(self) -> None:
-        check_kinds(self)
+        check_field_types(self)
         if self.action_lookup is not None:
             raise ConfigError("an answer is free text: MetaMathQA has no action_lookup")
         if self.scoring not in get_args(Scoring):

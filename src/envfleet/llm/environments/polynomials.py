@@ -51,7 +51,7 @@ def atom_of(name: str) -> Ratio:
     return Ratio({((name, 1),): Fraction(1)}, _ONE)
 
 
-class Arithmetic:
+class PolynomialArithmetic:
     """Sums and products of polynomials, paid from one budget."""
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Rows of a file, read where they lie: of each row only its place is held, eight or sixteen bytes.
+"""Rows of a file, read where they are: only the position of each row is held, in 8 or 16 bytes.
 
 Law: no descriptor and no map outlives a call, so that any number of processes read one file and the
 system keeps one copy of it. A file that has changed since its rows were counted is an error, not
@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from envfleet.errors import ConfigError
-from envfleet.llm.environments.extras import need
+from envfleet.llm.extras import import_extra
 
 Places = npt.NDArray[np.int64]
 
@@ -37,8 +37,8 @@ _WHITE = np.frombuffer(b" \t\r\v\f", np.uint8)
 _TO_BRACKET = re.compile(rb'(?:[^"\[\]{}]++|"[^"\\]*+(?:\\.[^"\\]*+)*+")*+([\[\]{}])', re.DOTALL)
 
 
-class Rows(Protocol):
-    """Rows by number, and what an error calls one of them."""
+class QuestionRows(Protocol):
+    """Rows by number, with a name for each that errors use."""
 
     def __len__(self) -> int: ...
     def __getitem__(self, index: int, /) -> Mapping[str, Any]: ...
@@ -214,8 +214,8 @@ def packed_rows(path: Path) -> PackedRows:
 def parquet_rows(path: Path) -> TableRows:
     """A Parquet file, unpacked into memory once per process."""
     install = "pip install 'envfleet[parquet]'"
-    arrow = need("pyarrow", wanted_by=str(path), install=install)
-    parquet = need("pyarrow.parquet", wanted_by=str(path), install=install)
+    arrow = import_extra("pyarrow", wanted_by=str(path), install=install)
+    parquet = import_extra("pyarrow.parquet", wanted_by=str(path), install=install)
     try:
         return TableRows(path, parquet.read_table(path))
     except arrow.ArrowInvalid as exc:

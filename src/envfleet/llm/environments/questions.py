@@ -17,14 +17,14 @@ from typing import Any
 
 from envfleet.errors import ConfigError
 from envfleet.llm.environments.base import Mode
-from envfleet.llm.environments.extras import need
 from envfleet.llm.environments.question_files import (
-    Rows,
+    QuestionRows,
     json_lines_rows,
     json_rows,
     packed_rows,
     parquet_rows,
 )
+from envfleet.llm.extras import import_extra
 
 QUERY_FIELDS = ("query", "question")
 ANSWER_FIELDS = ("answer", "response")
@@ -32,7 +32,7 @@ LARGEST_ANSWER = 10**100
 """Of an answer that is a whole number and not text; Python refuses to write very long ones."""
 MARKS = ("The answer is: ", "####")
 
-_READERS: dict[str, Callable[[Path], Rows]] = {
+_READERS: dict[str, Callable[[Path], QuestionRows]] = {
     ".json": json_rows,
     ".jsonl": json_lines_rows,
     ".jsonl.gz": packed_rows,
@@ -52,7 +52,7 @@ class Question:
 class Questions:
     """The questions in some rows."""
 
-    def __init__(self, rows: Rows) -> None:
+    def __init__(self, rows: QuestionRows) -> None:
         self._rows = rows
 
     def __len__(self) -> int:
@@ -71,7 +71,7 @@ class Questions:
 
 
 class ListedRows(Sequence[Mapping[str, Any]]):
-    """Rows given as a list. A copy of this is itself, so that environments share it."""
+    """QuestionRows given as a list. A copy of this is itself, so that environments share it."""
 
     def __init__(self, rows: Sequence[Mapping[str, Any]]) -> None:
         self._rows = tuple(rows)
@@ -94,7 +94,7 @@ class ListedRows(Sequence[Mapping[str, Any]]):
 
 
 class DatasetRows:
-    """Rows of a `datasets.Dataset`, which maps its files into memory."""
+    """QuestionRows of a `datasets.Dataset`, which maps its files into memory."""
 
     def __init__(self, dataset: Any, name: str) -> None:
         self._dataset, self._name = dataset, name
@@ -211,7 +211,7 @@ def _loaded(dataset: str, split: str, cache_dir: str | None) -> Questions:
     is_path = path.is_absolute() or dataset.startswith((".", "~")) or _kind(path) is not None
     if is_path or not _HUB_ID.fullmatch(dataset):
         raise ConfigError(f"there is no file {dataset}")
-    datasets = need(
+    datasets = import_extra(
         "datasets",
         wanted_by=f"there is no file {dataset}; to read it from the hub",
         install="pip install datasets",
@@ -230,7 +230,7 @@ def _kind(path: Path) -> str | None:
     return next((kind for kind in _READERS if path.name.lower().endswith(kind)), None)
 
 
-def _of_file(path: Path) -> Rows:
+def _of_file(path: Path) -> QuestionRows:
     kind = _kind(path)
     if kind is None:
         raise ConfigError(f"{path} is none of {', '.join(_READERS)}")
@@ -238,7 +238,9 @@ def _of_file(path: Path) -> Rows:
 
 
 def _of_folder(path: Path, split: str) -> DatasetRows:
-    datasets = need("datasets", wanted_by=f"the folder {path}", install="pip install datasets")
+    datasets = import_extra(
+        "datasets", wanted_by=f"the folder {path}", install="pip install datasets"
+    )
     try:
         found = datasets.load_from_disk(str(path))
     except Exception as exc:  # whatever is wrong in there: JSON, Arrow, a key that is missing

@@ -17,15 +17,15 @@ from typing import Any, ClassVar
 
 from envfleet.errors import ConfigError, did_you_mean
 from envfleet.llm.environments.base import Mode, Step, TextEnv, TextEnvConfig
-from envfleet.llm.environments.extras import need
-from envfleet.llm.environments.harmless import (
+from envfleet.llm.environments.config_fields import check_field_types
+from envfleet.llm.environments.questions import checked_fractions, rows_of_mode
+from envfleet.llm.environments.safe_answers import (
+    has_few_repeats,
     has_long_exponent,
     is_arithmetic,
     is_value_or_words,
-    repeats_little,
 )
-from envfleet.llm.environments.kinds import check_kinds
-from envfleet.llm.environments.questions import checked_fractions, rows_of_mode
+from envfleet.llm.extras import import_extra
 
 MAX_ANSWER_CHARS = 10_000
 
@@ -62,7 +62,7 @@ class ReasoningGymConfig(TextEnvConfig):
     """Offer tasks whose scorer runs sympy on an answer for as long as it takes."""
 
     def __post_init__(self) -> None:
-        check_kinds(self)
+        check_field_types(self)
         if self.num_questions < 1 or self.max_tries < 1:
             raise ConfigError(
                 f"num_questions and max_tries must be at least 1, "
@@ -88,12 +88,12 @@ class ReasoningGymConfig(TextEnvConfig):
 
 @functools.cache
 def _dataset(task: str, settings: str, seed: int, size: int) -> Any:
-    gym = need(
+    gym = import_extra(
         "reasoning_gym",
         wanted_by="env type reasoning_gym",
         install="pip install 'envfleet[reasoning-gym]'",
     )
-    known = need("reasoning_gym.factory", wanted_by="", install="").DATASETS
+    known = import_extra("reasoning_gym.factory", wanted_by="", install="").DATASETS
     if task not in known:
         nearest = did_you_mean(task, known) or f"; it has {', '.join(sorted(known))}"
         raise ConfigError(f"reasoning-gym has no task {task!r}{nearest}")
@@ -180,7 +180,7 @@ class ReasoningGymEnv(TextEnv):
             return None
         if task in _MAKES_FRACTIONS and has_long_exponent(answer):
             return None
-        if task in _REPEATS_MOVES and not repeats_little(answer):
+        if task in _REPEATS_MOVES and not has_few_repeats(answer):
             return None
         try:
             score = float(self._questions().score_answer(answer, self._question()))

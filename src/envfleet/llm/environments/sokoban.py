@@ -12,9 +12,16 @@ from operator import index
 from typing import Any, ClassVar, Literal, get_args
 
 from envfleet.errors import ConfigError, OutOfOrder
-from envfleet.llm.environments.base import FPS, Mode, Picture, Step, TextEnv, TextEnvConfig
-from envfleet.llm.environments.kinds import check_kinds
-from envfleet.llm.environments.named_actions import chosen
+from envfleet.llm.environments.base import (
+    FPS,
+    Mode,
+    Picture,
+    Step,
+    TextEnv,
+    TextEnvConfig,
+    action_number,
+)
+from envfleet.llm.environments.config_fields import check_field_types
 from envfleet.llm.environments.sokoban_cells import ACTIONS, DOWN, LEFT, RIGHT, UP
 from envfleet.llm.environments.sokoban_levels import (
     BOX,
@@ -25,7 +32,7 @@ from envfleet.llm.environments.sokoban_levels import (
     TARGET,
     WALL,
     Level,
-    Wish,
+    LevelSpec,
     check,
     generate,
 )
@@ -101,7 +108,7 @@ class SokobanConfig(TextEnvConfig):
             setattr(self, name, _positive(name, getattr(self, name)))
         self.action_lookup = _named("action_lookup", self.action_lookup, len(ACTIONS), start=1)
         self.grid_lookup = _named("grid_lookup", self.grid_lookup, len(_MEANINGS), start=0)
-        check_kinds(self)
+        check_field_types(self)
         self.grid_vocab = (
             {self.grid_lookup[code]: meaning for code, meaning in _MEANINGS.items()}
             if self.grid_vocab is None
@@ -133,7 +140,7 @@ class SokobanEnv(TextEnv):
         super().__init__(config, render_mode)
         num_rows, self._num_columns = self.config.dim_room
         longest = min(self.config.search_depth, self.config.max_steps)
-        self._wish = Wish(num_rows, self._num_columns, self.config.num_boxes, longest)
+        self._wish = LevelSpec(num_rows, self._num_columns, self.config.num_boxes, longest)
         check(self._wish)
         steps = (-self._num_columns, self._num_columns, -1, 1)
         self._names = self.config.action_lookup or {}
@@ -146,18 +153,18 @@ class SokobanEnv(TextEnv):
             raise OutOfOrder("SokobanEnv has no level yet; call reset first")
         return list(self._level.solution)
 
-    def episode(self) -> dict[str, Any]:
+    def dump_episode(self) -> dict[str, Any]:
         """As of all text environments; before the first step the level alone says where all is."""
-        kept = super().episode()
+        kept = super().dump_episode()
         # a subclass may add to a level, and a configuration may have been changed
         if type(self) is SokobanEnv and "config" not in kept:
             for name in _OF_EVERY_EPISODE if kept.get("_num_steps") else _OF_A_NEW_EPISODE:
                 kept.pop(name, None)
         return kept
 
-    def take_up(self, episode: dict[str, Any]) -> None:
+    def load_episode(self, episode: dict[str, Any]) -> None:
         """Go on with the episode of another environment."""
-        super().take_up(episode)
+        super().load_episode(episode)
         if "_cells" not in episode and self._level is not None:  # else it has not begun
             self._lay_out(self._level)
 
@@ -178,7 +185,7 @@ class SokobanEnv(TextEnv):
         self._num_steps = 0
 
     def _act(self, action: Any) -> Step:
-        number = chosen(action, self._names)
+        number = action_number(action, self._names)
         before = self._num_on_target
         has_moved = number is not None and self._move(self._step_of[number])
         self._num_steps += 1

@@ -35,7 +35,7 @@ LEAVE_TARGET = 0.8
 MAX_STEPS_ASIDE = 3
 
 
-class Wish(NamedTuple):  # tuples, because these travel, and dataclasses take ten times as long
+class LevelSpec(NamedTuple):  # tuples, because these travel, and dataclasses take ten times as long
     """What levels are asked for."""
 
     num_rows: int
@@ -64,7 +64,7 @@ class Level(NamedTuple):
     solution: bytes
 
 
-def generate(wish: Wish, seed: int) -> Level:
+def generate(wish: LevelSpec, seed: int) -> Level:
     """The level of this seed."""
     level = _first_level(wish, Random(seed), wish.num_tries)
     if level is None:
@@ -76,7 +76,7 @@ def generate(wish: Wish, seed: int) -> Level:
 
 
 @lru_cache(maxsize=64)
-def check(wish: Wish) -> None:
+def check(wish: LevelSpec) -> None:
     """Refuse a wish that no level grants, or hardly any."""
     sides = f"{wish.num_rows}x{wish.num_columns}"
     shorter, longer = sorted((wish.num_rows, wish.num_columns))
@@ -114,7 +114,7 @@ class _Room:
     """For every cell how many pulls, at least, bring a box there."""
 
 
-def _carve(wish: Wish, rng: Random) -> int:
+def _carve(wish: LevelSpec, rng: Random) -> int:
     """Floor cells: the track of a walker with a brush of changing shape, all connected."""
     columns, inside = wish.num_columns, _inside(wish.num_rows, wish.num_columns)
     num_inside = inside.bit_count()
@@ -141,7 +141,7 @@ def _inside(num_rows: int, num_columns: int) -> int:
     return sum(row << number * num_columns for number in range(1, num_rows - 1))
 
 
-def _furnish(wish: Wish, floor: int, rng: Random) -> _Room | None:
+def _furnish(wish: LevelSpec, floor: int, rng: Random) -> _Room | None:
     """Targets on cells from which a box could be pulled, were it alone."""
     columns = wish.num_columns
     up, down, left, right = pullable(floor, columns)
@@ -195,7 +195,7 @@ class _Pull(NamedTuple):
     stand: int
 
 
-def _first_level(wish: Wish, rng: Random, num_tries: int) -> Level | None:
+def _first_level(wish: LevelSpec, rng: Random, num_tries: int) -> Level | None:
     """Try room after room, all from one stream of random numbers."""
     for _ in range(num_tries):
         floor = _carve(wish, rng)
@@ -209,7 +209,7 @@ def _first_level(wish: Wish, rng: Random, num_tries: int) -> Level | None:
     return None
 
 
-def _reverse_play(wish: Wish, room: _Room, rng: Random) -> _Take | None:
+def _reverse_play(wish: LevelSpec, room: _Room, rng: Random) -> _Take | None:
     """Pull boxes away from the targets at random, mostly outwards, and keep the best moment.
 
     A moment is the better the more pushes its boxes are from targets. It counts only if no box is
@@ -250,7 +250,7 @@ def _reverse_play(wish: Wish, room: _Room, rng: Random) -> _Take | None:
     return best
 
 
-def _level(wish: Wish, take: _Take, rng: Random) -> Level:
+def _level(wish: LevelSpec, take: _Take, rng: Random) -> Level:
     """The level that begins where this play ended, the player a few steps aside."""
     room = take.room
     layers = flood(take.player, room.floor & ~take.boxes, room.num_columns)

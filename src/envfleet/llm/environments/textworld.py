@@ -16,8 +16,8 @@ from typing import Any, ClassVar
 
 from envfleet.errors import ConfigError
 from envfleet.llm.environments.base import Mode, Step, TextEnv, TextEnvConfig
-from envfleet.llm.environments.kinds import check_kinds
-from envfleet.llm.environments.textworld_games import Kind, made_game, textworld_package
+from envfleet.llm.environments.config_fields import check_field_types
+from envfleet.llm.environments.textworld_games import GameKind, made_game, textworld_package
 
 MAX_COMMAND_CHARS = 200
 INTERPRETER_SEED = 1
@@ -44,7 +44,7 @@ class TextWorldConfig(TextEnvConfig):
     """Where games are kept once made; None: the user's cache folder."""
 
     def __post_init__(self) -> None:
-        check_kinds(self)
+        check_field_types(self)
         for name in ("num_games", "num_rooms", "num_objects", "quest_length", "max_steps"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
@@ -139,8 +139,8 @@ class TextWorldEnv(TextEnv):
         return f"{self._said}\n\nYou can: {', '.join(state.admissible_commands)}"
 
 
-def _kind(config: TextWorldConfig) -> Kind:
-    return Kind(config.num_rooms, config.num_objects, config.quest_length)
+def _kind(config: TextWorldConfig) -> GameKind:
+    return GameKind(config.num_rooms, config.num_objects, config.quest_length)
 
 
 def _command(action: Any) -> str:

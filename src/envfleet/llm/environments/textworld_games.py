@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from envfleet.errors import ConfigError
-from envfleet.llm.environments.extras import need
+from envfleet.llm.extras import import_extra
 
 NUM_ATTEMPTS = 20
 """At making a game: not every map that is drawn has room for a quest of the length wanted."""
@@ -25,7 +25,7 @@ NO_QUEST = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class GameKind:
     """What games are like."""
 
     num_rooms: int
@@ -39,10 +39,10 @@ class Kind:
 def textworld_package() -> Any:
     """TextWorld, or MissingExtra."""
     install = "pip install 'envfleet[textworld]'"
-    return need("textworld", wanted_by="env type textworld", install=install)
+    return import_extra("textworld", wanted_by="env type textworld", install=install)
 
 
-def made_game(kind: Kind, number: int, games_dir: str | None = None) -> Path:
+def made_game(kind: GameKind, number: int, games_dir: str | None = None) -> Path:
     """The game of this number, made unless it has been made before."""
     name = f"{textworld_package().__version__}-{kind}-{number}"
     kept = _kept(games_dir)
@@ -68,7 +68,7 @@ def _kept(games_dir: str | None) -> Path:
     return Path(cache).expanduser() / "envfleet" / "textworld"
 
 
-def _make_elsewhere(kind: Kind, number: int, path: Path, home: str) -> None:
+def _make_elsewhere(kind: GameKind, number: int, path: Path, home: str) -> None:
     done = subprocess.run(
         [sys.executable, "-m", __name__, *map(str, (*astuple(kind), number, path))],
         env={**os.environ, "HOME": home, "PYTHONPATH": os.pathsep.join(sys.path)},
@@ -88,10 +88,12 @@ def _make_elsewhere(kind: Kind, number: int, path: Path, home: str) -> None:
         raise ConfigError(f"TextWorld could not make game {number} of {kind}:\n{done.stderr}")
 
 
-def make(kind: Kind, number: int, path: str) -> bool:
+def make(kind: GameKind, number: int, path: str) -> bool:
     """Make a game, here; false if there is none of this kind."""
     textworld = textworld_package()
-    no_quest = need("textworld.generator.chaining", wanted_by="", install="").QuestGenerationError
+    no_quest = import_extra(
+        "textworld.generator.chaining", wanted_by="", install=""
+    ).QuestGenerationError
     for attempt in range(NUM_ATTEMPTS):
         options = textworld.GameOptions()
         options.seeds = number * NUM_ATTEMPTS + attempt
@@ -109,4 +111,4 @@ def make(kind: Kind, number: int, path: str) -> bool:
 if __name__ == "__main__":
     *_numbers, _path = sys.argv[1:]
     _rooms, _objects, _quest, _number = map(int, _numbers)
-    sys.exit(0 if make(Kind(_rooms, _objects, _quest), _number, _path) else NO_QUEST)
+    sys.exit(0 if make(GameKind(_rooms, _objects, _quest), _number, _path) else NO_QUEST)

@@ -15,13 +15,13 @@ from fractions import Fraction
 from typing import Any
 
 from envfleet.errors import ConfigError
+from envfleet.llm.environments.problems.counting import COUNTING
 from envfleet.llm.environments.problems.decimal_numbers import DECIMAL_NUMBERS
 from envfleet.llm.environments.problems.fraction_numbers import FRACTION_NUMBERS
 from envfleet.llm.environments.problems.measures import MEASURES
-from envfleet.llm.environments.problems.parts import Draw
-from envfleet.llm.environments.problems.things import THINGS
+from envfleet.llm.environments.problems.story import Draw
 
-TEMPLATES = (*THINGS, *MEASURES, *DECIMAL_NUMBERS, *FRACTION_NUMBERS)
+TEMPLATES = (*COUNTING, *MEASURES, *DECIMAL_NUMBERS, *FRACTION_NUMBERS)
 
 Row = dict[str, Any]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from fractions import Fraction
 
-from envfleet.llm.environments.problems.parts import (
+from envfleet.llm.environments.problems.story import (
     BOUGHT,
     PEOPLE,
     SOLD_BY_WEIGHT,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from fractions import Fraction
 
-from envfleet.llm.environments.problems.parts import PEOPLE, Draw, Story
+from envfleet.llm.environments.problems.story import PEOPLE, Draw, Story
 
 
 def left_of_a_cake(draw: Draw) -> Story:

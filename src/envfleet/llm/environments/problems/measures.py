@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from envfleet.llm.environments.problems.parts import BAKED, BOUGHT, PEOPLE, Draw, Story
+from envfleet.llm.environments.problems.story import BAKED, BOUGHT, PEOPLE, Draw, Story
 
 
 def change_from_a_note(draw: Draw) -> Story:

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from envfleet.errors import ConfigError
 from envfleet.llm.environments.base import TextEnvConfig
-from envfleet.llm.environments.kinds import check_kinds
+from envfleet.llm.environments.config_fields import check_field_types
 from envfleet.llm.environments.webshop.goals import FilterGoals
 from envfleet.llm.environments.webshop.reward import Nouns
 from envfleet.llm.environments.webshop.sources import Files, Generated, Source, locate
@@ -54,7 +54,7 @@ class WebShopConfig(TextEnvConfig):
     """Where catalogues are built; $ENVFLEET_CACHE or the user's cache folder unless given."""
 
     def __post_init__(self) -> None:
-        check_kinds(self)
+        check_field_types(self)
         if self.action_lookup is not None:
             raise ConfigError("a search is free text: WebShop has no action_lookup")
         if self.dataset not in NUM_GENERATED:

@@ -34,8 +34,8 @@ from envfleet.llm.environments.webshop.pages import (
     sub_page,
 )
 from envfleet.llm.environments.webshop.reward import Nouns, Score, score
-from envfleet.llm.environments.webshop.shop import Visit, chosen, find, parse
-from envfleet.llm.environments.webshop.store import GoalBook, Store, open_store
+from envfleet.llm.environments.webshop.store import GoalOrder, Store, open_store
+from envfleet.llm.environments.webshop.visit import Visit, chosen, find, parse
 
 TIPS = (
     "Buy something within 10 actions; it need not match in every detail.",
@@ -216,7 +216,7 @@ class WebShopEnv(TextEnv):
         return self._found[1]
 
     @property
-    def _book(self) -> GoalBook:
+    def _book(self) -> GoalOrder:
         return self.store.goals(
             is_human=self.config.human_goals,
             filter_goals=self._filter,

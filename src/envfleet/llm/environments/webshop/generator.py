@@ -23,7 +23,7 @@ from envfleet.llm.environments.webshop.vocabulary import (
     PRAISE,
     SENTENCES,
     SYLLABLES,
-    Kind,
+    ProductKind,
 )
 
 VERSION = 1
@@ -123,7 +123,7 @@ def write_catalogue(folder: Path, num_products: int, seed: int = 0) -> None:
         humans.write("}" if has_human else "{}")
 
 
-def _words(draw: random.Random, kind: Kind, attributes: list[str]) -> dict[str, str]:
+def _words(draw: random.Random, kind: ProductKind, attributes: list[str]) -> dict[str, str]:
     brand = "".join(draw.choices(SYLLABLES, k=draw.randint(2, 4))).capitalize()
     return {
         "brand": brand,
@@ -169,7 +169,9 @@ def _pricing(draw: random.Random, prices: tuple[float, float]) -> str:
     return f"${price:,.2f}"
 
 
-def _options(draw: random.Random, kind: Kind, asin: str) -> dict[str, list[dict[str, Any]]] | str:
+def _options(
+    draw: random.Random, kind: ProductKind, asin: str
+) -> dict[str, list[dict[str, Any]]] | str:
     if draw.random() >= WITH_OPTIONS:
         return ""
     names = draw.sample(kind.choices, draw.randint(1, min(2, len(kind.choices))))

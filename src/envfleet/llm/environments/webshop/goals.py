@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from envfleet.llm.environments.base import Mode
 from envfleet.llm.environments.webshop.catalogue import NO_CAP, Product, price_cap
-from envfleet.llm.environments.webshop.mapped import saved
+from envfleet.llm.environments.webshop.mapped_files import saved
 
 SHUFFLE_SEED = 233
 ORDER_SEED = 42

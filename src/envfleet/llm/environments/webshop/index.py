@@ -18,8 +18,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from envfleet.llm.environments.webshop.analysis import words_of
-from envfleet.llm.environments.webshop.mapped import bytes_of, mapped, saved
+from envfleet.llm.environments.webshop.mapped_files import bytes_of, mapped, saved
+from envfleet.llm.environments.webshop.search_words import words_of
 
 K1 = 0.9
 B = 0.4

@@ -40,7 +40,7 @@ from envfleet.llm.environments.webshop.goals import (
     synthetic_goal,
 )
 from envfleet.llm.environments.webshop.index import Index, IndexBuilder, label
-from envfleet.llm.environments.webshop.mapped import bytes_of, mapped, saved
+from envfleet.llm.environments.webshop.mapped_files import bytes_of, mapped, saved
 from envfleet.llm.environments.webshop.sources import Source
 from envfleet.observe.progress import Progress, Silent, progress_on
 
@@ -67,7 +67,7 @@ class Store:
         self._rows = bytes_of(folder / "products.bin")
         self._starts = mapped(folder / "product_starts.npy")
         self._goals = {kind: mapped(folder / f"{kind}_goals.npy") for kind in self.num_goals}
-        self._books: dict[tuple[bool, FilterGoals | None, int], GoalBook] = {}
+        self._books: dict[tuple[bool, FilterGoals | None, int], GoalOrder] = {}
 
     def product(self, number: int) -> Product:
         """The product of this number."""
@@ -81,17 +81,17 @@ class Store:
 
     def goals(
         self, *, is_human: bool = False, filter_goals: FilterGoals | None = None, limit: int = -1
-    ) -> GoalBook:
+    ) -> GoalOrder:
         """Which goals episodes have. A filter looks at every goal, once in a process."""
         key = (is_human, filter_goals, limit)
         if key not in self._books:
             self._books[key] = self._book(is_human, filter_goals, limit)
         return self._books[key]
 
-    def _book(self, is_human: bool, filter_goals: FilterGoals | None, limit: int) -> GoalBook:
+    def _book(self, is_human: bool, filter_goals: FilterGoals | None, limit: int) -> GoalOrder:
         kind = _kind(is_human)
         if filter_goals is None and limit < 0:
-            return GoalBook(mapped(self.folder / f"{kind}_order.npy"))
+            return GoalOrder(mapped(self.folder / f"{kind}_order.npy"))
         picked = pick(
             self.num_goals[kind],
             mapped(self.folder / f"{kind}_weights.npy"),
@@ -99,11 +99,11 @@ class Store:
             filter_goals,
             limit,
         )
-        return GoalBook(picked[shuffled(len(picked), ORDER_SEED)])
+        return GoalOrder(picked[shuffled(len(picked), ORDER_SEED)])
 
 
 @dataclass(frozen=True, slots=True)
-class GoalBook:
+class GoalOrder:
     """The numbers of goals, in the order episodes have them."""
 
     order: Numbers

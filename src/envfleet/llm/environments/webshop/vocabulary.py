@@ -8,7 +8,7 @@ from envfleet.llm.environments.webshop.catalogue import BRANCH
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class ProductKind:
     """One sort of product."""
 
     category: str
@@ -31,8 +31,8 @@ def _kind(
     attributes: str,
     choices: str,
     prices: tuple[float, float],
-) -> Kind:
-    return Kind(
+) -> ProductKind:
+    return ProductKind(
         category,
         query,
         path.replace(" > ", BRANCH),
@@ -68,7 +68,7 @@ _WEAR = (
     "elastic waist, high waist, tumble dry, wrinkle resistant"
 )
 
-KINDS: tuple[Kind, ...] = (
+KINDS: tuple[ProductKind, ...] = (
     _kind("beauty", "lip balms", "Beauty & Personal Care > Makeup > Lips > Lip Care Products",
           "balm, lip butter, lip mask", f"{_CARE}, seed oil, natural ingredients",
           "scent, size/pack", (3, 25)),

@@ -32,7 +32,7 @@ _PLAIN: dict[Any, tuple[str, Test]] = {
 }
 
 
-def configured(config_class: type[Any], settings: Mapping[str, Any] | None) -> Any:
+def build_config(config_class: type[Any], settings: Mapping[str, Any] | None) -> Any:
     """A configuration whose fields are as given; one that does not exist is a ConfigError.
 
     Its values are its own: two configurations of the same settings share nothing that could change,
@@ -60,7 +60,7 @@ def _own(value: Any) -> Any:
         return value
 
 
-def check_kinds(config: Any) -> None:
+def check_field_types(config: Any) -> None:
     """Raise ConfigError for the first field of a dataclass that holds a value of another kind.
 
     A default is what its author meant, whatever the annotation says.

@@ -58,7 +58,7 @@ def has_long_exponent(text: str) -> bool:
     return _LONG_EXPONENT.search(text) is not None
 
 
-def repeats_little(text: str) -> bool:
+def has_few_repeats(text: str) -> bool:
     """Whether the numbers in it, as counts of something to be done, add up to little."""
     counts = _NUMBER.findall(text)
     return all(len(one) <= MAX_DIGITS for one in counts) and sum(map(int, counts)) <= MAX_REPEATS

@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from envfleet.llm.entries import Cache
+from envfleet.llm.manager_types import Cache
 
 _MOST_NUMBERS = 10_000
 """A larger array, a picture say, is told by its shape."""
 
 
-def as_line(cache: Cache) -> str:
+def as_json_line(cache: Cache) -> str:
     """A cache on one line, without its end."""
     return json.dumps(as_json(cache), allow_nan=False)
 

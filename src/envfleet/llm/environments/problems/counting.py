@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from envfleet.llm.environments.problems.parts import BAKED, BOUGHT, KEPT, PEOPLE, Draw, Story, Thing
+from envfleet.llm.environments.problems.story import BAKED, BOUGHT, KEPT, PEOPLE, Draw, Story, Thing
 
 
 def together(draw: Draw) -> Story:
@@ -193,7 +193,7 @@ def steady_machine(draw: Draw) -> Story:
     return story
 
 
-THINGS: tuple[Callable[[Draw], Story], ...] = (
+COUNTING: tuple[Callable[[Draw], Story], ...] = (
     together,
     how_many_more,
     parcels,

@@ -1,11 +1,47 @@
-"""English words cut to their stems, by the algorithm M. F. Porter published in 1980.
+"""The words that a text is searched by: split, in lower case, without stop words, stemmed.
 
-Law: a stem depends on the word alone, and a word of one or two letters is its own stem. Two rules
-follow the author's later corrections (`bli` and `logi` in step 2), as search engines do. Words come
-in lower case; whatever is not one of a, e, i, o, u, y counts as a consonant.
+Law: catalogue and query go through the same function, so that a match does not depend on which side
+a word is written on.
+
+The stemmer is M. F. Porter's of 1980 with the author's later corrections (`bli` and `logi` in step
+2), as search engines have it. It is written by hand because snowballstemmer's Porter stemmer lacks
+them and gives other stems for "technology", "assembly", "trekking" and "xs", and so other results.
 """
 
 from __future__ import annotations
+
+import re
+from functools import lru_cache
+
+# Letters and digits; an apostrophe or a point holds together what stands on both its sides ("2.5"),
+# a comma only digits ("1,000").
+_WORD = re.compile(r"\w+(?:(?:['’.]\w+)|(?:(?<=\d),\d\w*))*")  # noqa: RUF001
+
+_STOP_WORDS = (
+    "a an and are as at be but by for if in into is it no not of on or such that the their then "
+    "there these they this to was will with"
+)
+STOP_WORDS = frozenset(_STOP_WORDS.split())
+
+MAX_WORD = 64
+"""Longer runs of letters are cut: they are no words, and an index need not hold them."""
+
+
+def words_of(text: str) -> list[str]:
+    """Every searchable word of a text, in order, as often as it stands there."""
+    return [word for word in map(_searchable, _WORD.findall(text.lower())) if word]
+
+
+@lru_cache(maxsize=50_000)
+def _searchable(word: str) -> str:
+    """The stem of a word, or nothing if it is a stop word."""
+    word = word[:MAX_WORD]
+    if word.endswith(("'s", "’s")):  # noqa: RUF001
+        word = word[:-2]
+    return "" if word in STOP_WORDS else stem(word)
+
+
+# ---- stems --------------------------------------------------------------------------------------
 
 _STEP_2 = {
     "ational": "ate", "tional": "tion", "enci": "ence", "anci": "ance", "izer": "ize",
