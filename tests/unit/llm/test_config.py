@@ -72,7 +72,7 @@ class TestLoading:
             ("es_manager.max_workers=4", ("es_manager", "max_workers"), 4),
             ("es_manager.format_penalty=1e-1", ("es_manager", "format_penalty"), 0.1),
             ("es_manager.format_penalty=-2.5E2", ("es_manager", "format_penalty"), -250.0),
-            ("+new=.5e1", ("new",), 5.0),
+            ("+new=.5e1", ("new",), ".5e1"),
             ("+new=1e", ("new",), "1e"),
             ("+new=0x1e5", ("new",), 0x1E5),
             ("+new='1e3'", ("new",), "1e3"),
@@ -110,9 +110,9 @@ class TestLoading:
             ("seed.train=[1", "is not YAML"),
             ("~nothing", r"there is no key nothing$"),
             ("~sed", r"there is no key sed; did you mean seed\?$"),
-            ("+new=&a [*a]", r"the value of '\+new=&a \[\*a\]' holds itself"),
-            ("+new=&a {b: [*a]}", "holds itself"),
-            ("+new=" + "[" * 9000, "nested too deeply"),
+            ("+new=&a [*a]", r"the value of '\+new=&a \[\*a\]' is not YAML: .* recursive"),
+            ("+new=&a {b: [*a]}", "recursive"),
+            ("+new=" + "[" * 9000 + "]" * 9000, "nested too deeply"),
         ],
     )
     def test_a_wrong_change_is_named(self, change: str, said: str) -> None:
@@ -126,7 +126,7 @@ class TestLoading:
             ("a", "[1, 2]", "must hold keys with their values"),
             ("b", "x: [", "is not YAML"),
             ("c", "defaults: [c]", "builds on itself"),
-            ("e", "x: &a [*a]", "e.yaml holds itself"),
+            ("e", "x: &a [*a]", "e.yaml is not YAML: .* recursive"),
         ]:
             (tmp_path / f"{name}.yaml").write_text(text)
             with pytest.raises(ConfigError, match=said):
@@ -134,6 +134,20 @@ class TestLoading:
         (tmp_path / "d.yaml").write_bytes(b"\xff\xfe\x00")
         with pytest.raises(ConfigError, match="it is not text"):
             load_config(tmp_path / "d.yaml")
+
+    def test_references_in_a_file_are_resolved_where_they_are_read(self, tmp_path: Path) -> None:
+        text = "defaults: [bandit]\nn: 3\nseed: {train: '${n}'}\nctx_manager: {x: '${elsewhere}'}\n"
+        (tmp_path / "mine.yaml").write_text(text)
+        config = load_config(tmp_path / "mine.yaml", ["+agent_proxy.max_turn=${n}"])
+        assert (config.seed.train, config.agent_proxy.max_turn) == (3, 3)
+        assert config.ctx_manager.x == "${elsewhere}"
+        with pytest.raises(ConfigError, match=r"seed.train cannot be resolved: .*nowhere"):
+            load_config("bandit", ["seed.train=${nowhere}"])
+
+    def test_a_list_cannot_take_the_place_of_a_mapping(self, tmp_path: Path) -> None:
+        (tmp_path / "mine.yaml").write_text("defaults: [base]\nseed: [1]\n")
+        with pytest.raises(ConfigError, match=r"mine.yaml cannot be merged with what it builds on"):
+            load_config(tmp_path / "mine.yaml")
 
     def test_a_file_that_is_missing_is_named_with_who_builds_on_it(self, tmp_path: Path) -> None:
         (tmp_path / "mine.yaml").write_text("defaults: [ppo_trainer]")
@@ -370,7 +384,10 @@ class TestSettings:
 
 @pytest.mark.parametrize(
     ("name", "sentence"),
-    [({"es_manager": {}}, "goes to EnvStateManager as it is"), ("x" * 5000, "there is no conf")],
+    [
+        ({"es_manager": {}}, "give a mapping to EnvStateManager as it is"),
+        ("x" * 5000, "there is no conf"),
+    ],
 )
 def test_what_is_no_name_gets_a_sentence(name, sentence):
     with pytest.raises(ConfigError, match=sentence):

@@ -12,10 +12,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from envfleet.llm.environments.webshop.catalogue import BRANCH, Product
-from envfleet.llm.environments.webshop.fuzzy import token_set_ratio
 from envfleet.llm.environments.webshop.goals import Goal
+from envfleet.llm.extras import import_extra
+
+fuzz = import_extra(
+    "rapidfuzz.fuzz", wanted_by="env type webshop", install="pip install 'envfleet[llm]'"
+)
 
 ALIKE = 85
+"""Texts more similar than this, of 100, mean the same."""
 
 Nouns = Callable[[str], Sequence[str]]
 
@@ -40,6 +45,7 @@ _OTHER_WORDS = (
     "uses using includes included including up per vs via etc"
 )
 _NOT_NOUNS = frozenset(_OTHER_WORDS.split())
+_SIGNS = re.compile(r"[^a-z0-9]+")
 _TITLE_WORD = re.compile(r"[a-z][a-z'-]*[a-z]")
 
 
@@ -93,7 +99,7 @@ def type_parts(product: Product, goal: Goal, nouns: Nouns) -> dict[str, float | 
 
 def has_attribute(product: Product, attribute: str) -> bool:
     """Whether a product has it: something like it among its own, or the very words in its text."""
-    return any(token_set_ratio(own, attribute) > ALIKE for own in product.attributes) or any(
+    return any(similarity(own, attribute) > ALIKE for own in product.attributes) or any(
         attribute in text.lower()
         for text in (product.title, " ".join(product.bullets), product.description)
     )
@@ -118,6 +124,18 @@ def colour_of(text: str) -> str:
     return next((colour for colour in COLOURS if colour in text), text)
 
 
+def similarity(one: str, other: str) -> int:
+    """How similar two texts are by their words, from 0 to 100, ignoring case, signs and accents.
+
+    Words of one that all stand in the other give 100. It is rounded, as the original's are.
+    """
+    return round(fuzz.token_set_ratio(_plain_words(one), _plain_words(other)))
+
+
+def _plain_words(text: str) -> str:
+    return _SIGNS.sub(" ", text.encode("ascii", "ignore").decode("ascii").lower())
+
+
 def _wanted_options(goal: Goal) -> list[str | tuple[str, str]]:
     if isinstance(goal.options, Mapping):
         return list(goal.options.items())
@@ -135,7 +153,7 @@ def _is_option_met(chosen: str, wanted: str | tuple[str, str]) -> bool:
         text = value if value in COLOURS else f"{name} {value}"
     else:
         value, text = wanted, colour_of(wanted)
-    return chosen == value or token_set_ratio(colour_of(chosen), text) > ALIKE
+    return chosen == value or similarity(colour_of(chosen), text) > ALIKE
 
 
 def _branches(path: str) -> set[str]:
