@@ -514,7 +514,7 @@ class TestConfig:
         [
             ({"dataset": "medium"}, "small or full"),
             ({"observation_mode": "html"}, "no HTML"),
-            ({"num_products": 0}, "positive or None"),
+            ({"num_products": 0}, "num_products must be at least 1"),
             ({"file_path": "/no/such.json"}, "file_path: there is no file"),
             ({"attr_path": "x.json"}, "give file_path as well"),
             (
@@ -522,7 +522,7 @@ class TestConfig:
                 "filter_goals: 'no.such:thing' is not a .package.module:function",
             ),
             ({"nouns": "os:path"}, "nouns: 'os:path' is no function but a module"),
-            ({"limit_goals": -2}, "limit_goals must be -1 .all. or more, got -2"),
+            ({"limit_goals": -2}, "limit_goals must be at least -1, got -2"),
             ({"nouns": "math"}, "package.module:function"),
         ],
     )

@@ -78,13 +78,8 @@ class MetaMathQAEnv(TextEnv):
     question_index: int | None = None
     """Which row this episode's question is."""
 
-    def __init__(
-        self,
-        config: MetaMathQAConfig | Mapping[str, Any] | None = None,
-        render_mode: str | None = None,
-    ) -> None:
+    def _prepare(self) -> None:
         """Load the questions, unless this process has them."""
-        super().__init__(config, render_mode)
         dataset = self.config.dataset_path
         if isinstance(dataset, str) and Path(dataset).expanduser().exists():
             # An environment may be opened again in a process that is somewhere else.

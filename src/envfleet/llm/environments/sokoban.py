@@ -6,7 +6,6 @@ number or the name of a direction; anything else is answered too, moves nothing 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from operator import index
 from typing import Any, ClassVar, Literal, get_args
@@ -131,13 +130,8 @@ class SokobanEnv(TextEnv):
         "render_fps": FPS,
     }
 
-    def __init__(
-        self,
-        config: SokobanConfig | Mapping[str, Any] | None = None,
-        render_mode: str | None = None,
-    ) -> None:
+    def _prepare(self) -> None:
         """Refuse at once what no level can be made of."""
-        super().__init__(config, render_mode)
         num_rows, self._num_columns = self.config.dim_room
         longest = min(self.config.search_depth, self.config.max_steps)
         self._wish = LevelSpec(num_rows, self._num_columns, self.config.num_boxes, longest)

@@ -1,8 +1,8 @@
-"""Games that TextWorld makes, by kind and number, kept in a folder so that each is made once.
+"""Games that TextWorld generates, by kind and number, kept in a folder so that each is made once.
 
-Law: a game appears in the folder when it is whole, so that processes may make one at the same time.
-It is made in a process of its own: TextWorld's compiler leaves its documentation in what it takes
-for the user's home.
+Law: a game appears in the folder when it is complete, so that several processes may make it at the
+same time. It is made in a process of its own, because TextWorld's compiler writes files into the
+user's home.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from envfleet.errors import ConfigError
 from envfleet.llm.extras import import_extra
 
 NUM_ATTEMPTS = 20
-"""At making a game: not every map that is drawn has room for a quest of the length wanted."""
+"""Attempts at one game: not every generated map has room for a quest of the wanted length."""
 TIMEOUT_S = 300.0
 NO_QUEST = 3
 
 
 @dataclass(frozen=True, slots=True)
 class GameKind:
-    """What games are like."""
+    """The size of a game."""
 
     num_rooms: int
     num_objects: int
@@ -43,7 +43,7 @@ def textworld_package() -> Any:
 
 
 def made_game(kind: GameKind, number: int, games_dir: str | None = None) -> Path:
-    """The game of this number, made unless it has been made before."""
+    """The file of the game of this number, which is made if it is not there."""
     name = f"{textworld_package().__version__}-{kind}-{number}"
     kept = _kept(games_dir)
     game = kept / name / "game.z8"
@@ -56,7 +56,7 @@ def made_game(kind: GameKind, number: int, games_dir: str | None = None) -> Path
             try:
                 whole.rename(kept / name)
             except OSError:
-                if not game.exists():  # nobody else was quicker
+                if not game.exists():  # no other process was faster
                     raise
     return game
 
@@ -89,7 +89,7 @@ def _make_elsewhere(kind: GameKind, number: int, path: Path, home: str) -> None:
 
 
 def make(kind: GameKind, number: int, path: str) -> bool:
-    """Make a game, here; false if there is none of this kind."""
+    """Make a game in this process; False if there is none of this kind."""
     textworld = textworld_package()
     no_quest = import_extra(
         "textworld.generator.chaining", wanted_by="", install=""

@@ -6,7 +6,7 @@ shop holds is a store on disk that is opened by its path wherever the environmen
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -60,13 +60,8 @@ class WebShopEnv(TextEnv):
     _shown: Page | None
     _found: tuple[str, Sequence[int]] | None
 
-    def __init__(
-        self,
-        config: WebShopConfig | Mapping[str, Any] | None = None,
-        render_mode: str | None = None,
-    ) -> None:
+    def _prepare(self) -> None:
         """Find the catalogue of this configuration; it is built when the first episode begins."""
-        super().__init__(config, render_mode)
         source_of(self.config)  # a file that is not there is better known now than later
         self._filter = cast(
             "FilterGoals | None", function_named(self.config.filter_goals, "filter_goals")
