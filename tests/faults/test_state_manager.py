@@ -242,11 +242,11 @@ def test_who_is_killed_too_often_goes_on_here(tmp_path: Path) -> None:
 def test_who_kills_every_worker_fails_alone(tmp_path: Path, max_restarts: int) -> None:
     error = (
         f"its worker was killed {max_restarts + 4} times in one episode (exit code -9), 3 times "
-        "with nobody else in it"
+        "in a worker of its own"
     )
     with troubled(tmp_path, max_restarts=max_restarts) as manager:
         manager.reset(seed=1)
-        with pytest.warns(RuntimeWarning, match="3 times with nobody else in it"):
+        with pytest.warns(RuntimeWarning, match="3 times in a worker of its own"):
             going_on = manager.step(inputs(e0=["killed in workers"], e1=["a"], e2=["b"]))
         assert [cache["env_id"] for cache in going_on] == [1, 2]
         assert manager.rollout_cache[0]["failure"] == {"doing": "step", "error": error, "turn": 1}

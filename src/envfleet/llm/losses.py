@@ -66,4 +66,4 @@ class Losses:
             self._alone[env_id, place] += 1
         if self._alone[env_id, place] < ALONE:
             return LossDecision("alone", killed)
-        return LossDecision("failed", f"{killed}, {ALONE} times with nobody else in it")
+        return LossDecision("failed", f"{killed}, {ALONE} times in a worker of its own")

@@ -84,10 +84,12 @@ def find_global_random_use(
         manager_block = {**whole["es_manager"], "use_multiprocessing": False, settings.mode: block}
         with process_state(IN_PROCESS):
             watch = _GlobalRandomWatch(tag.name)
-            with EnvStateManager({**whole, "es_manager": manager_block}, settings.mode) as manager:
+            config = {**whole, "es_manager": manager_block}
+            with _WatchedManager(config, settings.mode) as manager:
                 watch.look("its constructor")
+                manager.watch = watch
                 policy = make_policy("random", [tag], proxy, seed)
-                play_rollout(_WatchedManager(manager, watch), policy, proxy, seed=seed)
+                play_rollout(manager, policy, proxy, seed=seed)
             watch.look("close")
         if watch.finding is not None:
             return watch.finding
@@ -110,21 +112,17 @@ class _GlobalRandomWatch:
             )
 
 
-class _WatchedManager:
-    """A manager whose environments are watched."""
+class _WatchedManager(EnvStateManager):
+    """A manager that looks for global random numbers after every call."""
 
-    def __init__(self, manager: EnvStateManager, watch: _GlobalRandomWatch) -> None:
-        self._manager, self._watch = manager, watch
+    watch: _GlobalRandomWatch
 
     def reset(self, seed: int | None = None) -> list[Cache]:
-        caches = self._manager.reset(seed)
-        self._watch.look("reset")
+        caches = super().reset(seed)
+        self.watch.look("reset")
         return caches
 
     def step(self, all_env_inputs: Sequence[Mapping[str, Any]]) -> list[Cache]:
-        caches = self._manager.step(all_env_inputs)
-        self._watch.look("step")
+        caches = super().step(all_env_inputs)
+        self.watch.look("step")
         return caches
-
-    def get_rollout_states(self) -> list[Cache]:
-        return self._manager.get_rollout_states()

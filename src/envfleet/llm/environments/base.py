@@ -240,8 +240,7 @@ def _actions(names: Mapping[int, str] | None) -> spaces.Space[Any]:
         )
     if len({str(name).lower() for name in names.values()}) < len(names):
         raise ConfigError(
-            "action_lookup must name every action differently, whatever the case of letters; got "
-            f"{names!r:.100}"
+            f"action_lookup must name every action differently, ignoring case; got {names!r:.100}"
         )
     return spaces.Discrete(len(names), start=min(names))
 

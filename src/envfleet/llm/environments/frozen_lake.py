@@ -26,7 +26,7 @@ from envfleet.llm.environments.frozen_lake_maps import (
     Lake,
     Place,
     checked_lake,
-    drawn_lake,
+    random_lake,
     start_of,
 )
 from envfleet.llm.environments.frozen_lake_picture import lake_picture
@@ -110,7 +110,7 @@ class FrozenLakeEnv(TextEnv):
             self._lake = tuple(config.desc)
         else:
             map_seed = seed if config.map_seed is None else config.map_seed
-            self._lake = drawn_lake(_generator(map_seed, _MAP_STREAM), config.size, config.p)
+            self._lake = random_lake(_generator(map_seed, _MAP_STREAM), config.size, config.p)
         self._player = start_of(self._lake)
         self._slips = _generator(seed, _SLIP_STREAM)
 

@@ -1,7 +1,7 @@
 """Sokoban: push every box onto a target. Boxes are pushed, never pulled, one at a time.
 
-Laws: every level can be solved within its steps, and its solution is known. An action is the
-number or the name of a direction; anything else is answered too, moves nothing and costs a step.
+Laws: every level can be solved within `max_steps`, and its solution is known. An action is the
+number or the name of a direction; any other action moves nothing and costs a step.
 """
 
 from __future__ import annotations
@@ -62,19 +62,19 @@ _WITH_PLAYER = {
     TARGET: PLAYER_ON_TARGET,
     BOX_ON_TARGET: PLAYER_ON_TARGET,
 }
-_OF_EVERY_EPISODE = ("_wish", "_names", "_step_of", "_num_columns")
-"""What follows from the configuration."""
+_OF_EVERY_EPISODE = ("_spec", "_names", "_step_of", "_num_columns")
+"""Attributes that follow from the configuration."""
 _OF_A_NEW_EPISODE = (
     *_OF_EVERY_EPISODE,
     *("_cells", "_shown", "_player", "_num_on_target", "_num_steps"),
 )
-"""What follows from the configuration and the level."""
+"""Attributes that follow from the configuration and the level."""
 _GLYPHS = dict(zip(_MEANINGS, "#_O√XPS", strict=True))
 
 
 @dataclass(slots=True, kw_only=True)
 class SokobanConfig(TextEnvConfig):
-    """What Sokoban can be told."""
+    """The room, the level and how it is shown."""
 
     action_lookup: dict[int, str] | None = field(
         default_factory=lambda: {UP: "Up", DOWN: "Down", LEFT: "Left", RIGHT: "Right"}
@@ -83,24 +83,24 @@ class SokobanConfig(TextEnvConfig):
     dim_room: tuple[int, int] = (6, 6)
     """Rows and columns, walls included."""
     dim_x: int | None = None
-    """Rows, if given apart."""
+    """Rows, if given on their own."""
     dim_y: int | None = None
-    """Columns, if given apart."""
+    """Columns, if given on their own."""
     num_boxes: int = 3
     max_steps: int = 100
-    """Steps after which an episode is cut off; every level can be solved in as many."""
+    """An episode is truncated after this many steps; every level can be solved in them."""
     search_depth: int = 300
-    """The longest solution a level may have: small numbers make easy levels."""
+    """The longest solution that a level may have; small numbers make easy levels."""
     grid_lookup: dict[int, str] = field(default_factory=_GLYPHS.copy)
-    """What is shown for wall 0, empty 1, target 2, box on target 3, box 4, player 5, player on
-    target 6."""
+    """The signs of wall 0, empty 1, target 2, box on target 3, box 4, player 5 and player on target
+    6."""
     grid_vocab: dict[str, str] | None = None
-    """What these signs mean, for prompts; made from `grid_lookup` unless given."""
+    """What these signs mean, for prompts; None: made from `grid_lookup`."""
     observation_format: ObservationFormat = "grid"
     """A map, lists of coordinates, or both."""
 
     def __post_init__(self) -> None:
-        """Bring what came from YAML into form; say what cannot work."""
+        """Convert values from YAML, and refuse wrong ones."""
         self.dim_room = _sides(self.dim_room, self.dim_x, self.dim_y)
         self.dim_x = self.dim_y = None
         for name in ("num_boxes", "max_steps", "search_depth"):
@@ -121,7 +121,7 @@ class SokobanConfig(TextEnvConfig):
 
 
 class SokobanEnv(TextEnv):
-    """Push every box onto a target: +1 for each that comes onto one, +10 for the last."""
+    """Push every box onto a target: +1 for each, +10 for the last, -0.1 for every step."""
 
     config_class: ClassVar[type[TextEnvConfig]] = SokobanConfig
     config: SokobanConfig
@@ -131,11 +131,11 @@ class SokobanEnv(TextEnv):
     }
 
     def _prepare(self) -> None:
-        """Refuse at once what no level can be made of."""
+        """Refuse a configuration for which there are no levels."""
         num_rows, self._num_columns = self.config.dim_room
         longest = min(self.config.search_depth, self.config.max_steps)
-        self._wish = LevelSpec(num_rows, self._num_columns, self.config.num_boxes, longest)
-        check(self._wish)
+        self._spec = LevelSpec(num_rows, self._num_columns, self.config.num_boxes, longest)
+        check(self._spec)
         steps = (-self._num_columns, self._num_columns, -1, 1)
         self._names = self.config.action_lookup or {}
         self._step_of = dict(zip(ACTIONS, steps, strict=True))
@@ -148,9 +148,9 @@ class SokobanEnv(TextEnv):
         return list(self._level.solution)
 
     def dump_episode(self) -> dict[str, Any]:
-        """As of all text environments; before the first step the level alone says where all is."""
+        """As for all text environments; before the first step the level is enough."""
         kept = super().dump_episode()
-        # a subclass may add to a level, and a configuration may have been changed
+        # a subclass may have more state, and the configuration may have been changed
         if type(self) is SokobanEnv and "config" not in kept:
             for name in _OF_EVERY_EPISODE if kept.get("_num_steps") else _OF_A_NEW_EPISODE:
                 kept.pop(name, None)
@@ -163,15 +163,15 @@ class SokobanEnv(TextEnv):
             self._lay_out(self._level)
 
     def _begin(self, seed: int, mode: Mode) -> None:
-        self._level = generate(self._wish, seed)
+        self._level = generate(self._spec, seed)
         self._lay_out(self._level)
 
     def _lay_out(self, level: Level) -> None:
         cells, width = level.cells, self._num_columns
-        # Lists of plain numbers and strings: a step takes about a microsecond.
+        # Plain lists, because a step on them takes about a microsecond.
         self._cells = list(cells)
         self._shown = list(map(self.config.grid_lookup.__getitem__, cells))
-        # Line ends ride on the wall to the right, which never changes.
+        # Each line end is part of the wall on the right, which never changes.
         inner_ends = slice(width - 1, len(cells) - 1, width)
         self._shown[inner_ends] = [sign + "\n" for sign in self._shown[inner_ends]]
         self._player = max(map(cells.find, _PLAYERS))
@@ -196,7 +196,7 @@ class SokobanEnv(TextEnv):
         return self._text(), reward, is_solved, is_late, info
 
     def _move(self, step: int) -> bool:
-        """Move the player, and the box before them if there is one; whether they could."""
+        """Move the player, and a box in front of them; whether that was possible."""
         cells, shown, glyphs = self._cells, self._shown, self.config.grid_lookup
         place, ahead = self._player, self._player + step
         there = cells[ahead]
@@ -229,7 +229,7 @@ class SokobanEnv(TextEnv):
 
 
 def coordinates(cells: list[int], num_columns: int) -> str:
-    """A room in words: where everything is, one line for each kind of thing that is there."""
+    """A room as lists of coordinates, one line for each kind of thing in it."""
     lines = [
         f"{len(cells) // num_columns} rows, {num_columns} columns; "
         "(row, column) is counted from (0, 0) at the top left."

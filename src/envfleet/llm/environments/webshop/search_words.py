@@ -13,8 +13,8 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
-# Letters and digits; an apostrophe or a point holds together what stands on both its sides ("2.5"),
-# a comma only digits ("1,000").
+# Letters and digits; an apostrophe or a point joins what stands on both its sides ("2.5"), a comma
+# joins digits only ("1,000").
 _WORD = re.compile(r"\w+(?:(?:['’.]\w+)|(?:(?<=\d),\d\w*))*")  # noqa: RUF001
 
 _STOP_WORDS = (
@@ -24,11 +24,11 @@ _STOP_WORDS = (
 STOP_WORDS = frozenset(_STOP_WORDS.split())
 
 MAX_WORD = 64
-"""Longer runs of letters are cut: they are no words, and an index need not hold them."""
+"""Longer words are cut off."""
 
 
 def words_of(text: str) -> list[str]:
-    """Every searchable word of a text, in order, as often as it stands there."""
+    """The searchable words of a text, in order, with repeats."""
     return [word for word in map(_searchable, _WORD.findall(text.lower())) if word]
 
 
@@ -116,7 +116,7 @@ def _without_past_and_gerund(word: str) -> str:
 
 
 def _restored(word: str) -> str:
-    """Give back what a past or a gerund took: hop(p)ing, fil(e)ing, siz(e)d."""
+    """Undo what an ending changed: hop(p)ing, fil(e)ing, siz(e)d."""
     if word.endswith(("at", "bl", "iz")):
         return word + "e"
     if _ends_double(word) and word[-1] not in "lsz":
@@ -125,7 +125,7 @@ def _restored(word: str) -> str:
 
 
 def _replaced(word: str, endings: dict[str, str]) -> str:
-    """The longest ending that fits decides, also if its condition then fails."""
+    """Only the longest ending that fits is tried, even if its condition fails."""
     for size in range(min(7, len(word)), 1, -1):
         replacement = endings.get(word[-size:])
         if replacement is not None:

@@ -1,4 +1,4 @@
-"""The words generated products are made of: what is sold, how it is praised, what can be chosen."""
+"""The words of generated products: what is sold, how it is praised, what can be chosen."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from envfleet.llm.environments.webshop.catalogue import BRANCH
 
 @dataclass(frozen=True, slots=True)
 class ProductKind:
-    """One sort of product."""
+    """One kind of product."""
 
     category: str
     query: str
-    """What it is called, in the plural: the shop's own name for the sort."""
+    """The shop's name for the kind, in the plural."""
     path: str
-    """Where it stands in the shop's tree."""
+    """Its place in the tree of categories."""
     nouns: tuple[str, ...]
     attributes: tuple[str, ...]
     choices: tuple[str, ...]
-    """What can be chosen, as keys of CHOICES."""
+    """The options, as keys of CHOICES."""
     prices: tuple[float, float]
 
 
