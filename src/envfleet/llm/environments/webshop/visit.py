@@ -1,6 +1,6 @@
-"""Where a shopper stands, what an action says, and what keywords find.
+"""The state of a visit to the shop, parsing of actions, and search by keywords.
 
-Law: all three are plain values and functions of the store, so an episode is a few words long.
+Law: a visit is a few plain values, so an episode is small to pickle.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from envfleet.llm.environments.webshop.store import Store
 
 NUM_RESULTS = 50
 MAX_QUERY = 1000
-"""Characters of an action that are read; nothing that can be clicked is longer."""
+"""Characters of an action that are read; no text that can be clicked is longer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """Where a shopper stands."""
+    """The state of a visit."""
 
     goal: int
     seed: int
@@ -29,13 +29,13 @@ class Visit:
     """start, search, results, item, done, or the name of a sub page."""
     keywords: str = ""
     number: int = 1
-    """Of the page of results."""
+    """The number of the page of results."""
     product: int = -1
     options: dict[str, str] = field(default_factory=dict)
 
 
 def parse(action: Any) -> tuple[str, str]:
-    """`name[words]` in lower case; two empty texts if it is nothing of the kind."""
+    """Name and words of `name[words]`, in lower case; two empty texts for any other action."""
     if not isinstance(action, str):
         return "", ""
     name, bracket, rest = action.strip().partition("[")
@@ -47,7 +47,7 @@ def parse(action: Any) -> tuple[str, str]:
 
 
 def find(store: Store, keywords: str, seed: int) -> Sequence[int]:
-    """Products for keywords: by words, or by the special ones <r>, <a>, <c> and <q>."""
+    """The products for keywords, which may begin with <r>, <a>, <c> or <q>."""
     first, *others = keywords.split(" ")
     rest = " ".join(others).strip()
     if first == "<r>":
@@ -63,6 +63,6 @@ def find(store: Store, keywords: str, seed: int) -> Sequence[int]:
 
 
 def chosen(product: Product, before: Mapping[str, str], value: str) -> dict[str, str]:
-    """The options after a value was clicked; of two options with one value the last counts."""
+    """The options after a click on a value; if two options have it, the last one gets it."""
     names = [name for name, values in product.options.items() if value in values]
     return {**before, names[-1]: value}

@@ -1,22 +1,22 @@
-"""What word problems are told with: people, things, numbers as words have them, and a working."""
+"""The parts of a word problem: people, things, numbers in words, and the working."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Literal, TypeVar
 
 Number = int | Fraction
 Sign = Literal["+", "-", "*", "/"]
-Kind = Literal["whole", "decimal", "fraction"]
+NumberKind = Literal["whole", "decimal", "fraction"]
 _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
 class Person:
-    """Somebody, and the words that stand for them."""
+    """A person, with their pronouns."""
 
     name: str
     they: str
@@ -24,19 +24,19 @@ class Person:
 
     @property
     def They(self) -> str:
-        """The pronoun at the beginning of a sentence."""
+        """The pronoun that begins a sentence."""
         return self.they.capitalize()
 
 
 @dataclass(frozen=True, slots=True)
 class Thing:
-    """Something that can be counted."""
+    """A thing that can be counted."""
 
     one: str
     many: str
 
     def __call__(self, count: int) -> str:
-        """So many of it: 1 apple, 2 apples."""
+        """A count of it: 1 apple, 2 apples."""
         return f"{count} {self.one if count == 1 else self.many}"
 
 
@@ -74,7 +74,7 @@ SOLD_BY_WEIGHT = ("apples", "rice", "flour", "cherries", "potatoes", "cheese", "
 
 
 class Draw:
-    """Choices of one problem."""
+    """The random choices of one problem."""
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
@@ -88,7 +88,7 @@ class Draw:
         return of[self._rng.randrange(len(of))]
 
     def some(self, of: Sequence[_T], count: int) -> list[_T]:
-        """So many different ones of these."""
+        """`count` different ones of these."""
         return self._rng.sample(list(of), count)
 
     def tenths(self, low: int, high: int) -> Fraction:
@@ -128,9 +128,9 @@ def fraction(number: Number) -> str:
 
 @dataclass(slots=True)
 class Story:
-    """A problem as it is told, and its working line by line."""
+    """The text of a problem, and its working line by line."""
 
-    kind: Kind = "whole"
+    kind: NumberKind = "whole"
     """How its numbers are written."""
     _text: list[str] = field(default_factory=list)
     _lines: list[str] = field(default_factory=list)
@@ -147,8 +147,7 @@ class Story:
     def work(self, says: str, first: Number, *rest: Sign | Number) -> Fraction:
         """Add a line of working: `says` with {} for the calculation. Returns its result.
 
-        Signs of one calculation are all of + and - or all of * and /, so that reading it from left
-        to right is reading it right.
+        A calculation has only + and - or only * and /, so that it can be read from left to right.
         """
         result = Fraction(first)
         written = self._operand(first)
@@ -181,13 +180,17 @@ class Story:
         return " ".join((*self._text, *form[self.kind]))
 
     def working(self) -> tuple[str, ...]:
-        """Its working."""
+        """The lines of working."""
         return tuple(self._lines)
 
     def answer(self) -> tuple[Fraction, str]:
-        """What the last line of the working comes to, and how it is written."""
+        """The result of the last line of working, and its text."""
         return self._results[-1], self.n(self._results[-1])
 
     def is_well_told(self) -> bool:
-        """Whether no line comes to 1: the words after a result are in the plural."""
+        """Whether no result is 1: the words after a result are in the plural."""
         return 1 not in self._results
+
+
+Template = Callable[[Draw, Story], None]
+"""Draws the numbers of a problem and writes its text and working into a story."""

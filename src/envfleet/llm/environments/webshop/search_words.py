@@ -1,11 +1,47 @@
-"""English words cut to their stems, by the algorithm M. F. Porter published in 1980.
+"""The words that a text is searched by: split, in lower case, without stop words, stemmed.
 
-Law: a stem depends on the word alone, and a word of one or two letters is its own stem. Two rules
-follow the author's later corrections (`bli` and `logi` in step 2), as search engines do. Words come
-in lower case; whatever is not one of a, e, i, o, u, y counts as a consonant.
+Law: catalogue and query go through the same function, so that a match does not depend on which side
+a word is written on.
+
+The stemmer is M. F. Porter's of 1980 with the author's later corrections (`bli` and `logi` in step
+2), as search engines have it. It is written by hand because snowballstemmer's Porter stemmer lacks
+them and gives other stems for "technology", "assembly", "trekking" and "xs", and so other results.
 """
 
 from __future__ import annotations
+
+import re
+from functools import lru_cache
+
+# Letters and digits; an apostrophe or a point joins what stands on both its sides ("2.5"), a comma
+# joins digits only ("1,000").
+_WORD = re.compile(r"\w+(?:(?:['’.]\w+)|(?:(?<=\d),\d\w*))*")  # noqa: RUF001
+
+_STOP_WORDS = (
+    "a an and are as at be but by for if in into is it no not of on or such that the their then "
+    "there these they this to was will with"
+)
+STOP_WORDS = frozenset(_STOP_WORDS.split())
+
+MAX_WORD = 64
+"""Longer words are cut off."""
+
+
+def words_of(text: str) -> list[str]:
+    """The searchable words of a text, in order, with repeats."""
+    return [word for word in map(_searchable, _WORD.findall(text.lower())) if word]
+
+
+@lru_cache(maxsize=50_000)
+def _searchable(word: str) -> str:
+    """The stem of a word, or nothing if it is a stop word."""
+    word = word[:MAX_WORD]
+    if word.endswith(("'s", "’s")):  # noqa: RUF001
+        word = word[:-2]
+    return "" if word in STOP_WORDS else stem(word)
+
+
+# ---- stems --------------------------------------------------------------------------------------
 
 _STEP_2 = {
     "ational": "ate", "tional": "tion", "enci": "ence", "anci": "ance", "izer": "ize",
@@ -80,7 +116,7 @@ def _without_past_and_gerund(word: str) -> str:
 
 
 def _restored(word: str) -> str:
-    """Give back what a past or a gerund took: hop(p)ing, fil(e)ing, siz(e)d."""
+    """Undo what an ending changed: hop(p)ing, fil(e)ing, siz(e)d."""
     if word.endswith(("at", "bl", "iz")):
         return word + "e"
     if _ends_double(word) and word[-1] not in "lsz":
@@ -89,7 +125,7 @@ def _restored(word: str) -> str:
 
 
 def _replaced(word: str, endings: dict[str, str]) -> str:
-    """The longest ending that fits decides, also if its condition then fails."""
+    """Only the longest ending that fits is tried, even if its condition fails."""
     for size in range(min(7, len(word)), 1, -1):
         replacement = endings.get(word[-size:])
         if replacement is not None:

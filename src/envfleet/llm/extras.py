@@ -1,4 +1,4 @@
-"""Packages that only some environments need, imported when one of those is made."""
+"""Optional packages, imported when a feature that needs one is used."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 from envfleet.errors import MissingExtra
 
 
-def need(module: str, *, wanted_by: str, install: str) -> Any:
-    """The module, or MissingExtra with the line that installs it."""
+def import_extra(module: str, *, wanted_by: str, install: str) -> Any:
+    """The module, or MissingExtra with the command that installs it."""
     try:
         return import_module(module)
     except ModuleNotFoundError as exc:
         if exc.name != module.partition(".")[0]:
-            raise  # installed, but broken inside: not to be disguised as missing
+            raise  # it is installed, but something inside it is missing
         raise MissingExtra(f"{wanted_by} needs {exc.name}: {install}") from exc

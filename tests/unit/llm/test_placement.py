@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from envfleet.llm import choice
-from envfleet.llm.choice import Cost, choose, measure
+from envfleet.llm import placement
+from envfleet.llm.placement import Cost, choose, measure
 from tests.unit.llm.games import Climb, Trouble, TroubleConfig
 
 QUICK = Cost(reset_s=50e-6, reset_cpu_s=50e-6, turn_s=9e-6, turn_cpu_s=9e-6, move_s=20e-6)
@@ -96,7 +96,7 @@ def test_who_never_gave_the_processor_away_did_not_wait(
             time.sleep(0.01)  # stands for others who had the processor meanwhile
             return super()._act(action)
 
-    monkeypatch.setattr(choice, "_num_waits", lambda: num_waits)
+    monkeypatch.setattr(placement, "_num_waits", lambda: num_waits)
     assert (measure(Interrupted).turn_s >= 0.01) == is_counted
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from envfleet.errors import ConfigError
 from envfleet.llm.environments.base import TextEnv, TextEnvConfig
-from envfleet.llm.environments.kinds import check_kinds
+from envfleet.llm.environments.config_fields import check_field_types
 from envfleet.llm.registry import env_type
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def test_what_cannot_be_looked_up_is_not_asked_for() -> None:
         price: Decimal
         count: int = 1
 
-    check_kinds(Unknown(price="dear", count="many"))  # type: ignore[arg-type]
+    check_field_types(Unknown(price="dear", count="many"))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("wrong", [object(), {"a": object()}, [[object()]]], ids=["", "{}", "[]"])

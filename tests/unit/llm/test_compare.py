@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from envfleet.llm.compare import RolloutDifference, RolloutRecord, first_difference, record_rollout
 from envfleet.llm.manager import EnvStateManager
-from envfleet.llm.recordings import Parting, Recording, first_parting, record
 from tests.unit.llm import games
 
 
@@ -29,12 +29,12 @@ def turn(reward: float = 1.0, **info: Any) -> dict[str, Any]:
     return {"actions": [1], "reward": reward, "info": {"success": False, **info}}
 
 
-def recording() -> Recording:
+def recording() -> RolloutRecord:
     environments = (environment(0, turn(), turn()), environment(1, turn(), turn(shake=0.5)))
-    return Recording(environments, (([0, 1], [0, 1]), ([1, 0], [])))
+    return RolloutRecord(environments, (([0, 1], [0, 1]), ([1, 0], [])))
 
 
-def changed(env_id: int, *path: Any, value: Any) -> Recording:
+def changed(env_id: int, *path: Any, value: Any) -> RolloutRecord:
     found = deepcopy(recording())
     inner: Any = found.environments[env_id]
     for key in path[:-1]:
@@ -44,7 +44,7 @@ def changed(env_id: int, *path: Any, value: Any) -> Recording:
 
 
 def test_equal_ones_do_not_part() -> None:
-    assert first_parting(recording(), recording()) is None
+    assert first_difference(recording(), recording()) is None
     assert recording().digest == recording().digest
 
 
@@ -69,7 +69,7 @@ def test_whatever_differs_is_named(
     path: Any, value: Any, turn_number: Any, field: str, expected: Any
 ) -> None:
     other = changed(1, *path, value=value)
-    found = first_parting(recording(), other)
+    found = first_difference(recording(), other)
     assert found is not None
     assert (found.env_id, found.tag, found.turn, found.field) == (1, "Climb", turn_number, field)
     assert str(found.expected) == str(expected)
@@ -79,10 +79,10 @@ def test_whatever_differs_is_named(
 def test_the_earliest_turn_is_named_then_the_first_environment() -> None:
     other = changed(0, "history", 1, "reward", value=9.0)
     other.environments[1]["history"][0]["info"]["success"] = True
-    found = first_parting(recording(), other)
-    assert found == Parting(1, "Climb", 1, "info.success", False, True)
+    found = first_difference(recording(), other)
+    assert found == RolloutDifference(1, "Climb", 1, "info.success", False, True)
     other.environments[0]["history"][0]["state"] = "t"
-    found = first_parting(recording(), other)
+    found = first_difference(recording(), other)
     assert found is not None
     assert (found.env_id, found.field) == (0, "state")
 
@@ -90,27 +90,27 @@ def test_the_earliest_turn_is_named_then_the_first_environment() -> None:
 def test_a_rollout_that_went_on_longer_differs_where_the_other_ended() -> None:
     other = deepcopy(recording())
     other.environments[0]["history"].append({"state": "more", "actions_left": 0})
-    found = first_parting(recording(), other)
+    found = first_difference(recording(), other)
     assert found is not None
     assert (found.env_id, found.turn, found.field, found.got) == (0, 4, "state", "more")
 
 
 def test_results_come_in_the_order_they_were_asked_for() -> None:
-    backwards = Recording(recording().environments, (([1, 0], [1, 0]), ([1], [])))
-    assert first_parting(recording(), backwards) is None
-    wrong = Recording(recording().environments, (([1, 0], [0, 1]),))
-    assert first_parting(recording(), wrong) == Parting(
+    backwards = RolloutRecord(recording().environments, (([1, 0], [1, 0]), ([1], [])))
+    assert first_difference(recording(), backwards) is None
+    wrong = RolloutRecord(recording().environments, (([1, 0], [0, 1]),))
+    assert first_difference(recording(), wrong) == RolloutDifference(
         1, "Climb", 1, "order of results", [1, 0], [0, 1]
     )
-    twice = Recording(recording().environments, (([1, 0], [1, 0, 0]),))
-    assert first_parting(recording(), twice) is not None
+    twice = RolloutRecord(recording().environments, (([1, 0], [1, 0, 0]),))
+    assert first_difference(recording(), twice) is not None
 
 
 def test_it_reads_as_a_sentence() -> None:
-    assert str(Parting(3, "Climb", 2, "reward", 1.0, 2.0)) == (
+    assert str(RolloutDifference(3, "Climb", 2, "reward", 1.0, 2.0)) == (
         "environment 3 (Climb), turn 2: reward is 1.0 in one loop and 2.0 here"
     )
-    long = str(Parting(3, "Climb", None, "render", "x" * 1_000_000, "y\n"))
+    long = str(RolloutDifference(3, "Climb", None, "render", "x" * 1_000_000, "y\n"))
     assert long.startswith("environment 3 (Climb), at the end: render is 'xxx")
     assert len(long) < 300
 
@@ -121,7 +121,7 @@ def test_a_manager_s_rollout_is_copied_with_its_pictures() -> None:
         manager.reset(seed=3)
         manager.step(games.inputs(e0=["hello"]))
         manager.get_rollout_states()
-        found = record(manager, [([0], [0])])
+        found = record_rollout(manager, [([0], [0])])
         (env,) = found.environments
         manager.rollout_cache[0]["history"][0]["info"]["new"] = 1
         manager.envs[0]["status"].rewards.append(1.0)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from envfleet.llm.environments.named_actions import chosen
+from envfleet.llm.environments.base import action_number
 
 NAMES = {1: "Left", 2: "Straße"}
 
@@ -17,8 +17,8 @@ NAMES = {1: "Left", 2: "Straße"}
     ],
 )  # fmt: skip
 def test_a_number_or_a_name(action, number):
-    assert chosen(action, NAMES) == number
+    assert action_number(action, NAMES) == number
 
 
 def test_of_nothing_nothing_is_chosen():
-    assert chosen("Left", {}) is chosen(1, {}) is None
+    assert action_number("Left", {}) is action_number(1, {}) is None

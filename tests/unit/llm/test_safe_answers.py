@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envfleet.llm.environments.harmless import is_arithmetic, is_value_or_words, repeats_little
+from envfleet.llm.environments.safe_answers import has_few_repeats, is_arithmetic, is_value_or_words
 from tests.gates import computes_within
 
 
@@ -72,10 +72,10 @@ def test_everything_else_is_refused_in_no_time(allows):
 
 
 def test_moves_are_repeated_a_little():
-    assert repeats_little("R2 U' F A+3")
-    assert not repeats_little("A+1001")
-    assert not repeats_little("R99 " * 11)
-    assert not repeats_little("R" + "9" * 5000)
+    assert has_few_repeats("R2 U' F A+3")
+    assert not has_few_repeats("A+1001")
+    assert not has_few_repeats("R99 " * 11)
+    assert not has_few_repeats("R" + "9" * 5000)
 
 
 def test_no_deep_tree_passes():

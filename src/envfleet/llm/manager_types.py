@@ -1,4 +1,4 @@
-"""What a manager knows of its environments, in the form that rollout code reads."""
+"""What an `EnvStateManager` shows of its environments, in the form that rollout code reads."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ class EnvStatus:
     """How far an episode has come."""
 
     truncated: bool = False
-    """Ended without success."""
+    """The episode ended without success."""
     terminated: bool = False
-    """Ended."""
+    """The episode ended."""
     num_actions: int = 0
     rewards: list[float] = field(default_factory=list)
     """One per turn."""
     seed: int | None = None
 
 
-class Entry(TypedDict):
+class EnvEntry(TypedDict):
     """One environment."""
 
     tag: str
     group_id: int
     env_id: int
     env: Any
-    """The environment itself where it lives in this process, else an `Elsewhere`."""
+    """The environment itself if it lives in this process, else an `EnvInWorker`."""
     config: Any
     status: EnvStatus
     max_actions_per_traj: int
@@ -38,7 +38,7 @@ class Cache(TypedDict):
 
     env_id: int
     history: list[dict[str, Any]]
-    """One entry per turn, and a last one with the state that nobody has answered yet."""
+    """One entry per turn, and a last one with the state that has not been answered yet."""
     group_id: int
     tag: str
     penalty: float
@@ -49,8 +49,8 @@ class Cache(TypedDict):
 
 
 @dataclass(frozen=True, slots=True)
-class Elsewhere:
-    """Stands for an environment that lives in a worker; what it shows is in its cache."""
+class EnvInWorker:
+    """Stands for an environment that lives in a worker; its state is in its cache."""
 
     config: Any
     where: str

@@ -1,7 +1,7 @@
-"""Text that may be shown to code which evaluates it as Python: plain values, plain arithmetic.
+"""Answers that are safe for code which evaluates them as Python: plain values, plain arithmetic.
 
-Law: nothing here evaluates. Whatever passes has no call, no attribute, no comprehension, and no
-power that is worth more than some thousand digits, be it written 9**9 or 9e9.
+Law: nothing is evaluated here. A text that passes has no call, no attribute and no comprehension,
+and no power with more than some thousand digits, written as 9**9 or as 9e9.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _LONG_EXPONENT = re.compile(r"\d\.?_?[eE][-+]?_?\d_?\d")
 
 
 def is_value_or_words(text: str) -> bool:
-    """Whether it is a Python value such as [[0, 1], [1, 0]], or words, which mean nothing there."""
+    """Whether it is a Python value such as [[0, 1], [1, 0]], or just words."""
     if len(text) > MAX_CHARS or not _is_shallow(text):
         return False
     if _WORDS.fullmatch(text):
@@ -58,8 +58,8 @@ def has_long_exponent(text: str) -> bool:
     return _LONG_EXPONENT.search(text) is not None
 
 
-def repeats_little(text: str) -> bool:
-    """Whether the numbers in it, as counts of something to be done, add up to little."""
+def has_few_repeats(text: str) -> bool:
+    """Whether the numbers in it, read as numbers of repeats, have a small sum."""
     counts = _NUMBER.findall(text)
     return all(len(one) <= MAX_DIGITS for one in counts) and sum(map(int, counts)) <= MAX_REPEATS
 
@@ -80,7 +80,7 @@ _TOO_MUCH = MAX_NESTED_EXPONENT + 1
 
 
 def _power_in(node: ast.expr, depth: int = 0) -> int:
-    """The product of exponents over the worst branch of a tree; too much for anything else."""
+    """The largest product of exponents on a branch of a tree; `_TOO_MUCH` for anything else."""
     if depth > MAX_TREE_DEPTH:
         return _TOO_MUCH
     depth += 1

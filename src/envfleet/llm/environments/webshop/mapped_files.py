@@ -1,4 +1,4 @@
-"""Arrays and bytes on disk that every process of a machine reads as the same memory."""
+"""Arrays and bytes on disk, mapped so that all processes of a machine share the memory."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ def saved(path: Path, values: npt.NDArray[Any]) -> None:
 
 
 def mapped(path: Path) -> npt.NDArray[Any]:
-    """An array of a .npy file, read when it is touched and never written."""
+    """The array of a .npy file, read-only and loaded page by page."""
     found: npt.NDArray[Any] = np.load(
         path, mmap_mode=None if _is_empty(path) else "r", allow_pickle=False
     )
-    # The plain view is indexed in half the time of numpy's class for mapped files.
+    # Indexing a plain view takes half the time of numpy's class for mapped files.
     return np.asarray(found)
 
 
 def bytes_of(path: Path) -> mmap.mmap | bytes:
-    """The bytes of a file, read when they are touched."""
+    """The bytes of a file, loaded page by page."""
     if path.stat().st_size == 0:
         return b""
     with path.open("rb") as file:
@@ -33,7 +33,7 @@ def bytes_of(path: Path) -> mmap.mmap | bytes:
 
 
 def _is_empty(path: Path) -> bool:
-    """Whether a .npy file holds no values: nothing can be mapped then."""
+    """Whether a .npy file holds no values, and so cannot be mapped."""
     with path.open("rb") as file:
         version = np.lib.format.read_magic(file)
         read = np.lib.format.read_array_header_1_0

@@ -13,10 +13,16 @@ from envfleet.llm.config import load_config
 from envfleet.llm.environments.base import Mode, Step, TextEnv
 from envfleet.llm.environments.sokoban import SokobanEnv
 from envfleet.llm.manager import EnvStateManager
-from envfleet.llm.moving import Beginner, arrived, can_part, packed
-from envfleet.llm.places import Order, carry_out
+from envfleet.llm.prefetch import EpisodeStarter, can_hand_over, pack_episode, unpack_episode
 from envfleet.llm.registry import env_type
-from envfleet.llm.turns import Failure, Opening, Player, Turn
+from envfleet.llm.turns import (
+    EnvFailure,
+    EpisodePlayer,
+    EpisodeStart,
+    Turn,
+    TurnRequest,
+    execute,
+)
 from tests.unit.llm.games import Climb, News, Trouble, TroubleConfig
 
 OURS = ["bandit", "countdown", "frozen_lake", "metamathqa", "sokoban", "webshop"]
@@ -51,7 +57,7 @@ class Drawing(TextEnv):
 
 
 def outcomes(env: Any, num_turns: int = 6) -> list[Any]:
-    chance, player = random.Random(3), Player(env)
+    chance, player = random.Random(3), EpisodePlayer(env)
     names = list((env.config.action_lookup or {0: "search[shoes]", 1: "click[buy now]"}).values())
     turns = []
     for _ in range(num_turns):
@@ -70,13 +76,13 @@ def test_an_episode_goes_on_elsewhere_as_it_would_have_where_it_was(
     settings = {"num_products": 50} if kind == "webshop" else None
     one, other, alone = (made.make(settings) for _ in range(3))
     for env in (one, alone):
-        Player(env).begin(5, "val")
+        EpisodePlayer(env).begin(5, "val")
         outcomes(env, num_turns)
-    Player(other).begin(99, "train")  # what it did before does not matter
+    EpisodePlayer(other).begin(99, "train")  # what it did before does not matter
     outcomes(other, 2)
 
-    moved = packed(one)
-    assert arrived(moved, other) is other
+    moved = pack_episode(one)
+    assert unpack_episode(moved, other) is other
 
     assert other.render() == alone.render()
     assert outcomes(other) == outcomes(alone)
@@ -87,8 +93,8 @@ def test_an_episode_goes_on_elsewhere_as_it_would_have_where_it_was(
 @pytest.mark.parametrize("kind", OURS)
 def test_one_that_has_not_begun_moves_too(kind: str) -> None:
     one, other = (env_type(kind).make(None) for _ in range(2))
-    Player(other).begin(99, "train")
-    arrived(packed(one), other)
+    EpisodePlayer(other).begin(99, "train")
+    unpack_episode(pack_episode(one), other)
     with pytest.raises(OutOfOrder):
         other.render()
     with pytest.raises(OutOfOrder):
@@ -109,7 +115,7 @@ def test_what_a_subclass_adds_to_a_level_moves_too() -> None:
     for env in (one, alone):
         env.reset(seed=3)
     other.reset(seed=4)
-    arrived(packed(one), other)
+    unpack_episode(pack_episode(one), other)
     assert other.render() == alone.render()
     assert outcomes(other) == outcomes(alone)
 
@@ -120,22 +126,22 @@ def test_a_configuration_that_was_changed_moves_with_its_episode() -> None:
         env.config.action_lookup = {1: "A", 2: "B", 3: "C", 4: "D"}
         env.reset(seed=3)
     other.reset(seed=4)
-    arrived(packed(one), other)
+    unpack_episode(pack_episode(one), other)
     assert other.config == alone.config
     assert outcomes(other) == outcomes(alone)
 
 
 def test_one_environment_begins_many_episodes_and_none_of_them_knows_of_the_others() -> None:
-    beginner = Beginner(Drawing)
+    beginner = EpisodeStarter(Drawing)
     begun = [beginner.begin(seed, "train") for seed in range(4)]
     homes = [Drawing() for _ in begun]
 
     for home, (moved, _) in zip(homes, begun, strict=True):
-        arrived(moved, home)
+        unpack_episode(moved, home)
 
     for seed, (home, (_, opening)) in enumerate(zip(homes, begun, strict=True)):
         alone = Drawing()
-        assert opening == Player(alone).begin(seed, "train")
+        assert opening == EpisodePlayer(alone).begin(seed, "train")
         assert outcomes_of_drawing(home) == outcomes_of_drawing(alone)
 
 
@@ -148,7 +154,7 @@ def test_a_generator_of_another_kind_moves_too() -> None:
     for env in (one, alone):
         env.reset(seed=1)
         env.np_random = np.random.Generator(np.random.MT19937(7))
-    arrived(packed(one), other)
+    unpack_episode(pack_episode(one), other)
     assert outcomes_of_drawing(other) == outcomes_of_drawing(alone)
 
     other.reset(seed=2)  # and one of the usual kind into where another kind was
@@ -156,15 +162,15 @@ def test_a_generator_of_another_kind_moves_too() -> None:
     one, alone = Drawing(), Drawing()
     for env in (one, alone):
         env.reset(seed=3)
-    arrived(packed(one), other)
+    unpack_episode(pack_episode(one), other)
     assert outcomes_of_drawing(other) == outcomes_of_drawing(alone)
 
 
 def test_what_cannot_part_from_its_episode_moves_whole() -> None:
-    beginner, home = Beginner(lambda: Trouble(TroubleConfig())), Trouble(TroubleConfig())
-    first, second = (arrived(beginner.begin(seed, "val")[0], home) for seed in (1, 2))
+    beginner, home = EpisodeStarter(lambda: Trouble(TroubleConfig())), Trouble(TroubleConfig())
+    first, second = (unpack_episode(beginner.begin(seed, "val")[0], home) for seed in (1, 2))
 
-    assert not can_part(first)
+    assert not can_hand_over(first)
     assert home is not first is not second
     assert first.render() != second.render()
 
@@ -182,7 +188,7 @@ def test_an_environment_that_failed_begins_nothing_more() -> None:
                 raise RuntimeError("no such level")
             super()._begin(seed, mode)
 
-    beginner = Beginner(Failing)
+    beginner = EpisodeStarter(Failing)
     openings = [beginner.begin(seed, "train")[1] for seed in (0, 1, 2, 3)]
 
     assert [one.failure is None for one in openings] == [True, False, True, True]
@@ -192,10 +198,10 @@ def test_an_environment_that_failed_begins_nothing_more() -> None:
 @pytest.mark.parametrize(
     "sent",
     [
-        Order(3, "val", is_new=True, repeat=((1, 2), (3,)), named=("Up",), left=4),
-        Order(3, "train"),
-        Opening("a state", answer=7, failure=Failure("reset", "why")),
-        Turn("s", [1], 2, -0.5, {"success": True}, is_done=True, failure=Failure("step", "why")),
+        TurnRequest(3, "val", is_new=True, replay=((1, 2), (3,)), names=("Up",), num_left=4),
+        TurnRequest(3, "train"),
+        EpisodeStart("a state", answer=7, failure=EnvFailure("reset", "why")),
+        Turn("s", [1], 2, -0.5, {"success": True}, is_done=True, failure=EnvFailure("step", "why")),
     ],
 )
 def test_what_travels_arrives_with_every_field(sent: Any) -> None:
@@ -204,19 +210,19 @@ def test_what_travels_arrives_with_every_field(sent: Any) -> None:
 
 
 @pytest.mark.parametrize("num_turns", [0, 1, 3])
-def test_an_order_in_pieces_leads_to_the_same_answer(num_turns: int) -> None:
-    player = Player(News(TroubleConfig()))
+def test_a_request_in_parts_leads_to_the_same_reply(num_turns: int) -> None:
+    player = EpisodePlayer(News(TroubleConfig()))
     state = player.begin(3, "val").state
     turns = [("a", "b"), (), ("c",)][:num_turns]
     for turn in turns:
         state = player.play(turn, 9).state
     expected = player.play(["d"], 9)
-    order = Order(3, "val", named=("d",), left=9).anew((turns, state))
-    for orders in ([order], order.pieces()):
-        player = Player(News(TroubleConfig()))
-        answers = [carry_out(player, one) for one in orders]
-        assert answers[-1] == expected
-    assert len(order.pieces()) == num_turns + 2
+    request = TurnRequest(3, "val", names=("d",), num_left=9).with_replay((turns, state))
+    for requests in ([request], request.split()):
+        player = EpisodePlayer(News(TroubleConfig()))
+        replies = [execute(player, one) for one in requests]
+        assert replies[-1] == expected
+    assert len(request.split()) == num_turns + 2
 
 
 @pytest.mark.parametrize("count", [2, 60])

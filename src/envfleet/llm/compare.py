@@ -1,7 +1,7 @@
-"""All that can be seen of a rollout, as plain data, and where two of them part first.
+"""A rollout as plain data, and the first difference between two of them.
 
-Pure but for `record`, which only looks. Law: a recording shares nothing with what it was made of;
-what differs first is named by turn, then by environment, then by field, with both values.
+Law: a record shares nothing with the manager that it was made from. The first difference is the
+first by turn, then by environment, then by field, with both values.
 """
 
 from __future__ import annotations
@@ -20,32 +20,32 @@ if TYPE_CHECKING:
     from envfleet.llm.manager import EnvStateManager
 
 Call = tuple[list[int], list[int]]
-"""Who was asked by a step, and whose caches it gave back."""
+"""Environments that a step was given, and those whose caches it returned."""
 _MOST_SHOWN = 80
 
 
 @dataclass(frozen=True, slots=True)
-class Recording:
+class RolloutRecord:
     """A rollout that has been played."""
 
     environments: tuple[dict[str, Any], ...]
-    """By environment: its cache, its status, and what it renders."""
+    """The cache, the status and the rendered state of each environment."""
     calls: tuple[Call, ...] = ()
 
     @property
     def digest(self) -> str:
-        """A number that depends on all of the environments, the same in every process."""
+        """A checksum of all environments, the same in every process."""
         return f"{digest(self.environments):08x}"
 
 
 @dataclass(frozen=True, slots=True)
-class Parting:
-    """The first thing that differs between two rollouts."""
+class RolloutDifference:
+    """The first difference between two rollouts."""
 
     env_id: int
     tag: str
     turn: int | None
-    """From 1; None for what is no turn's: sums, metrics, the status at the end."""
+    """From 1; None for a field that belongs to no turn, such as a metric or the final status."""
     field: str
     expected: Any
     got: Any
@@ -58,65 +58,68 @@ class Parting:
         )
 
 
-def record(manager: EnvStateManager, calls: Sequence[Call]) -> Recording:
-    """What a manager shows of a rollout whose metrics have been asked for."""
-    shown = manager.render()
-    return Recording(
+def record_rollout(manager: EnvStateManager, calls: Sequence[Call]) -> RolloutRecord:
+    """Record a rollout after `get_rollout_states`; `calls` are those of `step`."""
+    states = manager.render()
+    return RolloutRecord(
         tuple(
-            _plain({**cache, "status": entry["status"], "render": shown[entry["env_id"]]})
+            _plain({**cache, "status": entry["status"], "render": states[entry["env_id"]]})
             for cache, entry in zip(manager.rollout_cache, manager.envs, strict=True)
         ),
-        tuple((list(asked), list(given)) for asked, given in calls),
+        tuple((list(given), list(returned)) for given, returned in calls),
     )
 
 
-def first_parting(expected: Recording, got: Recording) -> Parting | None:
-    """Where two recordings part first; None if they do not."""
+def first_difference(expected: RolloutRecord, got: RolloutRecord) -> RolloutDifference | None:
+    """The first difference between two records; None if they are equal."""
     pairs = list(zip(expected.environments, got.environments, strict=True))
     longest = max((len(one["history"]) for pair in pairs for one in pair), default=0)
     for number in range(longest):
         for left, right in pairs:
-            entries = [_entry(one, number) for one in (left, right)]
-            found = _parting(left, number + 1, *entries)
+            entries = [_history_entry(one, number) for one in (left, right)]
+            found = _difference(left, number + 1, *entries)
             if found is not None:
                 return found
     for left, right in pairs:
         rests = [{key: one[key] for key in one if key != "history"} for one in (left, right)]
-        found = _parting(left, None, *rests)
+        found = _difference(left, None, *rests)
         if found is not None:
             return found
-    return next(_out_of_order(got), None)
+    return next(_wrong_orders(got), None)
 
 
-def _entry(environment: Mapping[str, Any], number: int) -> dict[str, Any]:
+def _history_entry(environment: Mapping[str, Any], number: int) -> dict[str, Any]:
     history = environment["history"]
     return dict(history[number]) if number < len(history) else {}
 
 
-def _parting(
+def _difference(
     environment: Mapping[str, Any], turn: int | None, expected: Any, got: Any
-) -> Parting | None:
+) -> RolloutDifference | None:
     found = value_difference(expected, got)
     if found is None:
         return None
     # ['info']['shake'] reads better as info.shake
     name = re.sub(r"\['([^']*)'\]", r".\1", found.path).lstrip(".")
-    return Parting(environment["env_id"], environment["tag"], turn, name, found.expected, found.got)
+    env_id, tag = environment["env_id"], environment["tag"]
+    return RolloutDifference(env_id, tag, turn, name, found.expected, found.got)
 
 
-def _out_of_order(recording: Recording) -> Iterator[Parting]:
-    """Caches that a step gave back in another order than it was asked."""
-    tag_of = {one["env_id"]: one["tag"] for one in recording.environments}
-    for number, (asked, given) in enumerate(recording.calls, start=1):
-        wanted = [env_id for env_id in asked if env_id in given]
-        for right, wrong in zip_longest(wanted, given):
+def _wrong_orders(record: RolloutRecord) -> Iterator[RolloutDifference]:
+    """Caches that a step returned in another order than it was given."""
+    tag_of = {one["env_id"]: one["tag"] for one in record.environments}
+    for number, (given, returned) in enumerate(record.calls, start=1):
+        wanted = [env_id for env_id in given if env_id in returned]
+        for right, wrong in zip_longest(wanted, returned):
             if right != wrong:
-                who = wrong if right is None else right
-                yield Parting(who, tag_of[who], number, "order of results", wanted, given)
+                env_id = wrong if right is None else right
+                yield RolloutDifference(
+                    env_id, tag_of[env_id], number, "order of results", wanted, returned
+                )
 
 
 def _plain(value: Any) -> Any:
-    """A copy of mappings, lists, arrays and leaves alone; pictures are arrays."""
+    """A copy made of mappings, lists, arrays and leaves; images become arrays."""
     if is_dataclass(value) and not isinstance(value, type):
         return _plain(asdict(value))
     if isinstance(value, Mapping):

@@ -1,7 +1,7 @@
-"""Caches as JSON: one line per environment, for whoever reads rollouts later.
+"""Caches as JSON, one line per environment.
 
-Law: whatever an environment put into its cache has a line; what JSON has no form for is told in
-words, and infinite or undefined numbers as text.
+Law: every cache can be written. A value that JSON cannot hold is written as a description, and a
+number that is infinite or NaN as text.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from typing import Any
 
 import numpy as np
 
-from envfleet.llm.entries import Cache
+from envfleet.llm.manager_types import Cache
 
 _MOST_NUMBERS = 10_000
-"""A larger array, a picture say, is told by its shape."""
+"""A larger array, an image say, is described by its shape."""
 
 
-def as_line(cache: Cache) -> str:
-    """A cache on one line, without its end."""
+def as_json_line(cache: Cache) -> str:
+    """A cache as one line, without a newline."""
     return json.dumps(as_json(cache), allow_nan=False)
 
 
 def as_json(value: Any) -> Any:
-    """The same, of strings, numbers, booleans, None, lists and dicts alone."""
+    """The value made of strings, numbers, booleans, None, lists and dicts only."""
     if value is None or isinstance(value, str | bool):
         return value
     if isinstance(value, np.bool_):

@@ -9,13 +9,12 @@ from typing import Any
 
 import pytest
 
-from envfleet.llm import places
+from envfleet.llm import remote
 from envfleet.llm.environments.base import Mode
-from envfleet.llm.makers import _RESET_EVERY, Makers
-from envfleet.llm.moving import arrived
+from envfleet.llm.prefetch import _RESET_EVERY, EpisodePrefetcher, unpack_episode
 from envfleet.llm.registry import EnvType
 from envfleet.llm.settings import Tag
-from envfleet.llm.turns import Failure, Opening, Player
+from envfleet.llm.turns import EnvFailure, EpisodePlayer, EpisodeStart
 from tests.unit.llm.games import Climb, ClimbConfig
 
 
@@ -50,30 +49,32 @@ TAGS = {
 
 
 @pytest.fixture
-def makers() -> Iterator[Makers]:
-    opened = Makers(TAGS, num_workers=1, start_method=None, max_restarts=1, deadly=set())
+def makers() -> Iterator[EpisodePrefetcher]:
+    opened = EpisodePrefetcher(
+        TAGS, num_workers=1, start_method=None, max_restarts=1, fatal_tags=set()
+    )
     yield opened
     opened.close()
 
 
 def made_of(
-    makers: Makers, tag: str, num: int, failed: dict[int, str] | None = None
-) -> tuple[dict[int, Opening], list[int]]:
+    makers: EpisodePrefetcher, tag: str, num: int, failed: dict[int, str] | None = None
+) -> tuple[dict[int, EpisodeStart], list[int]]:
     """How each episode began, and which of them here; who did not is in `failed`."""
-    openings: dict[int, Opening] = {}
+    openings: dict[int, EpisodeStart] = {}
     here: list[int] = []
 
     def take(env_id: int, made: Any) -> None:
         assert env_id not in openings
         moved, openings[env_id] = made
-        assert arrived(moved, TAGS[tag].make()).render() == openings[env_id].state
+        assert unpack_episode(moved, TAGS[tag].make()).render() == openings[env_id].state
 
     def begin_here(env_id: int) -> None:
         assert env_id not in openings
         here.append(env_id)
-        openings[env_id] = Player(TAGS[tag].make()).begin(env_id, "val")
+        openings[env_id] = EpisodePlayer(TAGS[tag].make()).begin(env_id, "val")
 
-    def fail(env_id: int, failure: Failure) -> None:
+    def fail(env_id: int, failure: EnvFailure) -> None:
         assert failed is not None, failure
         assert env_id not in failed.keys() | openings.keys()
         failed[env_id] = failure.error
@@ -84,14 +85,14 @@ def made_of(
 
 
 @pytest.mark.parametrize("num", [1, 2, 7, 64])
-def test_everybody_begins_once_wherever_that_is(makers: Makers, num: int) -> None:
-    expected = {seed: Player(Climb()).begin(seed, "val") for seed in range(num)}
+def test_everybody_begins_once_wherever_that_is(makers: EpisodePrefetcher, num: int) -> None:
+    expected = {seed: EpisodePlayer(Climb()).begin(seed, "val") for seed in range(num)}
     for _ in range(2):
         openings, _ = made_of(makers, "Climb", num)
         assert openings == expected
 
 
-def test_this_process_does_its_part(makers: Makers) -> None:
+def test_this_process_does_its_part(makers: EpisodePrefetcher) -> None:
     for _ in range(5):  # on a busy machine one of the two may come to nothing
         openings, here = made_of(makers, "Slow", 40)
         assert len(openings) == 40
@@ -100,7 +101,7 @@ def test_this_process_does_its_part(makers: Makers) -> None:
     assert 5 <= len(here) <= 35
 
 
-def test_what_a_worker_died_of_begins_in_no_other_process(makers: Makers) -> None:
+def test_what_a_worker_died_of_begins_in_no_other_process(makers: EpisodePrefetcher) -> None:
     for _ in range(2):
         failed: dict[int, str] = {}
         openings, here = made_of(makers, "Deadly", 40, failed)
@@ -113,10 +114,12 @@ def test_what_a_worker_died_of_begins_in_no_other_process(makers: Makers) -> Non
 def test_who_is_left_when_all_workers_have_died_of_a_kind_fails(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(places, "WORN", 10)
+    monkeypatch.setattr(remote, "MAX_SLOT_INCIDENTS", 10)
     failed: dict[int, str] = {}
-    deadly = {"AllDeadly"}
-    makers = Makers(TAGS, num_workers=1, start_method=None, max_restarts=1, deadly=deadly)
+    fatal_tags = {"AllDeadly"}
+    makers = EpisodePrefetcher(
+        TAGS, num_workers=1, start_method=None, max_restarts=1, fatal_tags=fatal_tags
+    )
     openings, _ = made_of(makers, "AllDeadly", 60, failed)
     makers.close()
     assert openings == {}
@@ -127,14 +130,18 @@ def test_who_is_left_when_all_workers_have_died_of_a_kind_fails(
     }
 
 
-def test_workers_that_died_in_many_rollouts_are_there_for_the_next(makers: Makers) -> None:
+def test_workers_that_died_in_many_rollouts_are_there_for_the_next(
+    makers: EpisodePrefetcher,
+) -> None:
     for _ in range(25):
         failed: dict[int, str] = {}
         made_of(makers, "Deadly", 8, failed)
         assert failed == {0: "its worker died 2 times in one episode"}
 
 
-def test_what_is_left_of_a_rollout_that_broke_off_is_not_the_next_ones(makers: Makers) -> None:
+def test_what_is_left_of_a_rollout_that_broke_off_is_not_the_next_ones(
+    makers: EpisodePrefetcher,
+) -> None:
     made_of(makers, "Climb", 8)
     makers.send({env_id: ("Slow", env_id, "val") for env_id in range(100, 140)})
 
@@ -149,7 +156,9 @@ def test_what_is_left_of_a_rollout_that_broke_off_is_not_the_next_ones(makers: M
         assert sorted(openings) == list(range(8))
 
 
-def test_the_fleet_keeps_what_it_was_sent_for_a_few_rollouts_only(makers: Makers) -> None:
+def test_the_fleet_keeps_what_it_was_sent_for_a_few_rollouts_only(
+    makers: EpisodePrefetcher,
+) -> None:
     lengths = []
     for _ in range(2 * _RESET_EVERY + 2):
         made_of(makers, "Climb", 4)
