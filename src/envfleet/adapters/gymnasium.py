@@ -177,6 +177,17 @@ class FleetVectorEnv(VectorEnv[Any, Any, Any]):
         """Start a step of these slots (None: all) and return at once."""
         self.fleet.send(actions, slots)
 
+    def send_reset(
+        self,
+        *,
+        seed: int | Sequence[int | None] | None = None,
+        options: Mapping[str, Any] | Sequence[Mapping[str, Any] | None] | None = None,
+        slots: Sequence[int] | None = None,
+    ) -> None:
+        """Start a reset of these slots (None: all) and return at once; `recv` brings their rows."""
+        count = self._count(slots)
+        self.fleet.send_reset(self._plans(seed, options, count, slots), slots)
+
     def recv(
         self,
         min_slots: int | None = None,
@@ -185,8 +196,8 @@ class FleetVectorEnv(VectorEnv[Any, Any, Any]):
     ) -> Batch:
         """Wait for at least `min_slots` (None: all in flight) and return every slot that is ready.
 
-        After `timeout_s` whatever is ready is returned, perhaps nothing. With `slots` it waits for
-        these instead and returns exactly them. With `copy=False` the arrays are views of shared
+        After `timeout_s` it returns what is ready, perhaps nothing. With `slots` it waits for these
+        only, and leaves the others where they are. With `copy=False` the arrays are views of shared
         memory, valid until the next send to the same slot.
         """
         return self.fleet.recv(min_slots, timeout_s, slots)
