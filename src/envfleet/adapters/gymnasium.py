@@ -127,12 +127,18 @@ class FleetVectorEnv(VectorEnv[Any, Any, Any]):
     def call(
         self, name: str, *args: Any, slots: Sequence[int] | None = None, **kwargs: Any
     ) -> tuple[Any, ...]:
-        """Call or read `name` on the environments of these slots (None: all)."""
+        """Call `name` on the environments of these slots (None: all); a value is only read."""
         return tuple(self.fleet.call(name, args, kwargs, slots))
 
     def get_attr(self, name: str, slots: Sequence[int] | None = None) -> tuple[Any, ...]:
-        """Read `name` from the environments of these slots (None: all)."""
-        return self.call(name, slots=slots)
+        """Read `name` from the environments of these slots (None: all), without calling it."""
+        return tuple(self.fleet.get(name, slots))
+
+    def apply(
+        self, function: Callable[[Any], Any], slots: Sequence[int] | None = None
+    ) -> tuple[Any, ...]:
+        """Call `function(env)` where the environments of these slots (None: all) live."""
+        return tuple(self.fleet.apply(function, slots))
 
     def set_attr(self, name: str, values: Any, slots: Sequence[int] | None = None) -> None:
         """Set `name`; a list or tuple has one value per slot, anything else is for all of them."""

@@ -662,13 +662,30 @@ class Fleet:
         kwargs: Mapping[str, Any] | None = None,
         slots: Sequence[int] | None = None,
     ) -> list[Any]:
-        """Call or read `name` on the environments of these slots."""
-        slot_set = self._named(slots)
+        """Call `name` on the environments of these slots; what is no function is read."""
         if name in ("reset", "step", "close"):
             raise ConfigError(f"{name!r} cannot be called by name; use the fleet's own {name}")
         payload = (name, tuple(args), dict(kwargs or {}))
-        self._workers.check_payload(payload, f"an argument for {name!r}")
-        group = self._ask(lambda: self._inflight.post_shared(slot_set, Op.CALL, payload))
+        return self._ask_each(slots, Op.CALL, payload, f"an argument for {name!r}")
+
+    def get(self, name: str, slots: Sequence[int] | None = None) -> list[Any]:
+        """Read `name` from the environments of these slots; a function is returned, not called."""
+        return self._ask_each(slots, Op.GET, name, "a name")
+
+    def apply(
+        self, function: Callable[[Any], Any], slots: Sequence[int] | None = None
+    ) -> list[Any]:
+        """Call `function(env)` where the environments of these slots live; one result each.
+
+        To worker processes the function travels by cloudpickle, and so do the results back. A
+        natively vectorised environment is given to it once, and the result is every slot's.
+        """
+        return self._ask_each(slots, Op.APPLY, function, "the function")
+
+    def _ask_each(self, slots: Sequence[int] | None, op: Op, payload: Any, what: str) -> list[Any]:
+        slot_set = self._named(slots)
+        self._workers.check_payload(payload, what)
+        group = self._ask(lambda: self._inflight.post_shared(slot_set, op, payload))
         values = self._results(group)
         return [values[slot] for slot in slot_set.slots.tolist()]
 
