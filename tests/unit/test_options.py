@@ -295,7 +295,7 @@ class TestOptionClass:
             {"share": 0},
             {"way": None},
             {"sizes": ()},
-            {"more": {"a": object()}},
+            {"more": {"a": None}},
         ],
         ids=str,
     )
