@@ -434,9 +434,11 @@ class Fleet:
         batch = self._batch_reader.batch(slots, rows, page)
         if not self._is_native and (batch.has_events or self._episodes.has_ended):
             is_noted = (
-                self.autoreset == "next_step"
+                self.autoreset != "disabled"
                 and isinstance(rows, slice)
-                and self._episodes.note_rows(rows.start, batch)
+                and self._episodes.note_rows(
+                    rows.start, batch, is_same_step=self.autoreset == "same_step"
+                )
             )
             if not is_noted:
                 with uninterrupted:

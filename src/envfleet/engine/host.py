@@ -20,11 +20,11 @@ import numpy as np
 from envfleet.engine import rng
 from envfleet.engine import snapshot as snapshots
 from envfleet.engine.detached_copy import detached_copy
-from envfleet.engine.infos import Info, InfoWriter
+from envfleet.engine.infos import Info, InfoWriter, SchemaRegistry
 from envfleet.engine.memory import Control, Data
 from envfleet.engine.messages import EnvFacts, EnvFailure, Op, Reply, read_reset, status_word
 from envfleet.engine.options import PLAIN_RESET, Autoreset, EnvFn, ResetPlan
-from envfleet.engine.rows import EnvRow, HostState, step_rows
+from envfleet.engine.rows import AUTORESETS, EnvRow, HostState, step_rows
 from envfleet.engine.shortcut import shortest_step
 from envfleet.errors import SnapshotError
 from envfleet.layout import Columns
@@ -46,6 +46,18 @@ class Guard:
         """Raise `exc` again if it is not the environment's."""
         if isinstance(exc, self.passes):
             raise exc
+
+    def around(self, env: Any) -> Any:
+        """Something whose `step` and `reset` are those that `env` has when they are called."""
+        return env if self.wrap is _directly else _Guarded(env, self.wrap)
+
+
+class _Guarded:
+    """An environment whose `step` and `reset` run under a guard."""
+
+    def __init__(self, env: Any, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+        self.step = wrap(lambda action: env.step(action))
+        self.reset = wrap(lambda **arguments: env.reset(**arguments))
 
 
 class SlotState(IntEnum):
@@ -87,6 +99,8 @@ class EnvHost:
         self._starts = np.zeros((self.count, rng.CELL_BYTES), np.uint8)
         """What the next episodes of rows start from, where they are `_ready`."""
         self._start_of = list(self._starts)
+        self._has_plan = bytearray(self.count)
+        """Rows whose next autoreset is not a plain one."""
         self._ready = bytearray(self.count)
         """Rows that have ended and will be reset plainly, if nobody touches them before."""
         self._last_spill: dict[int, dict[int, Any]] = {}
@@ -124,7 +138,6 @@ class EnvHost:
         where = list(zip(space_groups.tolist(), rows.tolist(), strict=True))
         self._write_obs = [data.obs[kind].writer(row) for kind, row in where]
         self._write_final = [data.final_obs[kind].writer(row) for kind, row in where]
-        plain_obs = [data.obs[kind].array_of(row) for kind, row in where]
         self._where = where
         is_block = bool((space_groups == space_groups[0]).all() and (np.diff(rows) == 1).all())
         block = slice(int(rows[0]), int(rows[-1]) + 1)
@@ -135,36 +148,44 @@ class EnvHost:
             EnvRow(
                 row,
                 status_word(Op.STEP, self.first + row),
-                self._guard.wrap(env.step),
-                None,
+                self._guard.around(env),
                 None,
                 status_word(Op.RESET, self.first + row),
-                self._guard.wrap(env.reset),
-                obs,
+                self._guard.around(env),
+                data.obs[kind].array_of(index),
+                data.final_obs[kind].array_of(index),
                 control.rng[self.first + row],
             )
-            for row, (env, obs) in enumerate(zip(self._envs, plain_obs, strict=True))
+            for row, (env, (kind, index)) in enumerate(zip(self._envs, where, strict=True))
         ]
         mine = slice(slots.start, slots.stop)
         # item by item and as bytes, memoryviews take a fraction of an array's time
         self._rewards = control.rewards[mine]
         self._reward_of: Any = self._rewards.data
-        self._infos = InfoWriter(control.infos, control.schemas, self.first)
+        self._schemas = SchemaRegistry()
+        self._infos = InfoWriter(control.infos, control.schemas, self.first, self._schemas)
+        self._final_infos = InfoWriter(
+            control.final_infos, control.final_schemas, self.first, self._schemas, is_final=True
+        )
         self._host_state = HostState(
+            AUTORESETS.index(self._autoreset),
             self._state,
             self._has_info,
             self._ready,
+            self._has_plan,
             self._starts,
             np.frombuffer(status, np.uint64),
             self._rewards,
             self._invalid,
-            self._ends if self._autoreset == "next_step" else None,
-            self._infos.form,
+            self._ends,
+            self._schemas.form,
             control.infos[mine],
             control.schemas[mine],
+            control.final_infos[mine],
+            control.final_schemas[mine],
         )
         self._marks = [marks[mine].view(np.uint8).data for marks in control.flags]
-        self._rng = [control.rng[slot].data for slot in slots]
+        self._rng = [control.rng[slot] for slot in slots]
         self._all_clear = bytes(self.count)
 
     # ---- commands -------------------------------------------------------------------------------
@@ -185,6 +206,7 @@ class EnvHost:
             self._take_reset,
             self._step_unusual,
             self._fail,
+            self._keep_start,
         )
         self._mark(rows, self._ends, self._invalid)
         self._ended = [row for row, *_ in self._ends]
@@ -193,8 +215,7 @@ class EnvHost:
     def idle(self) -> None:
         """Nobody waits: look up now what would take time at the next autoresets."""
         for row in self._ended:
-            is_plain = not self._queues[row] and row not in self._restart_plans
-            if is_plain and self._state[row] == SlotState.ENDED:
+            if not self._has_plan[row] and self._state[row] == SlotState.ENDED:
                 try:
                     rng.keep(self._envs[row], self._start_of[row])
                 except Exception:  # the reset will meet it again, and report it
@@ -217,6 +238,7 @@ class EnvHost:
         for slot, plan in zip(slots, plans, strict=True):
             self._queues[slot - self.first].append(plan.detached())
             self._ready[slot - self.first] = 0
+            self._has_plan[slot - self.first] = 1
         return None
 
     def rebuild(
@@ -245,6 +267,7 @@ class EnvHost:
             row = slot - self.first
             self._ready[row] = 0
             self._restart_plans[row] = plan
+            self._has_plan[row] = 1
             self._state[row] = SlotState.ENDED if has_ended else SlotState.OWES_TRUNCATION
             if spill is None:
                 self._last_spill.pop(row, None)
@@ -320,6 +343,7 @@ class EnvHost:
             if wanted.lineage.pending is not None:
                 self._restart_plans[row] = wanted.lineage.pending
             self._queues[row] = deque(wanted.queued)
+            self._note_plan(row)
         return self._take_reply()
 
     def close(self) -> Reply | None:
@@ -339,11 +363,8 @@ class EnvHost:
         for row, way in ways.items():
             if way.layer is self._envs[row]:
                 continue
-            step = _step_of(way.layer)
-            wrapped = self._guard.wrap(step)
-            layer = way.layer if wrapped is step else None
             self._env_rows[row] = self._env_rows[row]._replace(
-                step=wrapped, layer=layer, limit=way.limit
+                layer=self._guard.around(way.layer), limit=way.limit
             )
         self._long_ways = [row for row, way in ways.items() if not way.is_shortest]
 
@@ -409,7 +430,9 @@ class EnvHost:
         if spill is not None:
             self._reply.final_spills[slot] = spill
             self._is_plain = False
-        if info:
+        if not info:
+            self._final_infos.clear(row)
+        elif not self._final_infos.write(row, info):
             self._reply.final_infos[slot] = detached_copy(dict(info))
             self._is_plain = False
         self._try_reset(row, self._next_plan(row))
@@ -419,12 +442,18 @@ class EnvHost:
         self._status[1] = status_word(Op.RESET, slot)
         env = self._envs[row]
         try:
-            self._rng[row][:] = self._start_of_episode(row, env, plan)
+            if plan.seed is None:
+                self._keep_start(row)
+            else:
+                self._rng[row].data[:] = rng.SEED_SAYS_ALL
+            self._ready[row] = 0
             self._take_reset(row, plan.apply(self._guard.wrap(env.reset)))
         except BaseException as exc:
             self._fail(row, "reset", exc)
             return
-        self._restart_plans.pop(row, None)
+        if self._has_plan[row]:
+            self._restart_plans.pop(row, None)
+            self._note_plan(row)
 
     def _take_reset(self, row: int, result: Any) -> None:
         """Put what a reset returned where it belongs; the slot is running then."""
@@ -441,12 +470,15 @@ class EnvHost:
             return self._restart_plans[row]
         return queue.popleft() if queue else PLAIN_RESET
 
-    def _start_of_episode(self, row: int, env: Any, plan: ResetPlan) -> bytes:
-        """What the coming episode starts from, to be kept where it outlives this process."""
-        is_ready, self._ready[row] = self._ready[row], 0
-        if plan.seed is not None:
-            return rng.SEED_SAYS_ALL
-        return self._starts[row].tobytes() if is_ready else rng.state_of(env)
+    def _note_plan(self, row: int) -> None:
+        self._has_plan[row] = bool(self._queues[row]) or row in self._restart_plans
+
+    def _keep_start(self, row: int) -> None:
+        """Keep the generator state of the coming episode in memory that outlives this process."""
+        if self._ready[row]:
+            self._rng[row][:] = self._start_of[row]
+        else:
+            rng.keep(self._envs[row], self._rng[row])
 
     def _inform(self, row: int, info: Info) -> None:
         if not info:
@@ -520,27 +552,19 @@ class EnvHost:
         self._envs[row] = env
         self._ready[row] = 0
         self._env_rows[row] = self._env_rows[row]._replace(
-            step=self._guard.wrap(env.step),
-            layer=None,
-            limit=None,
-            reset=self._guard.wrap(env.reset),
+            layer=self._guard.around(env), limit=None, env=self._guard.around(env)
         )
         self._long_ways.append(row)
 
     def _take_reply(self) -> Reply | None:
         reply = self._reply
-        if self._infos.fresh:
-            reply.schemas, self._infos.fresh = self._infos.fresh, []
-            self._is_plain = False
+        fresh = self._schemas.take_fresh()
+        if fresh:
+            reply.schemas, self._is_plain = fresh, False
         if self._is_plain and not reply.values and not reply.failures:
             return None
         self._reply, self._is_plain = Reply(), True
         return reply
-
-
-def _step_of(layer: Any) -> Callable[[Any], Any]:
-    """Look it up each time, as a wrapper does: environments may change their own."""
-    return lambda action: layer.step(action)
 
 
 def _one_number(reward: Any) -> float:

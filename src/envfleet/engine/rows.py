@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from envfleet.engine.rows_python import (
+    AUTORESETS,
     CollectSteps,
     EnvRow,
     HostState,
@@ -12,6 +13,7 @@ from envfleet.engine.rows_python import (
 )
 
 __all__ = [
+    "AUTORESETS",
     "IS_COMPILED",
     "CollectSteps",
     "EnvRow",

@@ -13,6 +13,8 @@ import numpy.typing as npt
 
 ENDED = 1
 """In next_step the state of a row whose next step resets it."""
+AUTORESETS = ("next_step", "same_step", "disabled")
+"""The C functions know these by their numbers."""
 
 
 class EnvRow(NamedTuple):
@@ -20,18 +22,21 @@ class EnvRow(NamedTuple):
 
     row: int
     stepping: int
-    """The word that says that a worker stands here."""
-    step: Callable[[Any], Any]
+    """The status word of a worker that is in this row's step."""
     layer: Any
-    """Whose `step` is called instead, looked up each time as a wrapper does it, or None."""
+    """Its `step` is called, looked up each time, because an environment may replace its own."""
     limit: Any
-    """A `TimeLimit` that is gone past and whose steps are to be counted, or None."""
+    """The `TimeLimit` around `layer` whose steps are counted here, or None."""
     resetting: int
-    reset: Callable[[], Any]
+    """The status word of a worker that is in this row's reset."""
+    env: Any
+    """Its `reset` is called, looked up each time."""
     obs: npt.NDArray[Any] | None
-    """Where an observation goes that is one array."""
+    """The row of an observation that is one array, else None."""
+    final_obs: npt.NDArray[Any] | None
+    """The row of the last observation of an episode, in `same_step`."""
     start: npt.NDArray[np.uint8]
-    """Where it is kept what an episode starts from."""
+    """The cell for the generator state that an episode starts from."""
 
 
 Form: TypeAlias = tuple[tuple[str, ...], tuple[type, ...], bytes, int]
@@ -39,28 +44,36 @@ Form: TypeAlias = tuple[tuple[str, ...], tuple[type, ...], bytes, int]
 
 
 class HostState(NamedTuple):
-    """What the rows of one host have in common; what is by row has an item for each."""
+    """What the rows of one host have in common; arrays and bytearrays have an item for each row."""
 
+    autoreset: int
+    """Its place in `AUTORESETS`."""
     states: bytearray
     """0 is running, 1 has ended, anything else is `unusual`."""
     has_info: bytearray
-    """Whether there is an info to be replaced."""
+    """Whether the row's cell holds an info."""
     ready: bytearray
-    """Whether a row that has ended can be reset plainly, from what lies in `starts`."""
+    """next_step: whether an ended row can be reset plainly, with its generator in `starts`."""
+    has_plan: bytearray
+    """Whether the row's next autoreset has a seed or options, which Python gives to it."""
     starts: npt.NDArray[np.uint8]
+    """next_step: generator states of ended rows, looked up in idle time."""
     status: npt.NDArray[np.uint64]
-    """Where the worker says where it stands."""
+    """The status words of the worker; the second says what it is doing."""
     rewards: npt.NDArray[np.float64]
     invalid: list[int]
-    """Gets the rows that were no transitions."""
-    ends: list[tuple[int, bool, bool]] | None
-    """Gets the rows whose episodes ended plainly, terminated or truncated, and are ENDED then."""
+    """Receives the rows that are not transitions."""
+    ends: list[tuple[int, bool, bool]]
+    """Receives the rows whose episodes ended: row, terminated, truncated."""
     form: list[Form | None]
-    """Holds what most infos are like."""
+    """One item: the keys and types of most infos."""
     cells: npt.NDArray[np.uint8]
-    """Where such infos go, by row."""
+    """Infos that have this form, as bytes."""
     schemas: npt.NDArray[np.uint16]
-    """Where the numbers of their forms go."""
+    """The number of the schema of each cell; 0 without an info."""
+    final_cells: npt.NDArray[np.uint8]
+    """same_step: the same of the last infos of episodes."""
+    final_schemas: npt.NDArray[np.uint16]
 
 
 WorkerPort: TypeAlias = tuple[
@@ -131,17 +144,20 @@ def step_rows(
     take_reset: Callable[[int, Any], None],
     unusual: Callable[[int], None],
     fail: Callable[[int, str, BaseException], None],
+    keep_start: Callable[[int], None],
 ) -> None:
     """Step the environments of these rows, one after another.
 
     Args:
-        host_state: What they have in common.
+        host_state: What the rows have in common.
         env_rows: What to step.
         actions: One for each row.
-        take: Given a row and what its step returned.
-        take_reset: Given a row and what its reset returned.
-        unusual: Given a row that is neither running nor ready to be reset.
-        fail: Given a row, "step" or "reset", and what that, or taking it, raised.
+        take: Stores what the step of a row returned, and in `same_step` resets after an end.
+        take_reset: Stores what the reset of a row returned.
+        unusual: Steps a row that is neither running nor ready to be reset.
+        fail: Reports what the "step" or "reset" of a row raised, or what storing its result raised.
+        keep_start: Writes the generator state of a row into its cell, before a reset. Only C calls
+            it: here `take` does all of it.
     """
     for env_row, action in zip(env_rows, actions, strict=True):
         row, is_running = env_row.row, not host_state.states[env_row.row]
@@ -152,14 +168,14 @@ def step_rows(
         try:
             if is_running:
                 host_state.status[1] = env_row.stepping
-                result = (env_row.step if env_row.layer is None else env_row.layer.step)(action)
+                result = env_row.layer.step(action)
                 take(row, result if env_row.limit is None else _counted(env_row.limit, result))
                 continue
             host_state.status[1] = env_row.resetting
             host_state.ready[row], host_state.rewards[row] = 0, 0.0
             host_state.invalid.append(row)
             env_row.start[:] = host_state.starts[row]
-            take_reset(row, env_row.reset())
+            take_reset(row, env_row.env.reset())
         except BaseException as exc:
             fail(row, "step" if is_running else "reset", exc)
 
@@ -231,14 +247,17 @@ def note_ends(
     starts: npt.NDArray[np.int64],
     first: int,
     now: int,
+    is_same_step: bool,
 ) -> bool:
-    """Keep which rows from `first` on are ends in `ended`, and which began `now` in `starts`.
+    """Note which rows from `first` on are ends in `ended`, and in `starts` which began `now`.
 
-    Returns whether `ended` has any.
+    Those that began are the ended ones in `same_step`, and the reset rows in `next_step`.
+
+    Returns whether any item of `ended` is set.
     """
     rows = slice(first, first + len(terminated))
     ended[rows] = terminated | truncated
-    starts[rows][~(valid | ended[rows])] = now
+    starts[rows][ended[rows] if is_same_step else ~(valid | ended[rows])] = now
     return 1 in ended.tobytes()
 
 

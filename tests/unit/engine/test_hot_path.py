@@ -204,7 +204,7 @@ def test_what_was_looked_up_is_used(monkeypatch):
     host, control, _ = hosted([Drawing] * 2)
     host.step(None, None)
     host.idle()
-    monkeypatch.setattr(rng, "state_of", lambda env: pytest.fail("looked up again"))
+    monkeypatch.setattr(rng, "keep", lambda env, cell: pytest.fail("looked up again"))
     host.step([FIRST], None)
     assert rng.unpacked(start_of(control)) is not None
 
@@ -266,7 +266,7 @@ def test_an_environment_that_has_no_generator_to_look_at_is_left_alone():
 def test_nothing_is_looked_up_where_no_autoreset_is_due(mode, monkeypatch):
     host, _, _ = hosted([Drawing], mode)
     host.step(None, None)
-    monkeypatch.setattr(rng, "state_of", lambda env: pytest.fail("nobody needs it"))
+    monkeypatch.setattr(rng, "keep", lambda env, cell: pytest.fail("no reset is due"))
     host.idle()
 
 

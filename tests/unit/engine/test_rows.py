@@ -9,7 +9,8 @@ import weakref
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, get_args
 
 import gymnasium
 import numpy as np
@@ -21,7 +22,7 @@ from envfleet.engine import actions, batch, episodes, host, rows, rows_python
 from envfleet.engine.backends.process import fast_path, main
 from envfleet.engine.fleet import Fleet
 from envfleet.engine.host import SlotState
-from envfleet.engine.options import ResetPlan
+from envfleet.engine.options import Autoreset, ResetPlan
 from envfleet.engine.snapshot import Replay
 from envfleet.errors import EnvfleetError
 from envfleet.testing.conformance import Subject, check_streams
@@ -151,6 +152,7 @@ def told(script, *, autoreset):
                     batch.truncated.tolist(),
                     batch.valid.tolist(),
                     batch.has_events,
+                    batch.final_obs.tolist(),
                     repr([{**info, "incident": None} for info in batch.each_info]),
                     [incident.reason for incident in batch.incidents],
                 )
@@ -201,7 +203,6 @@ def test_rows_are_copied_alike(given_flags, first, count):
         ({"a": 1.5, "b": np.float64(2.5)}, False),
         ({"a": 1.5, "b": np.float64(2.5), "c": np.float32(3.5), "d": 1.0}, False),
         ({"a": 1, "b": np.float64(2.5), "c": np.float32(3.5)}, False),
-        ({}, False),
         ([1.5, 2.5], False),
         (None, False),
     ],
@@ -234,6 +235,74 @@ def test_an_info_like_most_goes_straight_into_its_cell(info, is_put, form):
         assert host_state.cells[1].tobytes() == struct.pack("=ddf", 1.5, 2.5, 3.5).ljust(32, b"\0")
         assert host_state.schemas.tolist() == [0, 7]
         assert host_state.has_info == bytearray([0, 1])
+
+
+@pytest.mark.skipif(not rows.IS_COMPILED, reason="Python leaves infos to `take`")
+def test_an_empty_info_clears_the_one_before_it():
+    obs = np.zeros(2)
+    host_state = step(
+        [line(1, lambda action: (obs.copy(), 0.5, False, False, {}), obs=obs)],
+        has_info=bytearray([1, 1]),
+        schemas=np.array([3, 3], np.uint16),
+        take=lambda row, result: pytest.fail("nothing is left to do"),
+    )
+    assert host_state.schemas.tolist() == [3, 0]
+    assert host_state.has_info == bytearray([1, 0])
+
+
+@pytest.mark.skipif(not rows.IS_COMPILED, reason="Python leaves ends to `take`")
+@pytest.mark.parametrize("info", [{}, {"a": 1.5}], ids=repr)
+def test_an_ended_episode_is_kept_and_reset_in_one_call(info):
+    obs, final, seen = np.zeros(2), np.zeros(2), list[str]()
+    reused, had_info, info = np.zeros(2), bool(info), dict(info)
+
+    def end(action):
+        reused[:] = 7
+        return reused, 0.5, True, False, info
+
+    def reset():
+        seen.append("reset")
+        info["a"] = 9.5  # of the next episode, whatever it reuses
+        reused[:] = 8
+        return reused, {}
+
+    host_state = step(
+        [line(0, end, reset, obs=obs, final_obs=final)],
+        autoreset=1,
+        form=[(("a",), (float,), b"d", 4)],
+        has_info=bytearray([1]),
+        schemas=np.array([4], np.uint16),
+        final_schemas=np.array([2], np.uint16),
+        keep_start=lambda row: seen.append("keep"),
+        take=lambda row, result: pytest.fail("nothing is left to do"),
+        take_reset=lambda row, result: pytest.fail("nothing is left to do"),
+    )
+    assert seen == ["keep", "reset"]
+    assert (obs.tolist(), final.tolist()) == ([8, 8], [7, 7])
+    assert host_state.ends == [(0, True, False)]
+    assert (host_state.invalid, host_state.states) == ([], bytearray(1))
+    assert (host_state.schemas.tolist(), host_state.has_info) == ([0], bytearray(1))
+    assert host_state.final_schemas.tolist() == [4 if had_info else 0]
+    assert host_state.final_cells.tobytes() == (
+        struct.pack("=d", 1.5).ljust(32, b"\0") if had_info else bytes(32)
+    )
+    assert host_state.status[1] == 8
+
+
+@pytest.mark.skipif(not rows.IS_COMPILED, reason="Python leaves ends to `take`")
+@pytest.mark.parametrize("changed", [{"has_plan": bytearray([1])}, {"form": [None]}], ids=str)
+def test_an_end_with_a_planned_reset_or_an_unknown_info_is_left_to_python(changed):
+    taken: list[int] = []
+    obs, final = np.zeros(2), np.zeros(2)
+    answer = (np.ones(2), 0.5, False, True, {"a": 1.5})
+    host_state = step(
+        [line(0, lambda action: answer, lambda: pytest.fail("reset"), obs=obs, final_obs=final)],
+        autoreset=1,
+        **{"form": [(("a",), (float,), b"d", 4)], **changed},
+        take=lambda row, result: taken.append(row),
+    )
+    assert taken == [0]
+    assert host_state.ends == []
 
 
 NUMBERS: dict[str, Sequence[Any]] = {
@@ -350,16 +419,24 @@ def test_what_rows_have_in_common_is_found_alike(numbers, first):
 
 
 @given(
-    told_flags=st.tuples(bits, bits, bits), ended=bits, first=st.integers(0, 5), now=st.integers(0)
+    told_flags=st.tuples(bits, bits, bits),
+    ended=bits,
+    first=st.integers(0, 5),
+    now=st.integers(0),
+    is_same_step=st.booleans(),
 )
-def test_ends_are_noted_alike(told_flags, ended, first, now):
+def test_ends_are_noted_alike(told_flags, ended, first, now, is_same_step):
     now %= 2**62
     part = [row[first:].copy() for row in told_flags]
     results = []
     for form in (untyped, rows_python):
         mine, starts = ended.copy(), np.zeros(5, np.int64)
         results.append(
-            (form.note_ends(*part, mine, starts, first, now), mine.tolist(), starts.tolist())
+            (
+                form.note_ends(*part, mine, starts, first, now, is_same_step),
+                mine.tolist(),
+                starts.tolist(),
+            )
         )
     assert results[0] == results[1]
 
@@ -382,8 +459,8 @@ def test_ends_are_noted_alike(told_flags, ended, first, now):
         lambda: untyped.put_rows(np.array(0.0), 0, 0, np.array(0.0)),
         lambda: untyped.put_rows(np.zeros(3, object), 0, 1, np.zeros(1, object)),
         lambda: untyped.put_rows([0.0], 0, 1, np.zeros(1)),
-        lambda: untyped.note_ends(*[np.zeros(3, np.bool_)] * 4, np.zeros(3, np.int64), 1, 0),
-        lambda: untyped.note_ends(*[np.zeros(3, np.bool_)] * 4, np.zeros(2, np.int64), 0, 0),
+        lambda: untyped.note_ends(*[np.zeros(3, np.bool_)] * 4, np.zeros(3, np.int64), 1, 0, False),
+        lambda: untyped.note_ends(*[np.zeros(3, np.bool_)] * 4, np.zeros(2, np.int64), 0, 0, False),
         lambda: untyped.common_number(np.zeros(3, np.uint16), 0, 4),
         lambda: untyped.common_number(np.zeros(3, np.uint16), 2, 2),
         lambda: untyped.common_number(np.zeros(3, np.int64), 0, 2),
@@ -403,8 +480,14 @@ def test_ends_are_noted_alike(told_flags, ended, first, now):
         lambda: step(cells=np.zeros((2, 4))),
         lambda: step(cells=np.zeros((1, 4), np.float32)),
         lambda: step(schemas=np.zeros(0, np.uint16)),
+        lambda: step(final_cells=np.zeros((1, 4), np.float32)),
+        lambda: step(final_cells=np.zeros((2, 4), np.uint8)),
+        lambda: step(final_schemas=np.zeros(0, np.uint16)),
+        lambda: step(has_plan=bytearray(4)),
+        lambda: step(autoreset="same_step"),
+        lambda: step(ends=None),
         lambda: step(form=3),
-        lambda: untyped.step_rows((1, 2), [], [], *[None] * 4),
+        lambda: untyped.step_rows((1, 2), [], [], *[None] * 5),
         lambda: post(port=(words(2), words(8), words(3), 0, 0, 1)),
         lambda: post(port=(words(3), words(0), words(3), 0, 0, 1)),
         lambda: post(port=(words(3), words(8), words(2), 0, 0, 1)),
@@ -435,8 +518,9 @@ def post(port=None, states=None, workers=(0,)):
     untyped.post_steps([port], bytearray(1) if states is None else states, workers, 7, 1, 0)
 
 
-def line(row, step=lambda action: None, reset=lambda: None, obs=None, limit=None):
-    return rows_python.EnvRow(row, 7, step, None, limit, 8, reset, obs, np.zeros(4, np.uint8))
+def line(row, step=lambda action: None, reset=lambda: None, obs=None, final_obs=None, limit=None):
+    env = SimpleNamespace(step=step, reset=reset)
+    return rows_python.EnvRow(row, 7, env, limit, 8, env, obs, final_obs, np.zeros(4, np.uint8))
 
 
 def step(lines=None, actions=None, **changed):
@@ -444,23 +528,28 @@ def step(lines=None, actions=None, **changed):
     lines = [line(0)] if lines is None else lines
     rows_ = 1 + max((one[0] for one in lines if isinstance(one, tuple)), default=0) % 4
     usual: dict[str, Any] = {
+        "autoreset": 0,
         "states": bytearray(rows_),
         "has_info": bytearray(rows_),
         "ready": bytearray(rows_),
+        "has_plan": bytearray(rows_),
         "starts": np.arange(4 * rows_, dtype=np.uint8).reshape(-1, 4),
         "status": np.zeros(8, np.uint64),
         "rewards": np.ones(rows_),
         "invalid": [],
-        "ends": None,
+        "ends": [],
         "form": [None],
         "cells": np.zeros((rows_, 32), np.uint8),
         "schemas": np.zeros(rows_, np.uint16),
+        "final_cells": np.zeros((rows_, 32), np.uint8),
+        "final_schemas": np.zeros(rows_, np.uint16),
     }
     functions = {
         "take": lambda row, result: None,
         "take_reset": lambda row, result: None,
         "unusual": lambda row: None,
         "fail": lambda row, doing, exc: None,
+        "keep_start": lambda row: None,
     }
     host_state = rows_python.HostState(
         **{name: changed.get(name, one) for name, one in usual.items()}
@@ -474,6 +563,7 @@ def step(lines=None, actions=None, **changed):
 
 def test_c_and_python_mean_the_same_by_numbers():
     assert (SlotState.RUNNING, SlotState.ENDED) == (0, rows_python.ENDED) == (0, 1)
+    assert rows.AUTORESETS == ("next_step", "same_step", "disabled") == get_args(Autoreset)
     assert main.HAS_REPLY == 2
 
 
