@@ -1,20 +1,35 @@
-"""The functions of `_rows.c` in Python, for places without a compiler, and what both are given.
+"""The functions of `_rows.c` in Python, for machines without a compiler, and their arguments.
 
-Where C does the common case itself, here everything is left to the functions that are given.
+Each does the same as its twin in C. Where C stores a common result by itself, `step_rows` here
+leaves all of them to the functions that it is given.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
+import select
+import sys
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from envfleet.engine.interrupts import uninterrupted
+
 ENDED = 1
 """In next_step the state of a row whose next step resets it."""
 AUTORESETS = ("next_step", "same_step", "disabled")
 """The C functions know these by their numbers."""
+NOTHING, POSTED, DONE, DONE_WITH_REPLY = range(4)
+"""The state of a worker in `post_steps` and `collect_steps`."""
+HAS_REPLY = 2
+"""The flag of a ring entry whose worker has sent a reply."""
+HAS_EVENTFD = hasattr(os, "eventfd")
+_RING = (1).to_bytes(8, sys.byteorder) if HAS_EVENTFD else b"\0"
+"""What is written to a descriptor to ring its bell once."""
 
 
 class EnvRow(NamedTuple):
@@ -80,53 +95,8 @@ WorkerPort: TypeAlias = tuple[
     npt.NDArray[np.uint64], npt.NDArray[np.uint64], npt.NDArray[np.uint64], int, int, int
 ]
 """A worker's ring, its status words, how many commands were posted, done and taken, the descriptors
-of its bells for commands and for what is done, and how many slots it has."""
+that ring its bell for commands and tell of its bell for answers, and how many slots it has."""
 Copied: TypeAlias = tuple[Any, Any, Any, Any, Any, bool]
-
-
-class PostSteps(Protocol):
-    """Posts a plain step of all their slots to workers that have nothing else to do."""
-
-    def __call__(
-        self,
-        ports: list[WorkerPort],
-        states: bytearray,
-        workers: tuple[int, ...],
-        request: int,
-        op: int,
-        flags: int,
-    ) -> None:
-        """Write it into their rings and counts, say so in `states`, and ring."""
-
-
-class CollectSteps(Protocol):
-    """Waits for steps that were posted so."""
-
-    def __call__(
-        self,
-        ports: list[WorkerPort],
-        states: bytearray,
-        workers: tuple[int, ...],
-        wanted: int,
-        urgent_fd: int,
-        limit_s: float,
-        spin_s: float,
-    ) -> tuple[int, ...] | None:
-        """Wait for the steps of at least `wanted` slots, or of all that are under way.
-
-        Args:
-            ports: All there are.
-            states: What is under way; always says what is, also if a signal's handler raises.
-            workers: For whom to wait.
-            wanted: A number of slots.
-            urgent_fd: Becomes readable when a worker sends something or ends.
-            limit_s: Wait no longer.
-            spin_s: Sleep no sooner.
-
-        Returns:
-            The workers that are done, or None, and nothing is collected, if time is up, something
-            is urgent or one of them has a reply.
-        """
 
 
 class KeepPcg64(Protocol):
@@ -265,3 +235,129 @@ def common_number(numbers: npt.NDArray[np.uint16], first: int, end: int) -> int 
     """The number that all rows from `first` on have, if it is one."""
     found = numbers[first:end]
     return int(found[0]) if np.count_nonzero(found == found[0]) == len(found) else None
+
+
+def post_steps(
+    ports: list[WorkerPort],
+    states: bytearray,
+    workers: tuple[int, ...],
+    request: int,
+    op: int,
+    flags: int,
+) -> None:
+    """Post a step of all their slots to workers that have nothing else to do.
+
+    All of it is posted or nothing, also if a signal handler raises.
+
+    Args:
+        ports: The ports of all workers.
+        states: What each worker has under way, one of the four states above.
+        workers: Which workers to post to.
+        request: The identity of the step.
+        op: The operation, and
+        flags: its flags, as they are written into the rings.
+    """
+    if len(states) != len(ports):
+        raise ValueError("there must be one state for each port")
+    chosen = [ports[worker] for worker in workers]
+    for worker, (_, _, counts, *_) in zip(workers, chosen, strict=True):
+        if states[worker] != NOTHING or counts[0] != counts[2]:
+            raise ValueError(f"worker {worker} has something else to do")
+    with uninterrupted:
+        for worker, (ring, words, counts, *_) in zip(workers, chosen, strict=True):
+            posted = int(counts[0])
+            entry = posted * 3 % (len(ring) // 3 * 3)
+            ring[entry : entry + 3] = request, op, flags
+            words[0] = counts[0] = posted + 1
+            states[worker] = POSTED
+        for port in chosen:
+            # a worker that is gone is reported by the wait
+            with contextlib.suppress(OSError):
+                os.write(port[3], _RING)
+
+
+def collect_steps(
+    ports: list[WorkerPort],
+    states: bytearray,
+    workers: tuple[int, ...],
+    wanted: int,
+    urgent_fd: int,
+    limit_s: float,
+    spin_s: float,
+) -> tuple[int, ...] | None:
+    """Wait for the steps of at least `wanted` slots, or of all that are under way.
+
+    Args:
+        ports: The ports of all workers.
+        states: What is under way. It is right at any time, also if a signal handler raises.
+        workers: Which workers to wait for.
+        wanted: A number of slots.
+        urgent_fd: Becomes readable when a worker sends a message or ends.
+        limit_s: The longest time to wait.
+        spin_s: How long to look again and again before sleeping.
+
+    Returns:
+        The workers that are done. None if time is up, if something is urgent or if one of them has
+        a reply: then nothing is collected.
+    """
+    if len(states) != len(ports):
+        raise ValueError("there must be one state for each port")
+    now_s = time.monotonic()
+    give_up_s, spin_until_s = now_s + limit_s, now_s + spin_s
+    while True:
+        with uninterrupted:
+            for worker in workers:
+                if states[worker] == POSTED:
+                    _take_bell(ports[worker], states, worker)
+                if states[worker] == DONE_WITH_REPLY:
+                    return None
+        under_way = [worker for worker in workers if states[worker] == POSTED]
+        if not under_way:
+            return _collected(ports, states, workers)
+        done = sum([ports[worker][5] for worker in workers if states[worker] == DONE])
+        if done >= wanted:
+            # the workers that are done must not hide one that has ended
+            return None if _readable([urgent_fd], 0) else _collected(ports, states, workers)
+        now_s = time.monotonic()
+        if now_s >= give_up_s:
+            return None
+        if now_s < spin_until_s:
+            continue
+        coming = sum([ports[worker][5] for worker in under_way])
+        if done + coming - ports[under_way[-1]][5] < wanted:
+            under_way = under_way[-1:]  # all are needed: sleep until the last is done
+        fds = [urgent_fd, *(ports[worker][4] for worker in under_way)]
+        if urgent_fd in _readable(fds, int((give_up_s - now_s) * 1e3) + 1):
+            return None
+
+
+def _readable(fds: Sequence[int], timeout_ms: int) -> list[int]:
+    """Those of these descriptors that are readable, or have an error, within a time."""
+    poll = select.poll()
+    for fd in fds:
+        poll.register(fd, select.POLLIN)
+    return [fd for fd, _ in poll.poll(timeout_ms)]
+
+
+def _take_bell(port: WorkerPort, states: bytearray, worker: int) -> None:
+    """Note that a worker is done, if it is."""
+    ring, _, counts, _, done_fd, _ = port
+    try:
+        rung = os.read(done_fd, 8)
+    except OSError:
+        return
+    number = int(counts[1])
+    has_reply = int(ring[number * 3 % (len(ring) // 3 * 3) + 2]) & HAS_REPLY
+    counts[1] = number + (int.from_bytes(rung, sys.byteorder) if HAS_EVENTFD else len(rung))
+    states[worker] = DONE_WITH_REPLY if has_reply else DONE
+
+
+def _collected(
+    ports: list[WorkerPort], states: bytearray, workers: tuple[int, ...]
+) -> tuple[int, ...]:
+    done = tuple([worker for worker in workers if states[worker] == DONE])
+    with uninterrupted:
+        for worker in done:
+            ports[worker][2][2] += np.uint64(1)
+            states[worker] = NOTHING
+    return done

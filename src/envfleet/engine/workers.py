@@ -226,7 +226,7 @@ class Workers:
             self._slab.close()
         # a map holds a descriptor of its own until the last view of it is gone
         self.handles = []
-        for name in ("control", "_ground", "_binding", "_local", "_backend", "_joint"):
+        for name in ("control", "_shared_memory", "_binding", "_local", "_backend", "_joint"):
             self.__dict__.pop(name, None)
 
     def _launch(self, worker: int, absent: Set[int] = frozenset()) -> Launch:

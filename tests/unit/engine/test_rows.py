@@ -1,12 +1,18 @@
 """What C does to rows is what Python does, whatever environments return."""
 
+import contextlib
 import gc
+import os
 import shutil
+import signal
 import struct
+import subprocess
 import sys
 import sysconfig
+import threading
 import weakref
 from collections.abc import Sequence
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,8 +24,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envfleet.engine import actions, batch, episodes, host, rows, rows_python
-from envfleet.engine.backends.process import fast_path, main
+from envfleet.engine import rows, rows_python
+from envfleet.engine.backends.process import main
 from envfleet.engine.fleet import Fleet
 from envfleet.engine.host import SlotState
 from envfleet.engine.options import Autoreset, ResetPlan
@@ -32,20 +38,25 @@ untyped: Any = rows
 """For calls that types forbid."""
 
 
+IN_BOTH = {name: getattr(rows, name) for name in rows.__all__ if hasattr(rows_python, name)}
+
+
 def in_python(patch):
     """Make new fleets, and workers forked from here, do without C."""
-    patch.setattr(host, "step_rows", rows_python.step_rows)
-    patch.setattr(batch, "copy_rows", rows_python.copy_rows)
-    patch.setattr(batch, "common_number", rows_python.common_number)
-    patch.setattr(episodes, "note_ends", rows_python.note_ends)
-    patch.setattr(actions, "put_rows", rows_python.put_rows)
-    patch.setattr(fast_path, "post_steps", None)
+    for module in list(sys.modules.values()):
+        if module.__name__.startswith("envfleet."):
+            for name, function in IN_BOTH.items():
+                if vars(module).get(name) is function:
+                    patch.setattr(module, name, getattr(rows_python, name))
 
 
 def test_it_is_compiled_where_it_can_be():
     headers = Path(sysconfig.get_paths()["include"]) / "Python.h"
     can_be = headers.exists() and shutil.which((sysconfig.get_config_var("CC") or "cc").split()[0])
-    assert rows.IS_COMPILED or not can_be, "install the package again: its C part is missing"
+    is_wanted = not os.environ.get(rows.NO_C_VARIABLE)
+    assert rows.IS_COMPILED is bool(can_be and is_wanted), (
+        "install the package again: its C part is missing"
+    )
 
 
 class Scripted(gymnasium.Env):
@@ -564,7 +575,7 @@ def step(lines=None, actions=None, **changed):
 def test_c_and_python_mean_the_same_by_numbers():
     assert (SlotState.RUNNING, SlotState.ENDED) == (0, rows_python.ENDED) == (0, 1)
     assert rows.AUTORESETS == ("next_step", "same_step", "disabled") == get_args(Autoreset)
-    assert main.HAS_REPLY == 2
+    assert main.HAS_REPLY == rows_python.HAS_REPLY == 2
 
 
 @pytest.mark.parametrize("form", [rows, rows_python])
@@ -644,6 +655,146 @@ def test_a_fleet_in_python_alone_gives_the_same_streams(monkeypatch, backend):
     in_python(monkeypatch)
     options = {"start_method": "fork"} if backend == "process" else {}
     check_streams(Subject(env="CartPole-v1"), backend=backend, **options)
+
+
+ALONE = """
+from envfleet.engine import rows
+from envfleet.testing.conformance import Subject, check_streams
+assert not rows.IS_COMPILED and rows.step_rows.__module__ == "envfleet.engine.rows_python"
+check_streams(Subject(env="CartPole-v1"), backend="process", start_method="fork")
+"""
+
+
+def test_a_variable_switches_c_off():
+    environment = {**os.environ, rows.NO_C_VARIABLE: "1"}
+    subprocess.run([sys.executable, "-c", ALONE], env=environment, check=True, timeout=300)
+
+
+# ---- the parent's side of a step ----------------------------------------------------------------
+
+SLOTS_OF = (2, 1, 3)
+"""How many slots each of three workers has."""
+chosen_workers = st.lists(st.integers(0, 2), unique=True, max_size=3).map(
+    lambda some: tuple(sorted(some))
+)
+parent_orders = st.lists(
+    st.one_of(
+        st.tuples(st.just("post"), chosen_workers),
+        st.tuples(st.just("post"), chosen_workers),
+        st.tuples(st.just("answer"), st.integers(0, 2), st.booleans()),
+        st.tuples(st.just("answer"), st.integers(0, 2), st.just(False)),
+        st.tuples(st.just("collect"), chosen_workers, st.integers(0, 7)),
+        st.tuples(st.just("set_urgent"), st.booleans()),
+    ),
+    max_size=30,
+)
+
+
+class Exchange:
+    """Ports of three workers that are played by this test."""
+
+    def __init__(self, form):
+        self.form, self.states = form, bytearray(3)
+        self.rings = [words(3 * size) for size in (2, 5, 3)]
+        self.words, self.counts = [words(8) for _ in range(3)], [words(3) for _ in range(3)]
+        self.commands = [os.eventfd(0, os.EFD_NONBLOCK) for _ in range(3)]
+        self.done = [os.eventfd(0, os.EFD_NONBLOCK) for _ in range(3)]
+        self.urgent = os.eventfd(0, os.EFD_NONBLOCK)
+        parts = (self.rings, self.words, self.counts, self.commands, self.done, SLOTS_OF)
+        self.ports = list(zip(*parts, strict=True))
+
+    def close(self):
+        for fd in (*self.commands, *self.done, self.urgent):
+            os.close(fd)
+
+    def told(self, number, order, *what):
+        """What comes of one order, and how everything stands then."""
+        try:
+            result = getattr(self, order)(number, *what)
+        except ValueError as exc:
+            result = str(exc)
+        arrays = [one.tolist() for group in (self.rings, self.words, self.counts) for one in group]
+        return result, bytes(self.states), arrays
+
+    def post(self, number, workers):
+        self.form.post_steps(self.ports, self.states, workers, number, 2, 256 * number)
+
+    def answer(self, number, worker, has_reply):
+        """Let a worker serve one command, if it has any."""
+        try:
+            assert os.eventfd_read(self.commands[worker]) == 1
+        except BlockingIOError:
+            return "nothing to do"
+        if has_reply:
+            served = int(self.counts[worker][0]) - 1
+            ring = self.rings[worker]
+            ring[served * 3 % len(ring) + 2] |= np.uint64(main.HAS_REPLY)
+        os.eventfd_write(self.done[worker], 1)
+        return "served"
+
+    def collect(self, number, workers, wanted):
+        return self.form.collect_steps(
+            self.ports, self.states, workers, wanted, self.urgent, 0.0, 0.0
+        )
+
+    def set_urgent(self, number, is_urgent):
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_write(self.urgent, 1) if is_urgent else os.eventfd_read(self.urgent)
+
+
+@pytest.mark.skipif(not rows_python.HAS_EVENTFD, reason="C knows no other bells")
+@given(orders=parent_orders)
+@settings(deadline=None)
+def test_steps_are_posted_and_collected_alike(orders):
+    exchanges = [Exchange(form) for form in (untyped, rows_python)]
+    try:
+        for number, order in enumerate(orders):
+            one, other = (exchange.told(number, *order) for exchange in exchanges)
+            assert one == other
+    finally:
+        for exchange in exchanges:
+            exchange.close()
+
+
+@pytest.mark.parametrize("form", [untyped, rows_python], ids=["C", "Python"])
+@pytest.mark.parametrize("wanted", [1, 3])
+def test_a_wait_ends_when_enough_is_done_and_not_before(form, wanted):
+    with closing(Exchange(form)) as exchange:
+        exchange.post(1, (0, 1))
+        assert exchange.collect(1, (0, 1), wanted) is None
+        exchange.answer(1, 0, False)
+        last = threading.Timer(0.2, exchange.answer, (1, 1, False))
+        last.start()
+        found = form.collect_steps(
+            exchange.ports, exchange.states, (0, 1), wanted, exchange.urgent, 60.0, 0.01
+        )
+        assert found == ((0,) if wanted == 1 else (0, 1))
+        last.join()
+
+
+@pytest.mark.parametrize("form", [untyped, rows_python], ids=["C", "Python"])
+def test_what_a_signal_handler_raises_ends_the_wait_and_loses_nothing(form):
+    class Alarm(Exception):
+        pass
+
+    def handler(number, frame):
+        raise Alarm
+
+    with closing(Exchange(form)) as exchange:
+        exchange.post(1, (0, 1))
+        exchange.answer(1, 0, False)
+        before = signal.signal(signal.SIGALRM, handler)
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 0.1)
+            with pytest.raises(Alarm):
+                form.collect_steps(
+                    exchange.ports, exchange.states, (0, 1), 3, exchange.urgent, 60.0, 0.0
+                )
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+        exchange.answer(1, 1, False)
+        assert exchange.collect(1, (0, 1), 3) == (0, 1)
 
 
 def test_rewards_are_whatever_python_takes_for_a_number():

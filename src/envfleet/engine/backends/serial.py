@@ -109,7 +109,7 @@ class SerialHandle:
     def stop(self) -> None:
         """Nothing to end; let go of the rows."""
         self._commands.clear()
-        self.__dict__.pop("_servant", None)
+        self.__dict__.pop("_worker", None)
         self.__dict__.pop("_control", None)
 
 
