@@ -178,7 +178,7 @@ typedef struct {
 } HostState;
 
 typedef struct {
-    PyObject *row, *stepping, *layer, *limit, *resetting, *env, *obs, *final_obs;
+    PyObject *row, *stepping, *resetting, *env, *obs, *final_obs;
     PyArrayObject *start;
 } EnvRow;
 
@@ -220,19 +220,17 @@ read_host_state(PyObject *tuple, HostState *host)
 static int
 read_env_row(PyObject *tuple, const HostState *host, EnvRow *env_row, Py_ssize_t *row)
 {
-    if (!PyTuple_Check(tuple) || PyTuple_GET_SIZE(tuple) != 9) {
-        PyErr_SetString(PyExc_TypeError, "an env_row is a tuple of nine");
+    if (!PyTuple_Check(tuple) || PyTuple_GET_SIZE(tuple) != 7) {
+        PyErr_SetString(PyExc_TypeError, "an env_row is a tuple of seven");
         return -1;
     }
     env_row->row = PyTuple_GET_ITEM(tuple, 0);
     env_row->stepping = PyTuple_GET_ITEM(tuple, 1);
-    env_row->layer = PyTuple_GET_ITEM(tuple, 2);
-    env_row->limit = PyTuple_GET_ITEM(tuple, 3);
-    env_row->resetting = PyTuple_GET_ITEM(tuple, 4);
-    env_row->env = PyTuple_GET_ITEM(tuple, 5);
-    env_row->obs = PyTuple_GET_ITEM(tuple, 6);
-    env_row->final_obs = PyTuple_GET_ITEM(tuple, 7);
-    env_row->start = (PyArrayObject *)PyTuple_GET_ITEM(tuple, 8);
+    env_row->resetting = PyTuple_GET_ITEM(tuple, 2);
+    env_row->env = PyTuple_GET_ITEM(tuple, 3);
+    env_row->obs = PyTuple_GET_ITEM(tuple, 4);
+    env_row->final_obs = PyTuple_GET_ITEM(tuple, 5);
+    env_row->start = (PyArrayObject *)PyTuple_GET_ITEM(tuple, 6);
     *row = PyLong_AsSsize_t(env_row->row);
     if (*row == -1 && PyErr_Occurred()) {
         return -1;
@@ -277,45 +275,7 @@ leave_to_python(const HostState *host, PyObject *row, PyObject *take, PyObject *
     return done == NULL ? -1 : 0;
 }
 
-static PyObject *step_name, *reset_name, *elapsed_steps, *max_episode_steps, *one; /* made with the module */
-
-/* Count a step as gymnasium's TimeLimit does: 1 if the limit is reached, -1 if that raises. */
-static int
-count_step(PyObject *limit)
-{
-    int is_over = -1;
-    PyObject *before = PyObject_GetAttr(limit, elapsed_steps);
-    PyObject *now = before == NULL ? NULL : PyNumber_Add(before, one);
-    if (now != NULL && PyObject_SetAttr(limit, elapsed_steps, now) == 0) {
-        PyObject *most = PyObject_GetAttr(limit, max_episode_steps);
-        is_over = most == NULL ? -1 : PyObject_RichCompareBool(now, most, Py_GE);
-        Py_XDECREF(most);
-    }
-    Py_XDECREF(before);
-    Py_XDECREF(now);
-    return is_over;
-}
-
-/* What a step returned, counted; takes `result` and gives another, or NULL. */
-static PyObject *
-counted(PyObject *limit, PyObject *result)
-{
-    PyObject *five = PySequence_Tuple(result), *cut = NULL;
-    Py_DECREF(result);
-    if (five == NULL || PyTuple_GET_SIZE(five) != 5) {
-        return five; /* `take` says what is wrong */
-    }
-    int is_over = count_step(limit);
-    if (is_over == 0) {
-        return five;
-    }
-    if (is_over > 0) {
-        cut = PyTuple_Pack(5, PyTuple_GET_ITEM(five, 0), PyTuple_GET_ITEM(five, 1),
-                           PyTuple_GET_ITEM(five, 2), Py_True, PyTuple_GET_ITEM(five, 4));
-    }
-    Py_DECREF(five);
-    return cut;
-}
+static PyObject *step_name, *reset_name; /* made with the module */
 
 /* Write an info if it is empty or like the last one that was all numbers; 0 leaves it to Python. */
 static int
@@ -439,10 +399,7 @@ step_running(const HostState *host, const EnvRow *env_row, Py_ssize_t row, PyObj
         return -1;
     }
     /* looked up each time: an environment may give itself another `step` */
-    PyObject *result = PyObject_CallMethodOneArg(env_row->layer, step_name, action);
-    if (result != NULL && env_row->limit != Py_None) {
-        result = counted(env_row->limit, result);
-    }
+    PyObject *result = PyObject_CallMethodOneArg(env_row->env, step_name, action);
     int is_put = result == NULL ? 0 : put_step(host, env_row, row, result);
     if (is_put) {
         Py_DECREF(result);
@@ -1071,11 +1028,7 @@ PyInit__rows(void)
     import_array();
     step_name = PyUnicode_InternFromString("step");
     reset_name = PyUnicode_InternFromString("reset");
-    elapsed_steps = PyUnicode_InternFromString("_elapsed_steps");
-    max_episode_steps = PyUnicode_InternFromString("_max_episode_steps");
-    one = PyLong_FromLong(1);
-    if (step_name == NULL || reset_name == NULL || elapsed_steps == NULL ||
-        max_episode_steps == NULL || one == NULL) {
+    if (step_name == NULL || reset_name == NULL) {
         return NULL;
     }
     return PyModule_Create(&module);

@@ -25,7 +25,6 @@ from envfleet.engine.memory import Control, Data
 from envfleet.engine.messages import EnvFacts, EnvFailure, Op, Reply, read_reset, status_word
 from envfleet.engine.options import PLAIN_RESET, Autoreset, EnvFn, ResetPlan
 from envfleet.engine.rows import AUTORESETS, EnvRow, HostState, step_rows
-from envfleet.engine.shortcut import shortest_step
 from envfleet.errors import SnapshotError
 from envfleet.layout import Columns
 
@@ -106,8 +105,6 @@ class EnvHost:
         self._last_spill: dict[int, dict[int, Any]] = {}
         # set until known to be clear: a slot may still carry the infos of a worker that died
         self._has_info = bytearray([1] * self.count)
-        self._long_ways = list(range(self.count))
-        """Rows to whose environments there may be a shorter way to step."""
         self._after_end = SlotState.ENDED if autoreset == "next_step" else SlotState.RUNNING
         self._reply = Reply()
         self._is_plain = True
@@ -148,8 +145,6 @@ class EnvHost:
             EnvRow(
                 row,
                 status_word(Op.STEP, self.first + row),
-                self._guard.around(env),
-                None,
                 status_word(Op.RESET, self.first + row),
                 self._guard.around(env),
                 data.obs[kind].array_of(index),
@@ -195,8 +190,6 @@ class EnvHost:
         rows = range(self.count) if slots is None else [slot - self.first for slot in slots]
         self._ends.clear()
         self._invalid.clear()
-        if self._long_ways:
-            self._shorten_ways()
         env_rows = self._env_rows if slots is None else [self._env_rows[row] for row in rows]
         step_rows(
             self._host_state,
@@ -357,16 +350,6 @@ class EnvHost:
         return self._take_reply()
 
     # ---- parts of a step ------------------------------------------------------------------------
-
-    def _shorten_ways(self) -> None:
-        ways = {row: shortest_step(self._envs[row]) for row in self._long_ways}
-        for row, way in ways.items():
-            if way.layer is self._envs[row]:
-                continue
-            self._env_rows[row] = self._env_rows[row]._replace(
-                layer=self._guard.around(way.layer), limit=way.limit
-            )
-        self._long_ways = [row for row, way in ways.items() if not way.is_shortest]
 
     def _actions(self, slots: Sequence[int] | None, spills: dict[int, Any] | None) -> list[Any]:
         if spills is None and self._read_actions is not None:
@@ -551,10 +534,7 @@ class EnvHost:
     def _adopt(self, row: int, env: Any) -> None:
         self._envs[row] = env
         self._ready[row] = 0
-        self._env_rows[row] = self._env_rows[row]._replace(
-            layer=self._guard.around(env), limit=None, env=self._guard.around(env)
-        )
-        self._long_ways.append(row)
+        self._env_rows[row] = self._env_rows[row]._replace(env=self._guard.around(env))
 
     def _take_reply(self) -> Reply | None:
         reply = self._reply

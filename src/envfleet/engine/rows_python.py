@@ -38,14 +38,10 @@ class EnvRow(NamedTuple):
     row: int
     stepping: int
     """The status word of a worker that is in this row's step."""
-    layer: Any
-    """Its `step` is called, looked up each time, because an environment may replace its own."""
-    limit: Any
-    """The `TimeLimit` around `layer` whose steps are counted here, or None."""
     resetting: int
     """The status word of a worker that is in this row's reset."""
     env: Any
-    """Its `reset` is called, looked up each time."""
+    """Its `step` and `reset` are looked up each time, because it may replace them."""
     obs: npt.NDArray[Any] | None
     """The row of an observation that is one array, else None."""
     final_obs: npt.NDArray[Any] | None
@@ -138,8 +134,7 @@ def step_rows(
         try:
             if is_running:
                 host_state.status[1] = env_row.stepping
-                result = env_row.layer.step(action)
-                take(row, result if env_row.limit is None else _counted(env_row.limit, result))
+                take(row, env_row.env.step(action))
                 continue
             host_state.status[1] = env_row.resetting
             host_state.ready[row], host_state.rewards[row] = 0, 0.0
@@ -148,13 +143,6 @@ def step_rows(
             take_reset(row, env_row.env.reset())
         except BaseException as exc:
             fail(row, "step" if is_running else "reset", exc)
-
-
-def _counted(limit: Any, result: Any) -> Any:
-    obs, reward, terminated, truncated, info = result
-    limit._elapsed_steps += 1
-    is_over = limit._elapsed_steps >= limit._max_episode_steps
-    return obs, reward, terminated, is_over or truncated, info
 
 
 def copy_rows(

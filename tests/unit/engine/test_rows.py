@@ -477,9 +477,9 @@ def test_ends_are_noted_alike(told_flags, ended, first, now, is_same_step):
         lambda: untyped.common_number(np.zeros(3, np.int64), 0, 2),
         lambda: step(lines=[line(5)]),
         lambda: step(lines=[line(-1)]),
-        lambda: step(lines=[line(0)[:8]]),
-        lambda: step(lines=[(*line(0)[:8], None)]),
-        lambda: step(lines=[(*line(0)[:8], np.zeros(3, np.uint8))]),
+        lambda: step(lines=[line(0)[:6]]),
+        lambda: step(lines=[(*line(0)[:6], None)]),
+        lambda: step(lines=[(*line(0)[:6], np.zeros(3, np.uint8))]),
         lambda: step(lines=[(0, -1, *line(0)[2:])]),
         lambda: step(lines=[3]),
         lambda: step(actions=[]),
@@ -529,9 +529,9 @@ def post(port=None, states=None, workers=(0,)):
     untyped.post_steps([port], bytearray(1) if states is None else states, workers, 7, 1, 0)
 
 
-def line(row, step=lambda action: None, reset=lambda: None, obs=None, final_obs=None, limit=None):
+def line(row, step=lambda action: None, reset=lambda: None, obs=None, final_obs=None):
     env = SimpleNamespace(step=step, reset=reset)
-    return rows_python.EnvRow(row, 7, env, limit, 8, env, obs, final_obs, np.zeros(4, np.uint8))
+    return rows_python.EnvRow(row, 7, 8, env, obs, final_obs, np.zeros(4, np.uint8))
 
 
 def step(lines=None, actions=None, **changed):
