@@ -12,13 +12,9 @@ from hypothesis import strategies as st
 
 import envfleet
 from envfleet.adapters import opening
-from envfleet.engine import rows
-from envfleet.engine.backends.process import fast_path
 from envfleet.engine.backends.serial import SerialHandle
 from envfleet.errors import ConfigError, NothingSent, StillInFlight
 from tests.gates import wait_for, wait_for_answers
-
-pytestmark = pytest.mark.skipif(not rows.IS_COMPILED, reason="there is no lane without C")
 
 BOUNDS = [(0, 2), (2, 4), (4, 6)]
 NUM_ENVS = 6
@@ -254,12 +250,3 @@ def test_a_step_that_is_interrupted_while_it_is_posted_is_not_done(worker, monke
 def test_shares_that_cannot_be(options, sentence):
     with pytest.raises(ConfigError, match=sentence):
         envfleet.make_vec(Talker, 3, **{"num_here": 1, "num_workers": 2, **options})
-
-
-@pytest.mark.parametrize("place", PLACES)
-def test_without_c_there_is_no_lane(monkeypatch, place):
-    monkeypatch.setattr(fast_path, "post_steps", None)
-    with opened(**place) as envs:
-        assert envs.fleet._workers.fast_path is None
-        envs.reset(seed=0)
-        assert envs.step(np.zeros(NUM_ENVS, np.int64))[0].shape == (NUM_ENVS, 1)
