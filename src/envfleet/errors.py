@@ -30,6 +30,7 @@
      the text
      ├─ SlotQuarantined (RuntimeError)      a slot failed more often than its restart budget allows
      ├─ NotFinite (ArithmeticError)         numbers that nothing can be learned from
+     ├─ ResumeFailed (RuntimeError)         a lost slot could not be brought back to where it was
      ├─ SnapshotError (RuntimeError)        the state of a slot cannot be taken or put back
      ├─ CheckpointError (RuntimeError)      a checkpoint cannot be written, read or used
      └─ VideoError (RuntimeError)           a video cannot be made
@@ -70,6 +71,7 @@ __all__ = [
     "OutOfOrder",
     "RemoteTraceback",
     "ResetNeeded",
+    "ResumeFailed",
     "SlotQuarantined",
     "SnapshotError",
     "SpacesDiffer",
@@ -433,6 +435,21 @@ class SlotQuarantined(EnvfleetError, RuntimeError):
             f"its seed "
             "and actions; save one and run `envfleet doctor replay FILE` to see it in one process. "
             "If such failures are to be lived with, raise max_restarts."
+        )
+
+
+class ResumeFailed(EnvfleetError, RuntimeError):
+    """A lost slot could not be brought back to where it was, so its episode is over."""
+
+    def __init__(self, slot: int, reason: str) -> None:
+        super().__init__(slot, reason)
+        self.slot, self.reason = slot, reason
+
+    def __str__(self) -> str:
+        return (
+            f"slot {self.slot} was lost and cannot be resumed: {self.reason}. reset() starts this "
+            "one again; the other slots are unharmed. With on_failure='restart' a lost slot comes "
+            "back truncated instead"
         )
 
 

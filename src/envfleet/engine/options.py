@@ -14,7 +14,7 @@ from envfleet.errors import ConfigError
 
 EnvFn: TypeAlias = Callable[[], Any]
 Autoreset: TypeAlias = Literal["next_step", "same_step", "disabled"]
-OnFailure: TypeAlias = Literal["raise", "restart", "fallback"]
+OnFailure: TypeAlias = Literal["raise", "restart", "resume", "fallback"]
 BackendName: TypeAlias = Literal["serial", "thread", "process"]
 StartMethod: TypeAlias = Literal["fork", "spawn", "forkserver"]
 
