@@ -13,7 +13,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import gymnasium
 import numpy as np
@@ -23,12 +23,12 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
 from envfleet.engine import Batch, Deadlines, Fleet, Incident, NativeFn, ResetPlan, Snapshot
+from envfleet.engine.backends.base import backend_named
 from envfleet.engine.detached_copy import detached_copy
 from envfleet.engine.machine import usable_cores
 from envfleet.engine.memory import PagePlan
 from envfleet.engine.options import (
     Autoreset,
-    BackendName,
     EnvFn,
     OnFailure,
     RestartPolicy,
@@ -423,16 +423,15 @@ def _plan(
     if backend == "auto":
         why = f"num_workers={num_workers} was asked for"
         return Plan("process", start_method, num_workers or 1, why)
-    name: BackendName = one_of("backend", backend, Literal["auto", BackendName])
-    if name == "serial":
-        why = "backend='serial' was asked for"
-        return Plan(name, start_method, num_workers or 1, why, num_here)
+    if not backend_named(backend, "auto").has_own_clock:
+        why = f"backend={backend!r} was asked for"
+        return Plan(backend, start_method, num_workers or 1, why, num_here)
     cores = usable_cores()
     workers = num_workers or min(len(env_fns), cores)
-    why = f"backend={name!r} was asked for"
+    why = f"backend={backend!r} was asked for"
     if num_workers is None:
         why += f", and {cores} cores are usable"
-    return Plan(name, start_method, workers, why, num_here)
+    return Plan(backend, start_method, workers, why, num_here)
 
 
 def _is_whole(value: object) -> bool:

@@ -24,7 +24,7 @@ from gymnasium import spaces
 from gymnasium.vector import VectorEnv
 
 from envfleet.engine.machine import usable_cores
-from envfleet.engine.options import BackendName, Deadlines, EnvFn, ResetPlan, StartMethod
+from envfleet.engine.options import Deadlines, EnvFn, ResetPlan, StartMethod
 from envfleet.engine.worker import NativeFn
 from envfleet.errors import (
     ConfigError,
@@ -71,7 +71,7 @@ _NOT_FORK_SAFE = ("torch", "jax", "tensorflow")
 class Plan:
     """What runs where, and why, as one sentence."""
 
-    backend: BackendName
+    backend: str
     start_method: StartMethod
     num_workers: int
     why: str
@@ -94,6 +94,8 @@ class Plan:
         many = num_workers > 1
         if self.backend == "thread":
             kind = "threads" if many else "thread"
+        elif self.backend != "process":
+            kind = f"{'processes' if many else 'process'} ({self.backend})"
         else:
             kind = f"{'processes' if many else 'process'} ({self.start_method})"
         return f"in {num_workers} worker {kind}, up to {-(-num_envs // num_workers)} each"
@@ -311,7 +313,7 @@ def _ask(probe: EnvFn, start_method: StartMethod, deadlines: Deadlines) -> Any:
 
 def _result_of(fleet: Fleet) -> Any:
     """Let a probe go on until it knows."""
-    from envfleet.engine.backends.process.backend import state_of
+    from envfleet.engine.backends.process.handle import state_of
 
     (pid,) = fleet.worker_pids()
     fleet.reset([ResetPlan()])

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envfleet.engine import actions, batch, episodes, host, rows, rows_python
-from envfleet.engine.backends.process import fast_path, main
+from envfleet.engine.backends.process import backend, main
 from envfleet.engine.fleet import Fleet
 from envfleet.engine.host import SlotState
 from envfleet.engine.options import ResetPlan
@@ -38,7 +38,8 @@ def in_python(patch):
     patch.setattr(batch, "common_number", rows_python.common_number)
     patch.setattr(episodes, "note_ends", rows_python.note_ends)
     patch.setattr(actions, "put_rows", rows_python.put_rows)
-    patch.setattr(fast_path, "post_steps", None)
+    patch.setattr(backend, "post_steps", None)
+    patch.setattr(backend, "collect_steps", None)
 
 
 def test_it_is_compiled_where_it_can_be():
