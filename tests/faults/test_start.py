@@ -698,3 +698,44 @@ def test_workers_load_the_engine_that_their_parent_has(method, tmp_path):
     shutil.copytree(Path(envfleet.__file__).parent, tmp_path / "mine" / "envfleet")
     code, out, err = run_program(tmp_path, OTHER_ENGINE, method, tmp_path / "mine")
     assert (code, out, err) == (0, "True\n", "")
+
+
+# ---- what opening leaves as it was --------------------------------------------------------------
+
+THREADS = """
+    import os
+    import threading
+    import time
+    from multiprocessing import forkserver
+
+    from envfleet.engine import Fleet
+    from envfleet.testing import Counter
+
+    is_within = threading.Event()
+    ensure_running = forkserver.ensure_running
+
+    def slowly():
+        is_within.set()
+        time.sleep(1.0)  # the other thread comes meanwhile
+        ensure_running()
+
+    def opens_a_fleet():
+        Fleet([Counter], start_method="forkserver").close()
+
+    if __name__ == "__main__":
+        forkserver.ensure_running = slowly
+        before = dict(os.environ)
+        threads = [threading.Thread(target=opens_a_fleet) for _ in range(3)]
+        threads[0].start()
+        is_within.wait(60)
+        for thread in threads[1:]:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        print("changed:", sorted(set(before.items()) ^ set(os.environ.items())))
+"""
+
+
+def test_variables_are_as_they_were_when_threads_have_opened_fleets(tmp_path):
+    code, out, err = run_program(tmp_path, THREADS)
+    assert (code, out) == (0, "changed: []\n"), err

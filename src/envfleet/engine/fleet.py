@@ -827,6 +827,9 @@ class Fleet:
         """Close environments, end workers, give everything back. Idempotent and bounded in time."""
         if self.is_closed:
             return
+        if self._workers.is_stopped:  # the interpreter is exiting, and the finalizer came first
+            self._is_closed = True
+            return
         self._last_timings = self.timings
         self._plain_steps.leave()
         self._is_closed = True

@@ -75,7 +75,7 @@ class Workers:
         self._dismissed: set[int] = set()
         self._launched_s: dict[int, float] = {}
         """When workers were launched that are to replace others and are not there yet."""
-        self._is_stopped = False
+        self.is_stopped = False
         self._backend: Backend[Any] | None = None
         self._joint: JointFastPath | None = None
         kind = backend_named(backend)
@@ -212,9 +212,9 @@ class Workers:
 
     def stop(self) -> None:
         """End all workers at once; a forked copy of this process leaves them to the original."""
-        if os.getpid() != self.owner_pid or self._is_stopped:
+        if os.getpid() != self.owner_pid or self.is_stopped:
             return
-        self._is_stopped = True
+        self.is_stopped = True
         with uninterrupted:
             for handle in self.handles:
                 self.dismiss(handle.worker)

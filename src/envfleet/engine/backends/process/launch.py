@@ -25,23 +25,31 @@ _KEYS = ("init_main_from_name", "init_main_from_path")
 _BEFORE = "ENVFLEET_VARIABLES_BEFORE"
 
 
+_variables_lock = threading.RLock()
+"""Held while variables are changed: another thread would take them for what they were before."""
+# a copy of this process is made within, by a thread that it does not have
+os.register_at_fork(after_in_child=_variables_lock._at_fork_reinit)  # type: ignore[attr-defined]
+
+
 @contextlib.contextmanager
 def changed(changes: Mapping[str, str]) -> Iterator[None]:
-    """These variables, while processes are started within."""
-    before = {name: os.environ.get(name) for name in changes}
-    os.environ.update(changes)
-    try:
-        yield
-    finally:
-        _restore(before)
+    """Set these environment variables while processes are started within."""
+    with _variables_lock:
+        before = {name: os.environ.get(name) for name in changes}
+        os.environ.update(changes)
+        try:
+            yield
+        finally:
+            _restore(before)
 
 
 @contextlib.contextmanager
 def changed_at_start(changes: Mapping[str, str]) -> Iterator[None]:
-    """The same for a process that goes back to the ones before by `as_before`, once it is up."""
-    before = json.dumps({name: os.environ.get(name) for name in changes})
-    with changed({**changes, _BEFORE: before}):
-        yield
+    """The same for a process that puts them back by `as_before`, once it is up."""
+    with _variables_lock:
+        before = json.dumps({name: os.environ.get(name) for name in changes})
+        with changed({**changes, _BEFORE: before}):
+            yield
 
 
 def as_before() -> None:
@@ -95,7 +103,7 @@ def started(process: Any, start_method: str) -> Iterator[None]:
 
 
 def _one_thread_each() -> contextlib.AbstractContextManager[None]:
-    """Start-up environment of a worker: numpy's BLAS reads these once, when it is loaded."""
+    """Variables of a worker at its start: numpy's BLAS reads them once, when it is loaded."""
     return changed({name: "1" for name in THREAD_VARIABLES if name not in os.environ})
 
 
