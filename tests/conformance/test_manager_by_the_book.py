@@ -1,4 +1,4 @@
-"""The rules of a manager written down once more, as plainly as they can be, and held against it.
+"""A manager is compared with a second, plain implementation of its rules.
 
 `Book` plays a rollout by nothing but the rules: groups, seeds, names of actions, budgets,
 penalties, ends, metrics. Every way of playing the six environments has to give what it gives.
@@ -31,7 +31,7 @@ DEEDS = ["search[a blue shirt]", "click[back to search]", "click[next >]", "clic
 
 
 class Book:
-    """One rollout, by the rules."""
+    """One rollout according to the rules."""
 
     def __init__(self, config: dict[str, Any], mode: str, seed: int) -> None:
         manager = config["es_manager"]
@@ -133,7 +133,7 @@ class Book:
 
 
 def turns_of(dice: random.Random, book: Book) -> Iterator[list[dict[str, Any]]]:
-    """For each turn some of those that go on, in any order, and what is said to them."""
+    """For each turn some of the running environments, in any order, with an answer for each."""
     for number in range(5):
         ids = [one for one, status in enumerate(book.statuses) if not status["terminated"]]
         asked = dice.sample(ids, dice.randint(0, len(ids)))
@@ -173,7 +173,7 @@ def test_every_way_goes_by_the_book(number: int) -> None:
     mode = dice.choice(["train", "val"])
     config, seed = some_config(dice, mode), dice.randrange(10**6)
     book = Book(config, mode, seed)
-    # one after another: who can be asked next depends on what came of the turn before
+    # one after another: the running environments depend on the turn before
     played = [(turn, book.step(turn)) for turn in turns_of(dice, book)]
     expected = book.sum_up()
     for way in WAYS:

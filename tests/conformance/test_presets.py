@@ -1,4 +1,4 @@
-"""Every configuration that comes with the package gives one rollout, however it is played."""
+"""Every preset of the package gives the same rollout in every way of playing it."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Workers of a manager that die, hang and are killed: the rollout is the one nobody disturbed."""
+"""Workers of a manager die, hang and are killed, and the rollout stays the same."""
 
 import os
 import random
@@ -190,7 +190,7 @@ def test_an_answer_that_cannot_travel_fails_alone(
 def test_who_does_not_come_back_fails_alone(
     max_restarts: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A seed does not say where two of them begin: one ends too soon, one shows something else."""
+    """Two whose start does not depend on the seed: one ends early, one shows something else."""
 
     def begin(env: Any, seed: int, mode: Any) -> None:
         has_begun_before = (tmp_path / str(seed)).exists()

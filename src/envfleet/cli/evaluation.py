@@ -7,7 +7,8 @@ import math
 from typing import Any
 
 from envfleet.adapters.names import label
-from envfleet.cli.command import Context, at_least, folder
+from envfleet.cli.arguments import at_least, folder_path
+from envfleet.cli.command import Context
 from envfleet.cli.report import Report, Text
 from envfleet.errors import EnvFailed, EnvfleetError, VideoError, WorkerDied, describe_exit
 from envfleet.learn.environments import env_fn
@@ -15,8 +16,6 @@ from envfleet.learn.evaluate import EVALUATION_SEED, evaluate
 from envfleet.learn.recall import load_agent
 from envfleet.learn.run_folder import INCIDENTS_FILE
 from envfleet.observe import video
-
-__all__ = ["add_arguments", "run"]
 
 _EPILOG = """\
 examples:
@@ -34,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.epilog = _EPILOG
     parser.add_argument(
-        "run", metavar="RUN", type=folder, help="a run's folder or a checkpoint in it"
+        "run", metavar="RUN", type=folder_path, help="a run's folder or a checkpoint in it"
     )
     parser.add_argument(
         "--episodes",

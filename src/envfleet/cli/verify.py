@@ -1,8 +1,8 @@
 """``envfleet verify ENV``: is every parallel run of it bit-equal to a plain loop?
 
-Owns which runs are compared and what their outcome means. Recording and comparing streams is the
-work of ``envfleet.testing``. Law: an environment that does not even repeat itself by hand is
-reported as that, before any backend is blamed; whatever differs is named by slot, step and field.
+``envfleet.testing`` records and compares the streams. Law: an environment that does not repeat
+itself in a plain loop is reported as such, before any backend is blamed; a difference is named by
+slot, step and field.
 """
 
 from __future__ import annotations
@@ -13,15 +13,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from envfleet.cli.command import (
-    Context,
-    Usage,
-    add_worker_arguments,
-    at_least,
-    comma_list,
-    one_of,
-)
-from envfleet.cli.environments import add_env_arguments, choose
+from envfleet.cli.arguments import add_option, add_worker_arguments, at_least, choice_of, comma_list
+from envfleet.cli.command import Context, UsageError
+from envfleet.cli.env_argument import add_env_arguments, choose_env
 from envfleet.cli.report import Block, Finding, Findings, Heading, Level, Report, Table, Text
 from envfleet.errors import ConfigError
 from envfleet.testing import (
@@ -33,8 +27,6 @@ from envfleet.testing import (
     hand_driven,
     uses_global_random,
 )
-
-__all__ = ["MODES", "Comparison", "Run", "add_arguments", "conclude", "run", "runs_for"]
 
 MODES = ("next_step", "same_step", "disabled")
 
@@ -86,7 +78,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What came of one run."""
+    """The result of one run."""
 
     run: Run
     seconds: float
@@ -107,44 +99,36 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.epilog = _EPILOG
     add_env_arguments(parser)
-    parser.add_argument(
+    add_option(
+        parser,
         "--num-envs",
-        type=at_least(1),
-        default=5,
-        metavar="N",
-        help="environments (default: 5, which no number of workers but 1 divides)",
+        "N",
+        at_least(1),
+        "environments; no number of workers but 1 divides 5",
+        5,
     )
-    parser.add_argument(
-        "--steps",
-        type=at_least(1),
-        default=200,
-        metavar="T",
-        help="steps of every environment (default: 200)",
-    )
+    add_option(parser, "--steps", "T", at_least(1), "steps of every environment", 200)
     parser.add_argument("--seed", type=at_least(0), default=0, help="seed of slot 0 (default: 0)")
     add_worker_arguments(parser)
-    parser.add_argument(
-        "--autoreset",
-        type=comma_list(one_of(*MODES)),
-        default=MODES,
-        metavar="MODE,...",
-        help=f"autoreset modes (default: {','.join(MODES)})",
+    add_option(
+        parser, "--autoreset", "MODE,...", comma_list(choice_of(*MODES)), "autoreset modes", MODES
     )
-    parser.add_argument(
+    add_option(
+        parser,
         "--backends",
-        type=comma_list(one_of("serial", "thread", "process")),
-        default=("serial", "thread", "process"),
-        metavar="B,...",
-        help="backends (default: serial,thread,process)",
+        "B,...",
+        comma_list(choice_of("serial", "thread", "process")),
+        "backends",
+        ("serial", "thread", "process"),
     )
 
 
 def run(args: argparse.Namespace, context: Context) -> Report:
     """Record the reference, compare every run with it."""
-    choice = choose(args.env, args.env_kwargs)
+    choice = choose_env(args.env, args.env_kwargs)
     workers = [number for number in args.workers if number <= args.num_envs]
     if not workers:
-        raise Usage(
+        raise UsageError(
             f"--workers {','.join(map(str, args.workers))} are all more than --num-envs "
             f"{args.num_envs}; a worker needs an environment"
         )
@@ -173,7 +157,7 @@ def run(args: argparse.Namespace, context: Context) -> Report:
         mode: sum(count_episodes(slot) for slot in streams.slots)
         for mode, streams in references.items()
     }
-    conclusion, ok = conclude(comparisons, unrepeatable, shared_random)
+    conclusion, ok = verify_conclusion(comparisons, unrepeatable, shared_random)
     facts = {
         "env": choice.name,
         "num_envs": args.num_envs,
@@ -185,13 +169,13 @@ def run(args: argparse.Namespace, context: Context) -> Report:
         ok=ok,
         document=facts
         | {
-            "comparisons": [as_json(one) for one in comparisons],
+            "comparisons": [comparison_json(one) for one in comparisons],
             "repeats_itself": unrepeatable is None,
             "unrepeatable": None if unrepeatable is None else difference_json(unrepeatable),
             "global_random": shared_random,
             "conclusion": conclusion,
         },
-        blocks=render(facts, comparisons, unrepeatable, shared_random, conclusion, ok),
+        blocks=verify_blocks(facts, comparisons, unrepeatable, shared_random, conclusion, ok),
     )
 
 
@@ -217,8 +201,8 @@ def runs_for(
         if "process" in backends:
             for method in start_methods:
                 runs += [Run("process", number, method, mode) for number in workers]
-    # the layout changes the order in which slots come back only through who is ready first, so one
-    # run per parallel backend, with its widest layout, is enough
+    # first-ready order is compared once per parallel backend, with most workers: the number of
+    # workers changes nothing else
     if num_envs > 1:
         first_ready = max(1, num_envs // 2)
         if "thread" in backends:
@@ -246,7 +230,7 @@ def compared(
     return Comparison(one, seconds, difference=first_difference(reference, streams))
 
 
-def conclude(
+def verify_conclusion(
     comparisons: Sequence[Comparison], unrepeatable: Difference | None, shared_random: str | None
 ) -> tuple[str, bool]:
     """One sentence about all comparisons, and whether everything is well."""
@@ -258,7 +242,7 @@ def conclude(
         )
         return (
             "The environment does not repeat itself: two plain loops with the same seed already "
-            f"part at slot {unrepeatable.slot}, step {unrepeatable.step}, field "
+            f"differ at slot {unrepeatable.slot}, step {unrepeatable.step}, field "
             f"{unrepeatable.field}; {cause}",
             False,
         )
@@ -278,7 +262,7 @@ def conclude(
     if shared_random is not None:
         return (
             "All runs were equal, but the environment uses random state that others in its process "
-            "share, so this holds only as long as nobody else uses it.",
+            "share, so this holds only as long as nothing else uses it.",
             False,
         )
     return f"All {len(comparisons)} runs equal the plain loop, bit by bit.", True
@@ -296,7 +280,7 @@ def difference_json(difference: Difference) -> dict[str, Any]:
     }
 
 
-def as_json(one: Comparison) -> dict[str, Any]:
+def comparison_json(one: Comparison) -> dict[str, Any]:
     """One comparison for scripts."""
     return {
         "backend": one.run.backend,
@@ -311,7 +295,7 @@ def as_json(one: Comparison) -> dict[str, Any]:
     }
 
 
-def render(
+def verify_blocks(
     facts: dict[str, Any],
     comparisons: Sequence[Comparison],
     unrepeatable: Difference | None,
@@ -332,7 +316,7 @@ def render(
         for one in comparisons
         if not one.is_equal
     ]
-    # where the plain loop parts from itself, how the others part from it says nothing
+    # if the plain loop does not repeat itself, differences from it mean nothing
     if details and unrepeatable is None:
         blocks.append(Findings(tuple(details[:3])))
     checks = [
@@ -349,10 +333,10 @@ def render(
 
 
 def parting(difference: Difference) -> str:
-    """Where two plain loops part, in half a sentence."""
+    """Where two plain loops differ, in half a sentence."""
     values = [short(value) for value in (difference.expected, difference.got)]
     return (
-        f"two plain loops with the same seed part at slot {difference.slot}, step "
+        f"two plain loops with the same seed differ at slot {difference.slot}, step "
         f"{difference.step}: {difference.field} is {values[0]} in one and {values[1]} in the other"
     )
 
@@ -374,7 +358,7 @@ def table_of(comparisons: Sequence[Comparison]) -> Table:
     rows = []
     levels: list[Level] = []
     for layout, by_mode in layouts.items():
-        cells = [outcome(by_mode[mode]) if mode in by_mode else "" for mode in modes]
+        cells = [comparison_word(by_mode[mode]) if mode in by_mode else "" for mode in modes]
         rows.append((*layout, *cells, f"{sum(one.seconds for one in by_mode.values()):.2f}"))
         levels.append("info" if all(one.is_equal for one in by_mode.values()) else "bad")
     return Table(
@@ -385,8 +369,8 @@ def table_of(comparisons: Sequence[Comparison]) -> Table:
     )
 
 
-def outcome(one: Comparison) -> str:
-    """A cell."""
+def comparison_word(one: Comparison) -> str:
+    """The word for a comparison in a table."""
     if one.error is not None:
         return "FAILED"
     return "equal" if one.difference is None else "DIFFERS"

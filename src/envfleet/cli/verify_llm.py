@@ -5,15 +5,14 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from envfleet.cli.command import Context, add_worker_arguments
-from envfleet.cli.named_config import add_config_arguments, config_of
+from envfleet.cli.arguments import add_worker_arguments
+from envfleet.cli.command import Context
+from envfleet.cli.llm_arguments import add_config_arguments, config_of
 from envfleet.cli.report import Block, Finding, Findings, Heading, Report, Table, Text
 from envfleet.llm.recordings import Parting
 from envfleet.llm.settings import read_settings
 from envfleet.llm.verify import Outcome, Verification, verify
 from envfleet.llm.ways import ways_for
-
-__all__ = ["add_arguments", "run"]
 
 _EPILOG = """\
 examples:
@@ -33,8 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of ``verify llm``."""
     parser.description = (
         "Prove that a configuration of text environments gives one rollout wherever environments "
-        "live and whatever happens to workers; name the first environment, turn and field that "
-        "differ."
+        "live, even if workers are killed; name the first environment, turn and field that differ."
     )
     parser.usage = "envfleet verify llm [--config-name NAME] [option ...] [key=value ...]"
     parser.epilog = _EPILOG

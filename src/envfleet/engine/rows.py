@@ -1,6 +1,11 @@
-"""What every step does to every row and every worker: in C where the package could be compiled."""
+"""What every step does to every row and every worker: in C where the package could be compiled.
+
+ENVFLEET_NO_C=1 in the environment selects the Python version. It is read once, at import.
+"""
 
 from __future__ import annotations
+
+import os
 
 from envfleet.engine.rows_python import (
     CollectSteps,
@@ -36,6 +41,8 @@ keep_pcg64: KeepPcg64 | None
 """None without C: a fleet can do without these."""
 
 try:
+    if os.environ.get("ENVFLEET_NO_C") == "1":
+        raise ImportError("ENVFLEET_NO_C=1 selects the Python version")
     from envfleet.engine import _rows
     from envfleet.engine._rows import (
         common_number,

@@ -10,7 +10,7 @@ between processes: a row is written by one side, signalled by other means, then 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from typing import Any, TypeAlias
 
@@ -259,8 +259,17 @@ class _ArrayColumn:
         return self.array.take(rows, axis=0)  # a third of the time of self.array[rows]
 
     def poison(self, rows: Rows) -> None:
-        trash = np.frombuffer(b"\xcd" * self.dtype.itemsize, self.dtype)[0]
-        self.array[rows] = np.nan if self.dtype.kind == "f" else trash
+        for part in _plain_arrays(self.array):
+            trash = np.frombuffer(b"\xcd" * part.itemsize, part.dtype)[0]
+            part[rows] = np.nan if part.dtype.kind == "f" else trash
+
+
+def _plain_arrays(array: NDArray[Any]) -> Iterator[NDArray[Any]]:
+    """The array, or the fields of its records as views."""
+    if array.dtype.names is None:
+        yield array
+    for name in array.dtype.names or ():
+        yield from _plain_arrays(array[name])
 
 
 class _CellColumn:

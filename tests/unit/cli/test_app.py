@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from envfleet.cli import app, main
+from envfleet.cli.arguments import at_least, choice_of, comma_list, positive_seconds
 from envfleet.cli.bench import NUM_ENVS
-from envfleet.cli.command import Usage, at_least, comma_list, one_of, positive_seconds
+from envfleet.cli.command import UsageError
 from envfleet.cli.report import Report, Text
 from envfleet.errors import ConfigError, MissingExtra
 
@@ -27,7 +28,9 @@ def command(monkeypatch):
             add_arguments=lambda parser: parser.add_argument("--number", type=at_least(1)), run=run
         )
         monkeypatch.setitem(sys.modules, "made_up_command", module)
-        monkeypatch.setattr(app, "COMMANDS", (app.Entry("try", "made_up_command", "made up"),))
+        monkeypatch.setattr(
+            app, "COMMANDS", (app.CommandEntry("try", "made_up_command", "made up"),)
+        )
 
     return install
 
@@ -75,7 +78,7 @@ def test_not_even_a_child_process_can_spoil_the_document():
         "module.add_arguments = lambda parser: None\n"
         "module.run = run\n"
         "sys.modules['m'] = module\n"
-        "app.COMMANDS = (app.Entry('try', 'm', ''),)\n"
+        "app.COMMANDS = (app.CommandEntry('try', 'm', ''),)\n"
         "code = app.run(['try', '--json'])\n"
         "print('afterwards')\n"
         "sys.exit(code)\n"
@@ -96,7 +99,7 @@ def test_not_even_a_child_process_can_spoil_the_document():
 @pytest.mark.parametrize(
     ("error", "code", "said"),
     [
-        (Usage("there is no such thing"), 2, "envfleet: there is no such thing\n"),
+        (UsageError("there is no such thing"), 2, "envfleet: there is no such thing\n"),
         (ConfigError("num_envs must be 1 or more"), 2, "envfleet: num_envs must be 1 or more\n"),
         (
             ValueError("bad\nthing"),
@@ -126,14 +129,14 @@ def test_errors_are_one_sentence(command, capsys, error, code, said):
 
 def test_a_failure_is_a_document_too(command, capsys):
     def run(args, context):
-        raise Usage("no")
+        raise UsageError("no")
 
     command(run)
 
     assert main(["try", "--json"]) == 2
     document = json.loads(capsys.readouterr().out)
     assert document["ok"] is False
-    assert document["error"] == {"type": "Usage", "message": "no"}
+    assert document["error"] == {"type": "UsageError", "message": "no"}
 
 
 def test_bad_arguments_are_a_document_too(command, capsys):
@@ -375,4 +378,4 @@ class TestTypes:
         with pytest.raises(Exception, match="at least one"):
             comma_list(at_least(1))(",")
         with pytest.raises(Exception, match="'c' is not known here; choose from a, b"):
-            comma_list(one_of("a", "b"))("a,c")
+            comma_list(choice_of("a", "b"))("a,c")

@@ -15,13 +15,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
 from envfleet.engine.interrupts import uninterrupted
 from envfleet.engine.memory import Control, ControlPlan, Data, PagePlan, Slab
 from envfleet.engine.messages import Command, EnvFacts, EnvFailure, Op, Reply, WorkerStatus
 from envfleet.engine.options import Autoreset, EnvFn, StartMethod
-from envfleet.errors import ConfigError
+from envfleet.options import check
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,11 +308,10 @@ def backend_named(name: object, *others: str) -> type[Backend[Any]]:
 
     `others` are names that the caller takes as well, for that list.
     """
-    factory = _factories.get(name) if isinstance(name, str) else None
-    if factory is None:
-        choices = ", ".join(map(repr, (*others, *_factories)))
-        raise ConfigError(f"backend must be one of {choices}; got {name!r}")
+    known: Any = Literal[(*others, *_factories)]  # type: ignore[valid-type]
+    checked: str = check("backend", name, known)
+    factory = _factories[checked]
     if isinstance(factory, str):
         module, _, attribute = factory.partition(":")
-        factory = _factories[str(name)] = getattr(importlib.import_module(module), attribute)
+        factory = _factories[checked] = getattr(importlib.import_module(module), attribute)
     return factory

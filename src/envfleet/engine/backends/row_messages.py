@@ -37,9 +37,8 @@ class RowMessages:
         slots = slice(first, first + count)
         numbers = np.arange(first, first + count)
         self._times = np.frombuffer(control.status[worker], np.uint64)[2:4]
-        by_slot = (control.rewards, control.flags.T, control.schemas, control.infos, control.rng)
         self._actions = _parts(data, data.actions, slots)
-        self._rows: list[_Part] = [(array[slots], numbers) for array in by_slot]
+        self._rows: list[_Part] = [(array[slots], numbers) for array in control.rows]
         self._rows += _parts(data, data.obs, slots) + _parts(data, data.final_obs, slots)
         self._data, self._slots = data, slots
 

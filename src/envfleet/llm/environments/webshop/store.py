@@ -159,7 +159,7 @@ def build(source: Source, folder: Path, progress: Progress | None = None) -> Non
     """Write the files of a store into an empty folder, reading the source once."""
     about = source.about()
     progress = progress or (
-        Silent() if about is not None and about < LONG else progress_on(sys.stderr, rich=False)
+        Silent() if about is not None and about < LONG else progress_on(sys.stderr)
     )
     index, goals, starts = IndexBuilder(folder), GoalWriter(), array("q", [0])
     try:
