@@ -15,6 +15,12 @@
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
+#ifdef __linux__
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#endif
+
+#define LOW_HALF (NPY_BYTE_ORDER == NPY_BIG_ENDIAN ? 4 : 0) /* of a word of 64 bits */
 
 static int
 is_array(PyArrayObject *array, int type, int ndim, npy_intp least)
@@ -811,6 +817,21 @@ are_as_many(PyObject *ports, PyObject *states)
     return 0;
 }
 
+/* Ring a worker's bell for commands: a descriptor, or the count on which it sleeps. */
+static void
+ring(Port *port)
+{
+#ifdef SYS_futex
+    if (port->commands < 0) {
+        syscall(SYS_futex, (char *)port->hint + LOW_HALF, FUTEX_WAKE, 1, NULL, NULL, 0);
+        return;
+    }
+#endif
+    npy_uint64 once = 1;
+    ssize_t written = write(port->commands, &once, sizeof once);
+    (void)written; /* this counter is never full, and the wait hears of a worker's end */
+}
+
 static PyObject *
 post_steps(PyObject *Py_UNUSED(module), PyObject *args)
 {
@@ -844,13 +865,11 @@ post_steps(PyObject *Py_UNUSED(module), PyObject *args)
         entry[1] = operation;
         entry[2] = flags;
         *port->posted += 1;
-        *port->hint = *port->posted;
+        __atomic_store_n(port->hint, *port->posted, __ATOMIC_RELEASE); /* after its entry */
         *port->state = POSTED;
     }
     for (Py_ssize_t i = 0; i < count; i++) {
-        npy_uint64 once = 1;
-        ssize_t written = write(chosen[i].commands, &once, sizeof once);
-        (void)written; /* this counter is never full, and the wait hears of a worker's end */
+        ring(&chosen[i]);
     }
     PyMem_Free(chosen);
     Py_RETURN_NONE;

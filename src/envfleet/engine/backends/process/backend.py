@@ -18,8 +18,8 @@ from typing import Any
 
 from envfleet.engine.backends.base import Answer, Backend, Launch, SharedMemory
 from envfleet.engine.backends.encoding import encode_env_fns
-from envfleet.engine.backends.process.bell import HAS_EVENTFD
-from envfleet.engine.backends.process.handle import ProcessHandle
+from envfleet.engine.backends.process.bell import HAS_EVENTFD, HAS_FUTEX
+from envfleet.engine.backends.process.handle import ProcessHandle, StackDumps
 from envfleet.engine.backends.process.main import GUARD_EXIT, PAGE_SHIFT, WorkerSpec
 from envfleet.engine.interrupts import uninterrupted
 from envfleet.engine.machine import open_files, usable_cores
@@ -28,8 +28,10 @@ from envfleet.engine.options import StartMethod
 from envfleet.engine.rows import WorkerPort, collect_steps, post_steps
 from envfleet.errors import MainNotImportable, MissingMainGuard, RemoteTraceback, TooManyOpenFiles
 
-FILES_PER_WORKER = 8
-"""What the parent holds open for one worker while it is being started."""
+FILES_PER_WORKER = 3 if HAS_FUTEX else 4
+"""What the parent holds open for one worker."""
+SPARE_FILES = 16
+"""What it holds for all of them, and opens for a moment while one is started."""
 
 
 class ProcessBackend(Backend[ProcessHandle]):
@@ -43,8 +45,8 @@ class ProcessBackend(Backend[ProcessHandle]):
         super().__init__(shared_memory, num_workers, start_method)
         self._context = multiprocessing.get_context(start_method)
         self._may_spin = num_workers <= usable_cores()
-        self._watch = _Watch()
         self._check_files()
+        self._watch, self._stack_dumps = _Watch(), StackDumps()
         self._ports: list[WorkerPort] = [()] * num_workers  # type: ignore[list-item]
         """What the compiled steps need of each worker, once it is launched."""
         can_compile = self._watch.urgent_fd is not None and HAS_EVENTFD
@@ -63,7 +65,9 @@ class ProcessBackend(Backend[ProcessHandle]):
             is_from_server=self.start_method == "forkserver",
         )
         try:
-            handle = ProcessHandle(launch, self.shared_memory, self._context, spec)
+            handle = ProcessHandle(
+                launch, self.shared_memory, self._context, spec, self._stack_dumps
+            )
         except OSError as exc:
             if exc.errno in (errno.EMFILE, errno.ENFILE):
                 raise self._too_many_files() from exc
@@ -125,18 +129,18 @@ class ProcessBackend(Backend[ProcessHandle]):
         return MissingMainGuard(script, self.start_method)
 
     def close(self) -> None:
-        """Give up the watch."""
+        """Give up the watch and the file for stacks."""
         self._watch.close()
+        self._stack_dumps.close()
 
     def _check_files(self) -> None:
         used, allowed = open_files()
-        if used + self.num_workers * FILES_PER_WORKER > allowed:
-            self._watch.close()
+        if used + self.num_workers * FILES_PER_WORKER + SPARE_FILES > allowed:
             raise self._too_many_files()
 
     def _too_many_files(self) -> TooManyOpenFiles:
         used, allowed = open_files()
-        need = self.num_workers * FILES_PER_WORKER
+        need = self.num_workers * FILES_PER_WORKER + SPARE_FILES
         return TooManyOpenFiles(allowed, used, need, self.num_workers)
 
 

@@ -1,17 +1,27 @@
-"""How a worker is woken and how it says that it is done: a bell, which is a counter in the kernel.
+"""How a worker is woken and how it says that it is done: a bell, which counts how often it rang.
 
-The counter is the truth, and ringing and taking it order memory between the two sides. A word in
-shared memory may hint that a bell is about to ring, never replace it.
+The parent waits for many workers at once, so their bells for "done" are counters in the kernel
+with a descriptor that can be polled (`Bell`). A worker waits for nothing but commands, so its bell
+is a word in shared memory on which the kernel lets it sleep (`WordBell`): it needs no descriptor.
 """
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
+import platform
+import sys
 from collections.abc import Callable
 from functools import partial
 
+import numpy as np
+
 HAS_EVENTFD = hasattr(os, "eventfd")
+_FUTEX_CALLS = {"x86_64": 202, "aarch64": 98, "riscv64": 98, "ppc64le": 221, "s390x": 238}
+_FUTEX_CALL = _FUTEX_CALLS.get(platform.machine()) if sys.platform == "linux" else None
+HAS_FUTEX = _FUTEX_CALL is not None and sys.maxsize > 2**32
+_FUTEX_WAIT, _FUTEX_WAKE = 0, 1
 
 
 class Bell:
@@ -47,8 +57,53 @@ class Bell:
             if fd >= 0:
                 os.close(fd)
         self.fd = self.write_fd = -1
-        self.ring = _is_closed  # the other would write to whoever has that descriptor next
+        self.ring = _is_closed  # the other would write to the next file of that number
 
 
 def _is_closed() -> None:
     raise OSError(errno.EBADF, "this bell is closed")
+
+
+class WordBell:
+    """A bell whose count is the first of some words in shared memory, from 0 on.
+
+    The ringing side writes the new count into the word before it calls `ring`. The kernel compares
+    the word with what the waiting side has taken before it lets that sleep, so no ring is missed.
+    """
+
+    fd = write_fd = -1
+
+    def __init__(self, words: memoryview) -> None:
+        self._words, self._taken = words, 0
+        # the kernel compares 32 bits: the lower half
+        low_half = 4 * (sys.byteorder == "big")
+        self._address = np.frombuffer(words, np.uint64).ctypes.data + low_half
+
+    def ring(self) -> None:
+        """Wake the side that waits, if it sleeps."""
+        _syscall(_FUTEX_CALL, self._address, _FUTEX_WAKE, 1, None, None, 0)
+
+    def take(self) -> int:
+        """Wait until the word has been counted up; returns by how much."""
+        words, taken = self._words, self._taken
+        while not (count := words[0] - taken):
+            # it returns at once if the word has changed, and early if a signal comes
+            _syscall(_FUTEX_CALL, self._address, _FUTEX_WAIT, taken & 0xFFFFFFFF, None, None, 0)
+        self._taken = taken + count
+        return int(count)
+
+    def close(self) -> None:
+        """Let go of the memory."""
+        self.__dict__.pop("_words", None)
+
+
+_syscall = ctypes.CDLL(None).syscall
+_syscall.argtypes = (
+    ctypes.c_long,
+    ctypes.c_void_p,
+    ctypes.c_int,
+    ctypes.c_uint32,
+    ctypes.c_void_p,
+    ctypes.c_void_p,
+    ctypes.c_uint32,
+)

@@ -1,7 +1,7 @@
 """The parent's end of one worker process: its bells, its messages, its end.
 
-What a worker process owns ends with it. What the parent holds for it (two bells, a socket, a
-process descriptor, a file for stacks) is given up in `stop`, and nowhere else.
+What a worker process owns ends with it. What the parent holds for it are three descriptors: its
+bell for "done", its socket, and one that tells of its end. `stop` gives them up.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ import cloudpickle
 import numpy as np
 
 from envfleet.engine.backends.base import Answer, Launch, RowBinding, SharedMemory
-from envfleet.engine.backends.process.bell import Bell
+from envfleet.engine.backends.process.bell import HAS_FUTEX, Bell, WordBell
 from envfleet.engine.backends.process.channel import ParentChannel
 from envfleet.engine.backends.process.child_processes import end, hold_offspring
-from envfleet.engine.backends.process.launch import WORKER_NAME, main_script, started
+from envfleet.engine.backends.process.launch import WORKER_NAME, main_script, started, watch_end
 from envfleet.engine.backends.process.main import (
     HAS_MESSAGE,
     HAS_REPLY,
@@ -46,13 +46,46 @@ from envfleet.errors import StillInFlight
 POSTED, DONE, TAKEN = range(3)
 """What is counted of a worker's commands."""
 _STACK_WAIT_S = 0.3
+_STACK_PART = 1 << 24
+"""Bytes of the file for each worker; those that nothing is written to take no memory."""
+
+
+class StackDumps:
+    """One unnamed file where every worker writes its stacks, each into a part of its own."""
+
+    def __init__(self) -> None:
+        self._fd, self._num_parts = unnamed_file("envfleet-stacks"), 0
+
+    def open(self) -> tuple[int, int]:
+        """A descriptor for one more worker, and where its part starts."""
+        start = self._num_parts * _STACK_PART
+        self._num_parts += 1
+        try:  # opened again it has a position of its own
+            fd = os.open(f"/proc/self/fd/{self._fd}", os.O_WRONLY | os.O_CLOEXEC)
+        except FileNotFoundError:  # no /proc: stacks are written one after another
+            return os.dup(self._fd), 0
+        os.lseek(fd, start, os.SEEK_SET)
+        return fd, start
+
+    def read(self, start: int) -> bytes:
+        """What was written from there on."""
+        return os.pread(self._fd, 1 << 16, start).partition(b"\0")[0]
+
+    def close(self) -> None:
+        """Give up the file."""
+        os.close(self._fd)
 
 
 class ProcessHandle:
     """The parent's end of one worker process."""
 
     def __init__(
-        self, launch: Launch, shared_memory: SharedMemory, context: Any, spec: WorkerSpec
+        self,
+        launch: Launch,
+        shared_memory: SharedMemory,
+        context: Any,
+        spec: WorkerSpec,
+        stack_dumps: StackDumps,
     ) -> None:
         slab_fd = shared_memory.slab.fd
         assert slab_fd is not None
@@ -70,25 +103,28 @@ class ProcessHandle:
         counts = np.zeros(3, np.uint64)
         self._counts = counts.data
         """Commands posted, done and taken; the compiled steps count here too."""
-        with contextlib.ExitStack() as undo:
-            self.commands = Bell.create(take_waits=True)
-            self.done = Bell.create(take_waits=False)
+        self._stack_dumps = stack_dumps
+        with contextlib.ExitStack() as undo, contextlib.ExitStack() as theirs:
+            self.commands: Bell | WordBell = (
+                WordBell(self._post_words) if HAS_FUTEX else Bell.create(take_waits=True)
+            )
             undo.callback(self.commands.close)
+            self.done = Bell.create(take_waits=False)
             undo.callback(self.done.close)
-            self.channel, theirs = ParentChannel.pair()
+            self.channel, their_channel = ParentChannel.pair()
             undo.callback(self.channel.close)
-            undo.callback(os.close, theirs)
-            self._stack_fd = unnamed_file("envfleet-stack")
+            theirs.callback(os.close, their_channel)
+            stack_fd, self._stack_start = stack_dumps.open()
+            theirs.callback(os.close, stack_fd)
             descriptors = Descriptors(
-                channel=theirs,
+                channel=their_channel,
                 slab=slab_fd,
                 commands=self.commands.fd,
                 commands_write=self.commands.write_fd,
                 done=self.done.write_fd,
                 done_read=self.done.fd,
-                stack=self._stack_fd,
+                stack=stack_fd,
             )
-            undo.callback(os.close, self._stack_fd)
             is_fork = context.get_start_method() == "fork"
             self.process = context.Process(
                 target=main if is_fork else begin,
@@ -101,9 +137,8 @@ class ProcessHandle:
                 undo.callback(self.process.kill)
             # a fork of this process that ends would end all workers in that list; ours end with us
             multiprocessing.process._children.discard(self.process)  # type: ignore[attr-defined]
-            self.exit_fd, self._owns_exit_fd = _end_of(self.process)
+            self.exit_fd = watch_end(self.process, context.get_start_method())
             undo.pop_all()
-            os.close(theirs)
         self.pid: int | None = self.process.pid
         self.port: WorkerPort = (
             np.frombuffer(self._ring, np.uint64),
@@ -227,23 +262,26 @@ class ProcessHandle:
     def stack(self) -> str:
         """What faulthandler wrote when the process crashed, or writes now that it is asked to."""
         if self.process.is_alive() and STACK_SIGNAL is not None and not self.is_dead:
-            state = state_of(self.process.pid)
-            if state == "T":
+            if state_of(self.process.pid) == "T":
                 return (
                     "the process is stopped (SIGSTOP, or a debugger); it cannot say where it stands"
                 )
-            size = os.fstat(self._stack_fd).st_size
+            self._read_stack()
             os.kill(self.process.pid, STACK_SIGNAL)
             deadline = time.monotonic() + _STACK_WAIT_S
-            while os.fstat(self._stack_fd).st_size == size and time.monotonic() < deadline:
+            dump = self._read_stack()
+            while not dump and time.monotonic() < deadline:
                 time.sleep(0.005)
+                dump = self._read_stack()
             time.sleep(0.01)
-            return self._read_stack(size)
-        return self._read_stack(0)
+            return without_watcher(dump + self._read_stack()).strip()
+        return without_watcher(self._read_stack()).strip()
 
-    def _read_stack(self, start: int) -> str:
-        dump = os.pread(self._stack_fd, 1 << 16, start).decode(errors="replace")
-        return without_watcher(dump).strip()
+    def _read_stack(self) -> str:
+        """What was written since it was read last."""
+        dump = self._stack_dumps.read(self._stack_start)
+        self._stack_start += len(dump)
+        return dump.decode(errors="replace")
 
     def stop(self) -> None:
         """Kill what still runs, and what that has started; reap it; close every descriptor."""
@@ -264,19 +302,7 @@ class ProcessHandle:
         self.commands.close()
         self.done.close()
         self.channel.close()
-        os.close(self._stack_fd)
-        if self._owns_exit_fd:
-            os.close(self.exit_fd)
         del self._ring, self._post_words, self._tickets, self.port, self.on_stop
-
-
-def _end_of(process: Any) -> tuple[int, bool]:
-    """What is readable when the process has ended, and whether that is ours to close."""
-    if hasattr(os, "pidfd_open"):
-        # one from the fork server, which reaps it, may be gone already
-        with contextlib.suppress(ProcessLookupError):
-            return os.pidfd_open(process.pid), True
-    return process.sentinel, False
 
 
 def state_of(pid: int | None) -> str:

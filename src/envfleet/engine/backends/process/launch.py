@@ -13,7 +13,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
-from multiprocessing import forkserver, resource_tracker, spawn
+from multiprocessing import forkserver, resource_tracker, spawn, util
 from typing import Any
 
 from envfleet.engine.backends.process.main import GUARD_EXIT, THREAD_VARIABLES, Script
@@ -100,6 +100,28 @@ def started(process: Any, start_method: str) -> Iterator[None]:
     with _one_thread_each(), _interrupts_wait(start_method):
         _from_a_lasting_thread(process.start)
         yield
+
+
+def watch_end(process: Any, start_method: str) -> int:
+    """A descriptor that is readable when the process has ended.
+
+    It is the process's own sentinel, and the only descriptor that is left open for it. Of the two
+    pipes of multiprocessing one tells a child of its parent's end; our workers see to that
+    themselves. The other tells of the end of a child only when no process has inherited it; the
+    kernel's own descriptor is better, but for the fork server, which sends the exit code by it.
+    """
+    popen, fd = process._popen, -1
+    if not hasattr(os, "pidfd_open"):
+        return int(popen.sentinel)
+    if start_method != "forkserver":
+        with contextlib.suppress(ProcessLookupError):  # another thread has waited for it
+            fd = os.pidfd_open(process.pid)
+    kept = popen.sentinel if fd < 0 else fd
+    given_up = [one for one in popen.finalizer._args if one != kept]
+    popen.finalizer.cancel()
+    popen.sentinel, popen.finalizer = kept, util.Finalize(popen, util.close_fds, (kept,))
+    util.close_fds(*given_up)
+    return int(kept)
 
 
 def _one_thread_each() -> contextlib.AbstractContextManager[None]:

@@ -35,7 +35,7 @@ import numpy as np
 import numpy.typing as npt
 
 from envfleet.engine.backends.encoding import dumps, encode_reply
-from envfleet.engine.backends.process.bell import Bell
+from envfleet.engine.backends.process.bell import Bell, WordBell
 from envfleet.engine.backends.process.channel import WorkerChannel
 from envfleet.engine.host import Guard
 from envfleet.engine.memory import Control, ControlPlan, Data, Slab
@@ -79,7 +79,7 @@ class Descriptors:
     """File descriptors that travel to a new process, however that process is started."""
 
     def __init__(self, **fds: int) -> None:
-        self.fds = fds
+        self.fds = {name: fd for name, fd in fds.items() if fd >= 0}
 
     def __getstate__(self) -> Any:
         # one name may share a descriptor with another, and each descriptor may be passed only once
@@ -189,7 +189,9 @@ def main(spec: WorkerSpec, descriptors: Descriptors) -> None:
     gc.freeze()  # what start-up built is there to stay: later collections need not look at it
     with contextlib.suppress(OSError):
         os.nice(1)  # where cores are few, who hands out work goes before those who wait for it
-    commands = Bell(fds["commands"], fds["commands_write"])
+    commands: Bell | WordBell = WordBell(control.status[spec.worker])
+    if "commands" in fds:
+        commands = Bell(fds["commands"], fds["commands_write"])
     done = Bell(fds["done_read"], fds["done"])
     _serve(spec, worker, control, channel, commands, done)
 
@@ -204,7 +206,7 @@ def _serve(
     worker: Worker,
     control: Control,
     channel: WorkerChannel,
-    commands: Bell,
+    commands: Bell | WordBell,
     done: Bell,
 ) -> None:
     ring, status = control.rings[spec.worker], control.status[spec.worker]
@@ -263,7 +265,7 @@ def _handled(
     return worker.handle(command)
 
 
-def _waiter(status: memoryview, commands: Bell, may_spin: bool) -> Callable[[int], int]:
+def _waiter(status: memoryview, commands: Bell | WordBell, may_spin: bool) -> Callable[[int], int]:
     """How to wait for commands: spin first, if the parent's last pause was short."""
     clock, give_way = time.perf_counter_ns, getattr(os, "sched_yield", None)
     if not may_spin or give_way is None:
@@ -320,7 +322,25 @@ def _settle(spec: WorkerSpec, stack_fd: int) -> None:
     # there is no such service a thread watches, but not a hang in native code or a stopped process.
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    threading.Thread(target=_end_with, args=(spec.parent_pid,), daemon=True).start()
+    parent_fd = _parent_fd(spec.parent_pid)
+    threading.Thread(target=_end_with, args=(spec.parent_pid, parent_fd), daemon=True).start()
+
+
+def _parent_fd(pid: int) -> int | None:
+    """A descriptor that is readable when the parent has ended, where there are such descriptors."""
+    if not hasattr(os, "pidfd_open"):
+        return None
+    try:
+        fd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        os._exit(1)
+    except OSError:
+        return None
+    # the parent keeps no pipe for multiprocessing to tell us of its end
+    parent: Any = multiprocessing.parent_process()
+    if parent is not None:
+        parent._sentinel = fd
+    return fd
 
 
 def _let_server_end() -> None:
@@ -338,19 +358,12 @@ def without_watcher(dump: str) -> str:
     return "\n\n".join(thread for thread in threads if not frame.search(thread))
 
 
-def _end_with(pid: int) -> None:
-    if hasattr(os, "pidfd_open"):
-        try:
-            fd = os.pidfd_open(pid)
-        except ProcessLookupError:
-            os._exit(1)
-        except OSError:
-            pass
-        else:
-            poll = select.poll()
-            poll.register(fd, select.POLLIN)
-            poll.poll()
-            os._exit(1)
+def _end_with(pid: int, fd: int | None) -> None:
+    if fd is not None:
+        poll = select.poll()
+        poll.register(fd, select.POLLIN)
+        poll.poll()
+        os._exit(1)
     while True:
         try:
             os.kill(pid, 0)
