@@ -1013,6 +1013,33 @@ end:
     return found;
 }
 
+/* Sleep until the first of a worker's words is not what it was; what it is then. */
+static PyObject *
+wait_for_count(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    PyArrayObject *words;
+    unsigned long long before;
+    if (!PyArg_ParseTuple(args, "O!K", &PyArray_Type, &words, &before) ||
+        !is_array(words, NPY_UINT64, 1, 1)) {
+        return NULL;
+    }
+    npy_uint64 *word = PyArray_DATA(words), now;
+    while ((now = __atomic_load_n(word, __ATOMIC_ACQUIRE)) == before) {
+#ifdef SYS_futex
+        Py_BEGIN_ALLOW_THREADS
+        syscall(SYS_futex, (char *)word + LOW_HALF, FUTEX_WAIT, (npy_uint32)before, NULL, NULL, 0);
+        Py_END_ALLOW_THREADS
+        if (PyErr_CheckSignals() < 0) {
+            return NULL;
+        }
+#else
+        PyErr_SetString(PyExc_NotImplementedError, "there are no futexes here");
+        return NULL;
+#endif
+    }
+    return PyLong_FromUnsignedLongLong(now);
+}
+
 static PyMethodDef methods[] = {
     {"step_rows", step_rows, METH_VARARGS, NULL},
     {"keep_pcg64", keep_pcg64, METH_VARARGS, NULL},
@@ -1023,6 +1050,7 @@ static PyMethodDef methods[] = {
     {"common_number", common_number, METH_VARARGS, NULL},
     {"post_steps", post_steps, METH_VARARGS, NULL},
     {"collect_steps", collect_steps, METH_VARARGS, NULL},
+    {"wait_for_count", wait_for_count, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
 

@@ -33,6 +33,7 @@ __all__ = [
     "put_rows",
     "step_rows",
     "take_rewards",
+    "wait_for_count",
 ]
 
 post_steps: PostSteps | None

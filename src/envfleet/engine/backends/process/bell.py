@@ -16,6 +16,9 @@ from collections.abc import Callable
 from functools import partial
 
 import numpy as np
+import numpy.typing as npt
+
+from envfleet.engine.rows import wait_for_count as compiled_wait_for_count
 
 HAS_EVENTFD = hasattr(os, "eventfd")
 _FUTEX_CALLS = {"x86_64": 202, "aarch64": 98, "riscv64": 98, "ppc64le": 221, "s390x": 238}
@@ -74,29 +77,41 @@ class WordBell:
     fd = write_fd = -1
 
     def __init__(self, words: memoryview) -> None:
-        self._words, self._taken = words, 0
-        # the kernel compares 32 bits: the lower half
-        low_half = 4 * (sys.byteorder == "big")
-        self._address = np.frombuffer(words, np.uint64).ctypes.data + low_half
+        self._words, self._taken = np.frombuffer(words, np.uint64), 0
 
     def ring(self) -> None:
         """Wake the side that waits, if it sleeps."""
-        _syscall(_FUTEX_CALL, self._address, _FUTEX_WAKE, 1, None, None, 0)
+        _syscall(_FUTEX_CALL, _address(self._words), _FUTEX_WAKE, 1, None, None, 0)
 
     def take(self) -> int:
         """Wait until the word has been counted up; returns by how much."""
-        words, taken = self._words, self._taken
-        while not (count := words[0] - taken):
-            # it returns at once if the word has changed, and early if a signal comes
-            _syscall(_FUTEX_CALL, self._address, _FUTEX_WAIT, taken & 0xFFFFFFFF, None, None, 0)
-        self._taken = taken + count
-        return int(count)
+        now = wait_for_count(self._words, self._taken)
+        count, self._taken = now - self._taken, now
+        return count
 
     def close(self) -> None:
         """Let go of the memory."""
         self.__dict__.pop("_words", None)
 
 
+def _address(words: npt.NDArray[np.uint64]) -> int:
+    """The kernel compares 32 bits: the lower half of the word."""
+    return int(words.ctypes.data) + 4 * (sys.byteorder == "big")
+
+
+def _wait_for_count(words: npt.NDArray[np.uint64], before: int) -> int:
+    """Sleep until the first of these words is not what it was; what it is then."""
+    while (now := int(words[0])) == before:
+        # it returns at once if the word has changed, and early if a signal comes
+        _syscall(
+            _FUTEX_CALL, _address(words), _FUTEX_WAIT, before & 0xFFFFFFFF, None, None, 0
+        )
+    return now
+
+
+wait_for_count: Callable[[npt.NDArray[np.uint64], int], int] = (
+    compiled_wait_for_count or _wait_for_count
+)
 _syscall = ctypes.CDLL(None).syscall
 _syscall.argtypes = (
     ctypes.c_long,
