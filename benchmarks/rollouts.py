@@ -25,8 +25,8 @@ from benchmarks.limit import ANSWER_S
 from benchmarks.workload import timed
 from envfleet.cli.measure import Slice
 from envfleet.llm.config import load_config
-from envfleet.llm.entries import Cache
 from envfleet.llm.manager import EnvStateManager
+from envfleet.llm.manager_types import Cache
 
 Inputs = list[dict[str, Any]]
 

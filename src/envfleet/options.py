@@ -46,8 +46,10 @@ __all__ = [
     "describe",
     "docstrings",
     "from_mapping",
+    "one_of",
     "option_class",
     "options_of",
+    "read",
 ]
 
 T = TypeVar("T")
@@ -76,10 +78,15 @@ Positive = Annotated[float, Must("a finite number above 0", lambda x: 0 < x < ma
 NotNegative = Annotated[float, Must("a finite number, 0 or more", lambda x: 0 <= x < math.inf)]
 
 
+def one_of(*choices: Any) -> Any:
+    """The kind of a value that is one of these: a Literal whose choices are known at run time."""
+    return Literal.__getitem__(choices)
+
+
 # ---- checking -----------------------------------------------------------------------------------
 
 
-def check(name: str, value: T, kind: Any) -> T:
+def check(name: str, value: object, kind: Any) -> Any:
     """Return `value` if it is of this kind (a type annotation).
 
     Raises:
@@ -233,27 +240,15 @@ class Option:
         """Its type, without None and without bounds."""
         return _base(self.kind)
 
-    def read(self, value: Any) -> Any:
-        """A value of this option from text, or from what a file holds.
 
-        Raises:
-            ValueError: It does not fit; the text is the second half of a sentence.
-        """
-        may_be_none = type(None) in get_args(self.kind)
-        if may_be_none and (value is None or str(value).lower() == "none"):
-            return None
-        try:
-            found = _READERS.get(get_origin(self.base) or self.base, _as_is)(value)
-            if _test_of(self.kind)(found):
-                return found
-        except (ValueError, TypeError, OverflowError):
-            pass
-        raise ValueError(_complaint(self.kind, value, shown=str))
+def options_of(kind: type[Any]) -> tuple[Option, ...]:
+    """The options that a dataclass declares."""
+    key: Any = kind  # for mypy, to which a class is not hashable
+    return _declared(key)
 
 
 @functools.cache
-def options_of(kind: type[Any]) -> tuple[Option, ...]:
-    """The options that a dataclass declares."""
+def _declared(kind: Any) -> tuple[Option, ...]:
     try:
         hints = get_type_hints(kind, include_extras=True)
     except Exception:  # names that exist for type checkers only: nothing can be asked
@@ -333,6 +328,25 @@ def _base(kind: Any) -> Any:
 
 
 # ---- reading text -------------------------------------------------------------------------------
+
+
+def read(value: Any, kind: Any) -> Any:
+    """A value of this kind from text, or from what a file holds.
+
+    Raises:
+        ValueError: It does not fit; the text is the second half of a sentence.
+    """
+    may_be_none = type(None) in get_args(kind)
+    if may_be_none and (value is None or str(value).lower() == "none"):
+        return None
+    base = _base(kind)
+    try:
+        found = _READERS.get(get_origin(base) or base, _as_is)(value)
+        if _test_of(kind)(found):
+            return found
+    except (ValueError, TypeError, OverflowError):
+        pass
+    raise ValueError(_complaint(kind, value, shown=str))
 
 
 def _as_is(value: Any) -> Any:

@@ -181,7 +181,10 @@ def test_waiting_for_named_slots_does_not_wait_for_a_slow_one(gate):
         envs.reset(seed=0)
         envs.send(ZERO)
         assert envs.recv(slots=[0, 2]).slots.tolist() == [0, 2]
-        with pytest.raises(errors.ConfigError, match="not both"):
-            envs.recv(min_slots=1, slots=[3])
+        assert envs.recv(timeout_s=0.01, slots=[1]).slots.tolist() == []
+        assert envs.recv(min_slots=1, slots=[1, 3]).slots.tolist() == [3]
+        envs.send(np.zeros(1, np.int64), [3])
+        assert envs.recv(min_slots=1, timeout_s=60.0, slots=[3, 1]).slots.tolist() == [3]
+        envs.send(np.zeros(1, np.int64), [3])
         gate.touch()
         assert envs.recv(slots=[3, 1]).slots.tolist() == [3, 1]

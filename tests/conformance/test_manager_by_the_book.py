@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from envfleet.llm.config import load_config, plain
+from envfleet.llm.config import load_config, plain_config
 from envfleet.llm.manager import EnvStateManager
 from envfleet.llm.registry import env_type
 
@@ -106,7 +106,7 @@ class Book:
         cache["history"].append({"state": env.render(), "actions_left": left})
         return done
 
-    def sum_up(self) -> list[dict[str, Any]]:
+    def add_metrics(self) -> list[dict[str, Any]]:
         solved = set()
         for cache, status in zip(self.caches, self.statuses, strict=True):
             tag, history = cache["tag"], cache["history"]
@@ -154,7 +154,7 @@ def said_by(dice: random.Random, state: str) -> list[str]:
 
 
 def some_config(dice: random.Random, mode: str) -> dict[str, Any]:
-    config = plain(load_config("base"))
+    config = plain_config(load_config("base"))
     tags = dice.sample(TAGS, 3)
     n_groups = [dice.randint(1, 2) for _ in tags]
     config["es_manager"]["format_penalty"] = dice.choice([0.1, -0.1, -0.25, 0])
@@ -175,7 +175,7 @@ def test_every_way_goes_by_the_book(number: int) -> None:
     book = Book(config, mode, seed)
     # one after another: the running environments depend on the turn before
     played = [(turn, book.step(turn)) for turn in turns_of(dice, book)]
-    expected = book.sum_up()
+    expected = book.add_metrics()
     for way in WAYS:
         config["es_manager"] |= {"use_multiprocessing": way, "max_workers": 2}
         with EnvStateManager(config, mode) as manager:

@@ -383,7 +383,7 @@ def test_11_a_constructor_that_fails_is_named(where):
     with pytest.raises(errors.EnvConstructionFailed, match="as asked") as caught:
         envfleet.make_vec(env_fns, **where)
     assert caught.value.slot == 2
-    assert "faults.py" in str(caught.value.__cause__)
+    assert "faulty_envs.py" in str(caught.value.__cause__)
 
 
 @pytest.mark.parametrize("where", EVERY)
@@ -397,7 +397,7 @@ def test_12_a_two_argument_exception_arrives_as_text(where):
             envs.step(ZERO)
     assert caught.value.slot == 1
     assert "TwoArgumentError" in caught.value.reason
-    assert "faults.py" in str(caught.value.__cause__)
+    assert "faulty_envs.py" in str(caught.value.__cause__)
 
 
 @pytest.mark.parametrize("at", ["reset", "step", "call"])

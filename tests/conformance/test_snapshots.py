@@ -227,6 +227,35 @@ def test_what_an_environment_of_mujoco_holds_is_part_of_the_state(where, env):
         assert_same(expected, go_on(envs, actions_for(envs, skip=5), 20))
 
 
+class HoldsMujoco(gymnasium.Env):
+    """Is no wrapper, but plays another environment that it has, as a task or a game would."""
+
+    def __init__(self):
+        self.simulator = gymnasium.make("Swimmer-v5")
+        self.observation_space = self.simulator.observation_space
+        self.action_space = self.simulator.action_space
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self.simulator.reset(seed=seed)
+
+    def step(self, action):
+        return self.simulator.step(action)
+
+
+@pytest.mark.parametrize("where", QUICK)
+def test_an_environment_that_holds_another_of_mujoco_is_replayed(where):
+    """Pickled, what it holds would come back as it was when it was made."""
+    with opened(HoldsMujoco, 2, **where) as envs:
+        envs.reset(seed=0)
+        go_on(envs, actions_for(envs), 9)
+        taken = envs.snapshot()
+        assert {one.method for one in taken} == {"replay"}
+        expected = go_on(envs, actions_for(envs, skip=9), 10)
+        envs.restore(taken)
+        assert_same(expected, go_on(envs, actions_for(envs, skip=9), 10))
+
+
 @pytest.mark.parametrize("method", ["own", "mujoco"])
 @pytest.mark.parametrize("where", QUICK)
 def test_where_a_wrapper_holds_what_cannot_be_kept_all_is_replayed(where, method):

@@ -67,8 +67,8 @@ def played(config: dict[str, Any], seed: int, turns: list[Any], kills: set[int])
 
 
 def _kill_one(manager: EnvStateManager, number: int) -> None:
-    for seats in manager._places._seats:
-        found = seats.fleet.worker_pids()
+    for remote_envs in manager._placed._remote:
+        found = remote_envs.fleet.worker_pids()
         pid = found[number % len(found)]
         if pid is not None:
             with suppress(ProcessLookupError):

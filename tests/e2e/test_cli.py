@@ -407,11 +407,20 @@ class TestMistakes:
         ("arguments", "said"),
         [
             (("bench", "Cartpole"), "did you mean CartPole-v1?"),
-            (("bench", "CartPole-v1", "--num-envs", "0"), "must be at least 1, got 0"),
-            (("bench", "CartPole-v1", "--seconds", "-1"), "above 0"),
-            (("bench", "CartPole-v1", "--contenders", "puffer"), "'puffer' is not known here"),
-            (("verify", "CartPole-v1", "--workers", "two"), "not a whole number"),
-            (("verify", "CartPole-v1", "--start-methods", "teleport"), "not known here"),
+            (
+                ("bench", "CartPole-v1", "--num-envs", "0"),
+                "must be a whole number of at least 1, got 0",
+            ),
+            (("bench", "CartPole-v1", "--seconds", "-1"), "must be positive seconds, got -1"),
+            (
+                ("bench", "CartPole-v1", "--contenders", "puffer"),
+                "--contenders must be one of loop, gym-sync",
+            ),
+            (("verify", "CartPole-v1", "--workers", "two"), "at least 1, got two"),
+            (
+                ("verify", "CartPole-v1", "--start-methods", "teleport"),
+                "must be one of fork, spawn",
+            ),
             (("doctor", "replay", "no-such-file"), "there is no file no-such-file"),
             (("doctor", "replay", __file__), "is not an incident file"),
             (("brench", "CartPole-v1"), "there is no command 'brench'; did you mean bench?"),

@@ -27,6 +27,7 @@ from envfleet.options import (
     from_mapping,
     option_class,
     options_of,
+    read,
 )
 
 
@@ -71,14 +72,14 @@ OPTIONS = {option.name: option for option in options_of(Some)}
     ],
 )
 def test_text_is_read_by_the_field_s_type(name, text, value):
-    found = OPTIONS[name].read(text)
+    found = read(text, OPTIONS[name].kind)
 
     assert found == value
     assert type(found) is type(value)
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "read"),
+    ("name", "value", "expected"),
     [
         ("whole", 12, 12),
         ("whole", 1e6, 1_000_000),
@@ -92,11 +93,11 @@ def test_text_is_read_by_the_field_s_type(name, text, value):
         ("more", {"size": 9}, {"size": 9}),
     ],
 )
-def test_what_a_file_holds_is_read_by_the_field_s_type(name, value, read):
-    found = OPTIONS[name].read(value)
+def test_what_a_file_holds_is_read_by_the_field_s_type(name, value, expected):
+    found = read(value, OPTIONS[name].kind)
 
-    assert found == read
-    assert type(found) is type(read)
+    assert found == expected
+    assert type(found) is type(expected)
 
 
 @pytest.mark.parametrize(
@@ -125,7 +126,7 @@ def test_what_a_file_holds_is_read_by_the_field_s_type(name, value, read):
 )
 def test_a_wrong_value_is_answered_by_what_it_must_be(name, wrong, said):
     with pytest.raises(ValueError, match=said):
-        OPTIONS[name].read(wrong)
+        read(wrong, OPTIONS[name].kind)
 
 
 def test_docstrings_below_fields_are_found():
@@ -294,7 +295,7 @@ class TestOptionClass:
             {"share": 0},
             {"way": None},
             {"sizes": ()},
-            {"more": {"a": object()}},
+            {"more": {"a": None}},
         ],
         ids=str,
     )
@@ -336,10 +337,10 @@ class TestOptionClass:
         with pytest.raises(ConfigError, match="count must be"):
             Checked("x", 0)
         with pytest.raises(TypeError, match="missing 1 required positional argument"):
-            Checked()
+            Checked()  # type: ignore[call-arg]
 
     def test_makes_a_tuple_of_a_list(self):
-        assert Checked("x", sizes=[1, 2]) == Checked("x", sizes=(1, 2))
+        assert Checked("x", sizes=[1, 2]) == Checked("x", sizes=(1, 2))  # type: ignore[arg-type]
 
     def test_of_a_mapping_names_the_path(self):
         assert from_mapping(Checked, {"name": "x", "count": 2}, "run") == Checked("x", 2)
@@ -350,10 +351,10 @@ class TestOptionClass:
 
     def test_flags_and_files_know_the_bounds(self):
         options = {option.name: option for option in options_of(Checked)}
-        assert options["count"].read("1e3") == 1000
-        assert options["limit_s"].read("none") is None
+        assert read("1e3", options["count"].kind) == 1000
+        assert read("none", options["limit_s"].kind) is None
         with pytest.raises(ValueError, match="must be a whole number of at least 1, got 0"):
-            options["count"].read("0")
+            read("0", options["count"].kind)
 
 
 def test_fields_are_checked_unless_they_are_the_default():

@@ -109,12 +109,18 @@ class FleetVectorEnv(VectorEnv[Any, Any, Any]):
     def call(
         self, name: str, *args: Any, slots: Sequence[int] | None = None, **kwargs: Any
     ) -> tuple[Any, ...]:
-        """Call or read `name` on the environments of these slots (None: all)."""
+        """Call `name` on the environments of these slots (None: all); a value is only read."""
         return tuple(self.fleet.call(name, args, kwargs, slots))
 
     def get_attr(self, name: str, slots: Sequence[int] | None = None) -> tuple[Any, ...]:
-        """Read `name` from the environments of these slots (None: all)."""
-        return self.call(name, slots=slots)
+        """Read `name` from the environments of these slots (None: all), without calling it."""
+        return tuple(self.fleet.get(name, slots))
+
+    def apply(
+        self, function: Callable[[Any], Any], slots: Sequence[int] | None = None
+    ) -> tuple[Any, ...]:
+        """Call `function(env)` where the environments of these slots (None: all) live."""
+        return tuple(self.fleet.apply(function, slots))
 
     def set_attr(self, name: str, values: Any, slots: Sequence[int] | None = None) -> None:
         """Set `name`; a list or tuple has one value per slot, anything else is for all of them."""
@@ -159,6 +165,17 @@ class FleetVectorEnv(VectorEnv[Any, Any, Any]):
         """Start a step of these slots (None: all) and return at once."""
         self.fleet.send(actions, slots)
 
+    def send_reset(
+        self,
+        *,
+        seed: int | Sequence[int | None] | None = None,
+        options: Mapping[str, Any] | Sequence[Mapping[str, Any] | None] | None = None,
+        slots: Sequence[int] | None = None,
+    ) -> None:
+        """Start a reset of these slots (None: all) and return at once; `recv` brings their rows."""
+        count = self._count(slots)
+        self.fleet.send_reset(self._plans(seed, options, count, slots), slots)
+
     def recv(
         self,
         min_slots: int | None = None,
@@ -167,8 +184,8 @@ class FleetVectorEnv(VectorEnv[Any, Any, Any]):
     ) -> Batch:
         """Wait for at least `min_slots` (None: all in flight) and return every slot that is ready.
 
-        After `timeout_s` it returns what is ready, which may be nothing. With `slots` it waits for
-        these instead and returns exactly them. With `copy=False` the arrays are views of shared
+        After `timeout_s` it returns what is ready, perhaps nothing. With `slots` it waits for these
+        only, and leaves the others where they are. With `copy=False` the arrays are views of shared
         memory, valid until the next send to the same slot.
         """
         return self.fleet.recv(min_slots, timeout_s, slots)

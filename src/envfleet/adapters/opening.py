@@ -1,7 +1,7 @@
-"""From the arguments of a door to an open fleet: the environment argument, the plan, the fleet.
+"""From a user's arguments to an open fleet: the environment argument, the plan, the fleet.
 
-Every door (Gymnasium, Stable-Baselines3, PettingZoo, the text environments) opens its fleet here,
-so that an argument means the same everywhere. Importing this module builds nothing.
+Every adapter, and the text environments, open their fleets here, so that an argument means the same
+everywhere. Importing this module builds nothing.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import gymnasium
 import numpy as np
@@ -68,9 +68,11 @@ def open_fleet(
     """
     if isinstance(autoreset, AutoresetMode):
         autoreset = autoreset.name.lower()
-    mode = cast(Autoreset, check("autoreset", autoreset, Autoreset))
-    failure = cast(OnFailure, check("on_failure", on_failure, OnFailure))
-    method = None if start_method is None else check("start_method", start_method, StartMethod)
+    mode: Autoreset = check("autoreset", autoreset, Autoreset)
+    failure: OnFailure = check("on_failure", on_failure, OnFailure)
+    method: StartMethod | None = None
+    if start_method is not None:
+        method = check("start_method", start_method, StartMethod)
     check("step_timeout_s", step_timeout_s, Seconds | None)
     check("reset_timeout_s", reset_timeout_s, Seconds | None)
     if num_workers is not None and not (is_whole(num_workers) and 1 <= num_workers <= len(env_fns)):

@@ -47,8 +47,8 @@ class CommandEntry:
 COMMANDS = tuple(
     CommandEntry(name, f"envfleet.cli.{module}", summary)
     for name, module, summary in (
-        ("train", "train", "train a policy by PPO, or go on with a run"),
-        ("eval", "evaluation", "play episodes with what a run has learned"),
+        ("train", "train", "train a policy by PPO, or resume a run"),
+        ("eval", "evaluation", "play episodes with a run's policy"),
         ("rollout", "rollout", "play text environments without any model"),
         ("bench", "bench", "measure steps per second, side by side with others"),
         ("tune", "tune", "find the fastest setting here and print the line to paste"),

@@ -5,64 +5,31 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-T = TypeVar("T")
+from envfleet.options import Count, Seconds, one_of, read
 
 
-def at_least(minimum: int) -> Callable[[str], int]:
-    """An argparse type: a whole number not below ``minimum``."""
+def value_of(kind: Any) -> Callable[[str], Any]:
+    """An argparse type: a value of a kind that ``envfleet.options`` can read, such as ``Count``."""
 
-    def parse(text: str) -> int:
+    def parse(text: str) -> Any:
         try:
-            number = int(text)
-        except ValueError:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
-        if number < minimum:
-            raise argparse.ArgumentTypeError(f"must be at least {minimum}, got {number}")
-        return number
+            return read(text, kind)
+        except ValueError as exc:
+            raise argparse.ArgumentTypeError(str(exc)) from None
 
     return parse
 
 
-def folder_path(text: str) -> Path:
-    """An argparse type: a path, with ~ for the user's home."""
-    return Path(text).expanduser()
+def values_of(kind: Any) -> Callable[[str], tuple[Any, ...]]:
+    """An argparse type: several values of a kind, with commas between them."""
 
-
-def positive_seconds(text: str) -> float:
-    """An argparse type: a number of seconds above zero."""
-    try:
-        seconds = float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds") from None
-    if not 0 < seconds < float("inf"):
-        raise argparse.ArgumentTypeError(f"must be a number of seconds above 0, got {text}")
-    return seconds
-
-
-def comma_list(parse: Callable[[str], T]) -> Callable[[str], tuple[T, ...]]:
-    """An argparse type: several values with commas between them, each read by ``parse``."""
-
-    def parse_all(text: str) -> tuple[T, ...]:
+    def parse(text: str) -> tuple[Any, ...]:
         parts = [part.strip() for part in text.split(",") if part.strip()]
         if not parts:
             raise argparse.ArgumentTypeError("needs at least one value")
-        return tuple(dict.fromkeys(parse(part) for part in parts))
-
-    return parse_all
-
-
-def choice_of(*choices: str) -> Callable[[str], str]:
-    """An argparse type: one of ``choices``, for use inside ``comma_list``."""
-
-    def parse(text: str) -> str:
-        if text not in choices:
-            raise argparse.ArgumentTypeError(
-                f"{text!r} is not known here; choose from {', '.join(choices)}"
-            )
-        return text
+        return tuple(dict.fromkeys(map(value_of(kind), parts)))
 
     return parse
 
@@ -71,47 +38,36 @@ def add_option(
     parser: argparse.ArgumentParser,
     flag: str,
     metavar: str,
-    read: Callable[[str], Any],
+    kind: Any,
     text: str,
     default: Any = None,
 ) -> None:
-    """Declare a flag whose value ``read`` reads; the help shows its default, if it has one."""
+    """Declare a flag with a value; the help shows its default, if it has one.
+
+    A flag whose ``metavar`` ends with ``,...`` takes several values.
+    """
+    is_many = metavar.endswith(",...")
     if default is not None:
-        shown = default
-        if not isinstance(default, str):
-            shown = ",".join(map(str, default)) if isinstance(default, tuple) else f"{default:g}"
-        text += f" (default: {shown})"
-    parser.add_argument(flag, metavar=metavar, type=read, default=default, help=text)
+        text += f" (default: {','.join(map(str, default)) if is_many else default})"
+    read_value = values_of(kind) if is_many else value_of(kind)
+    parser.add_argument(flag, metavar=metavar, type=read_value, default=default, help=text)
 
 
 def add_worker_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare how many workers a check uses, and how they start."""
-    add_option(
-        parser, "--workers", "W,...", comma_list(at_least(1)), "numbers of workers", (1, 2, 3)
-    )
+    add_option(parser, "--workers", "W,...", Count, "numbers of workers", (1, 2, 3))
     methods = multiprocessing.get_all_start_methods()
-    add_option(
-        parser,
-        "--start-methods",
-        "M,...",
-        comma_list(choice_of(*methods)),
-        f"how worker processes start, of {', '.join(methods)}",
-        tuple(name for name in ("fork", "spawn") if name in methods),
-    )
+    text = f"how worker processes start, of {', '.join(methods)}"
+    default = tuple(name for name in ("fork", "spawn") if name in methods)
+    add_option(parser, "--start-methods", "M,...", one_of(*methods), text, default)
 
 
-def add_pace_arguments(parser: argparse.ArgumentParser, whom: str) -> None:
-    """Declare how long ``whom`` is measured; ``read_pace`` reads it."""
-    add_option(
-        parser,
-        "--seconds",
-        "S",
-        positive_seconds,
-        "length of one slice (default: 0.5; with --quick 0.1)",
-    )
-    add_option(
-        parser, "--rounds", "R", at_least(1), f"slices of each {whom} (default: 7; with --quick 3)"
-    )
+def add_pace_arguments(parser: argparse.ArgumentParser, what: str) -> None:
+    """Declare how long ``what`` is measured; ``read_pace`` reads it."""
+    length = "length of one slice (default: 0.5; with --quick 0.1)"
+    add_option(parser, "--seconds", "S", Seconds, length)
+    slices = f"slices of each {what} (default: 7; with --quick 3)"
+    add_option(parser, "--rounds", "R", Count, slices)
     parser.add_argument("--quick", action="store_true", help="a rough answer in a few seconds")
 
 

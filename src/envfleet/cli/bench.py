@@ -12,14 +12,7 @@ import platform
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from envfleet.cli.arguments import (
-    add_option,
-    add_pace_arguments,
-    at_least,
-    choice_of,
-    comma_list,
-    read_pace,
-)
+from envfleet.cli.arguments import add_option, add_pace_arguments, read_pace
 from envfleet.cli.bench_speedup import measure_speedup
 from envfleet.cli.command import Context, UsageError
 from envfleet.cli.contenders import (
@@ -34,8 +27,9 @@ from envfleet.cli.contenders import (
 )
 from envfleet.cli.env_argument import add_env_arguments, choose_env
 from envfleet.cli.measure import Contender, Result, compare, duration, noise_warning, summarise
-from envfleet.cli.report import Block, Heading, Level, Report, Table, Text
+from envfleet.cli.report import Block, Heading, Report, Table, Text, plural
 from envfleet.engine.machine import usable_cores
+from envfleet.options import Count, one_of
 
 KEYS = (
     "loop",
@@ -81,14 +75,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="how much faster 1, 2, 4, 8 and 16 environments go than one in a plain loop",
     )
-    add_option(parser, "--num-envs", "N", at_least(1), f"environments (default: {NUM_ENVS})")
-    add_option(
-        parser,
-        "--num-workers",
-        "W",
-        at_least(1),
-        "worker processes for envfleet (default: the cores that may be used)",
-    )
+    add_option(parser, "--num-envs", "N", Count, f"environments (default: {NUM_ENVS})")
+    add_option(parser, "--num-workers", "W", Count, "envfleet's workers (default: usable cores)")
     add_pace_arguments(parser, "contender")
     parser.add_argument(
         "--start-method",
@@ -100,13 +88,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=("next_step", "same_step"),
         help="when an ended episode is reset (default: next_step)",
     )
-    add_option(
-        parser,
-        "--contenders",
-        "KEY,...",
-        comma_list(choice_of(*KEYS)),
-        f"what takes part, of {', '.join(KEYS)} (default: all but thread)",
-    )
+    keys = f"what takes part, of {', '.join(KEYS)} (default: all but thread)"
+    add_option(parser, "--contenders", "KEY,...", one_of(*KEYS), keys)
     parser.add_argument(
         "--baseline",
         choices=KEYS,
@@ -187,8 +170,7 @@ def run(args: argparse.Namespace, context: Context) -> Report:
 
 def contenders_for(keys: Sequence[str], work: Workload, num_workers: int) -> list[Any]:
     """The contenders behind ``keys``, in a fixed order."""
-    plural = "" if num_workers == 1 else "s"
-    workers = f"{num_workers} worker{plural}"
+    workers = plural(num_workers, "worker")
     every: dict[str, Contender] = {
         "gym-async": GymnasiumVector(work, parallel=True),
         "sb3-subproc": SB3Vector(work, parallel=True),
@@ -271,14 +253,15 @@ def result_json(result: Result) -> dict[str, Any]:
         "ratio": None if result.ratio is None else round(result.ratio, 4),
         "rates": [round(rate, 1) for rate in result.rates],
         "ratios": [round(ratio, 4) for ratio in result.ratios],
-        "shares": None
-        if shares is None
-        else {
-            "env": round(shares.env, 4),
-            "waiting": round(shares.waiting, 4),
-            "copying": round(shares.copying, 4),
-        },
+        "shares": shares
+        and {name: round(getattr(shares, name), 4) for name in ("env", "waiting", "copying")},
     }
+
+
+def speed_cells(result: Result) -> tuple[str, str, str]:
+    """A contender's speed for a table: its rate, its ratio and its spread."""
+    ratio = "-" if result.ratio is None else f"{result.ratio:.2f}x"
+    return f"{result.rate:,.0f}", ratio, f"{result.spread:.0%}"
 
 
 def bench_blocks(
@@ -291,41 +274,29 @@ def bench_blocks(
     """The same facts for people."""
     baseline = next((one.label for one in results if one.key == settings["baseline"]), None)
     rows = []
-    levels: list[Level] = []
     for result in results:
         shares = result.shares
-        rows.append(
-            (
-                result.label,
-                f"{result.rate:,.0f}",
-                "-" if result.ratio is None else f"{result.ratio:.2f}x",
-                f"{result.spread:.0%}",
-                *(
-                    ("", "", "")
-                    if shares is None
-                    else (f"{shares.env:.0%}", f"{shares.waiting:.0%}", f"{shares.copying:.0%}")
-                ),
-            )
-        )
-        levels.append("ok" if result is results[0] else "info")
-    notes = [
-        f"ratio: to {baseline}, median of the rounds; +-: half the range of the rounds. "
-        if baseline
-        else "+-: half the range of the rounds. ",
-        "in env, waiting: share of the workers' time; copying: share of this process's time.",
-    ]
+        parts = () if shares is None else (shares.env, shares.waiting, shares.copying)
+        cells = [f"{part:.0%}" for part in parts] or [""] * 3
+        rows.append((result.label, *speed_cells(result), *cells))
+    note = (
+        "+-: half the range of the rounds. in env, waiting: share of the workers' time; copying: "
+        "share of this process's time."
+    )
+    if baseline:
+        note = f"ratio: to {baseline}, median of the rounds; {note}"
     blocks: list[Block] = [
         Heading(
-            f"{settings['env']}: {settings['num_envs']} environments on {settings['cores']} "
-            f"core{'' if settings['cores'] == 1 else 's'}, {settings['rounds']} rounds of "
+            f"{settings['env']}: {settings['num_envs']} environments on "
+            f"{plural(settings['cores'], 'core')}, {settings['rounds']} rounds of "
             f"{settings['seconds']:g} s, {settings['autoreset']} autoreset"
         ),
         Table(
             columns=("contender", "steps/s", "ratio", "+-", "in env", "waiting", "copying"),
             rows=tuple(rows),
             right=frozenset({"steps/s", "ratio", "+-", "in env", "waiting", "copying"}),
-            levels=tuple(levels),
-            notes=("".join(notes),),
+            levels=tuple("ok" if row is rows[0] else "info" for row in rows),
+            notes=(note,),
         ),
     ]
     blocks += [Text(f"left out: {key}: {why}", "warn") for key, why in left_out.items()]

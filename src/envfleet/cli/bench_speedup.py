@@ -16,7 +16,7 @@ from envfleet.cli.command import Context
 from envfleet.cli.contenders import FleetStep, PlainLoop, Workload
 from envfleet.cli.env_argument import EnvChoice
 from envfleet.cli.measure import Contender, Result, compare, duration, noise_warning, summarise
-from envfleet.cli.report import BarChart, BarRow, Block, Heading, Report, Table, Text
+from envfleet.cli.report import BarChart, BarRow, Block, Heading, Report, Table, Text, plural
 from envfleet.engine.machine import usable_cores
 from envfleet.engine.plan import ROUND_TRIP_S
 
@@ -53,7 +53,7 @@ def measure_speedup(
         FleetStep(
             Workload(choice, count, start_method=start_method),
             str(count),
-            _count(count, "env"),
+            plural(count, "env"),
             "auto",
         )
         for count in COUNTS
@@ -116,14 +116,14 @@ def speedup_conclusion(points: Sequence[Point], *, cores: int, step_us: float) -
     if not points:
         return "Nothing could be measured."
     best = max(points, key=lambda point: point.speedup)
-    many = _count(best.num_envs, "environment")
+    many = plural(best.num_envs, "environment")
     took = f"a step takes {duration(step_us)}"
     if best.speedup > PAYS * cores:
         return (
-            f"{_count(cores, 'core')}, but {took} and mostly waits, so more environments than "
+            f"{plural(cores, 'core')}, but {took} and mostly waits, so more environments than "
             f"cores pay: {many} are {best.speedup:.1f}x as fast as one."
         )
-    limit = f"{_count(cores, 'core')}: at most {cores}x for environments that compute"
+    limit = f"{plural(cores, 'core')}: at most {cores}x for environments that compute"
     if best.speedup < PAYS:
         return f"{limit}; here nothing is gained, because {_why_not(cores, step_us)}."
     text = f"{limit}; {many} reach {best.speedup:.1f}x ({took})."
@@ -143,10 +143,6 @@ def _why_not(cores: int, step_us: float) -> str:
             f"({duration(1e6 * ROUND_TRIP_S)})"
         )
     return f"something else is using the cores: steps of {duration(step_us)} should pay"
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def _enough(point: Point) -> str:
@@ -176,7 +172,7 @@ def speedup_blocks(
     blocks: list[Block] = [
         Heading(
             f"{settings['env']}: speed-up over one environment in a plain loop "
-            f"({settings['loop_steps_per_s']:,.0f} steps/s), {_count(cores, 'core')}, "
+            f"({settings['loop_steps_per_s']:,.0f} steps/s), {plural(cores, 'core')}, "
             f"{settings['rounds']} rounds of {settings['seconds']:g} s"
         ),
         Table(
@@ -191,7 +187,7 @@ def speedup_blocks(
         BarChart(
             tuple(
                 BarRow(
-                    _count(point.num_envs, "env"),
+                    plural(point.num_envs, "env"),
                     point.speedup,
                     f"{point.speedup:.2f}x",
                     point.expected,

@@ -11,7 +11,7 @@ from typing import Any
 
 from envfleet.cli.flags import suggestion
 from envfleet.errors import ConfigError, MissingExtra
-from envfleet.options import options_of
+from envfleet.options import options_of, read
 
 
 def read_config(path: Path, *kinds: type[Any]) -> dict[str, Any]:
@@ -26,7 +26,7 @@ def read_config(path: Path, *kinds: type[Any]) -> dict[str, Any]:
         if name in found:
             raise ConfigError(f"{path} sets {name} twice")
         try:
-            found[name] = known[name].read(value)
+            found[name] = read(value, known[name].kind)
         except ValueError as exc:
             raise ConfigError(f"{path}: {name} {exc}") from exc
     return found

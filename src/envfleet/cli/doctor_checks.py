@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from envfleet.cli.report import Finding, Level
+from envfleet.cli.report import Finding, Level, plural
 from envfleet.engine.backends.process.backend import FILES_PER_WORKER, SPARE_FILES
 
 _MEBI = 2**20
@@ -59,7 +59,7 @@ def check_cores(in_machine: int, affinity: int | None, quota: float | None, usab
 
 def check_load(average: float, usable: int) -> Finding:
     """Whether other programs use the cores now."""
-    text = f"{average:.2f} over the last minute, {usable} usable core{'' if usable == 1 else 's'}"
+    text = f"{average:.2f} over the last minute, {plural(usable, 'usable core')}"
     is_busy = average > usable + 0.5
     remedy = "others use the cores too: measure again when they are done" if is_busy else None
     return _warn_if("load", text, remedy)

@@ -17,11 +17,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from envfleet.cli.arguments import add_option, positive_seconds
+from envfleet.cli.arguments import add_option
 from envfleet.cli.command import Context, UsageError
-from envfleet.cli.report import Block, Code, Heading, Report, Text
+from envfleet.cli.report import Block, Code, Heading, Report, Text, plural
 from envfleet.engine.incident import Incident, ReplayResult
 from envfleet.errors import ConfigError
+from envfleet.options import Seconds
 
 WARNING = (
     "warning: an incident file contains pickled code, which runs when the file is read. Replay "
@@ -57,9 +58,7 @@ def add_parser(actions: Any) -> None:
         action="store_true",
         help="replay deaths and hangs in this process too, where a debugger can see them",
     )
-    add_option(
-        parser, "--timeout", "S", positive_seconds, "how long a death or hang is waited for", 60.0
-    )
+    add_option(parser, "--timeout", "S", Seconds, "how long a death or hang is waited for", 60.0)
     # the switches of doctor itself, so that `doctor replay FILE --json` works. SUPPRESS, because a
     # default here would overwrite what was given before the word replay
     for switch in ("--json", "--plain", "--traceback"):
@@ -110,7 +109,7 @@ def run(args: argparse.Namespace, context: Context) -> Report:
 
 def replay_verdict(result: ReplayResult) -> str:
     """What a replay in this process showed, in one sentence."""
-    steps = f"{result.steps} step{'' if result.steps == 1 else 's'}"
+    steps = plural(result.steps, "step")
     lines = (result.exception or "").strip().splitlines()
     if result.reproduced:
         return f"It happened again after {steps}{f': {lines[-1]}' if lines else ''}."
@@ -161,7 +160,7 @@ def child_verdict(
         kind: What the incident was: "death" or "timeout".
         exitcode: How the child ended; None if it had to be stopped.
         timeout_s: How long it was waited for.
-        output: Its stdout: a JSON document if it came to its end.
+        output: Its stdout: a JSON document if it ended by itself.
         errors: Its stderr: the stacks if it died or was stopped.
     """
     last_words = errors.replace(WARNING, "").strip() or None

@@ -24,7 +24,7 @@ class EnvChoice:
     """The environment the user chose; it can be built."""
 
     name: str
-    """As it may be typed again: ids carry their version."""
+    """The full name: ids with their version."""
     env_fn: Callable[[], gymnasium.Env[Any, Any]]
     """Builds one; pickles by reference, so spawned workers can use it."""
     action_space: gymnasium.Space[Any]

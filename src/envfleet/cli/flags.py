@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
+from envfleet.cli.arguments import value_of
 from envfleet.errors import did_you_mean
 from envfleet.options import Option, options_of
 
@@ -76,7 +77,7 @@ def _add_flag(parser: argparse._ActionsContainer, option: Option) -> None:
     if option.base is bool:
         parser.add_argument(flag, action=argparse.BooleanOptionalAction, **common)
     else:
-        parser.add_argument(flag, type=_reader(option), metavar=_metavar(option), **common)
+        parser.add_argument(flag, type=value_of(option.kind), metavar=_metavar(option), **common)
 
 
 def _metavar(option: Option) -> str:
@@ -96,13 +97,3 @@ def _shown_default(default: Any) -> str:
     if isinstance(default, dict):
         return json.dumps(default)
     return f"{default:,}" if type(default) is int else str(default)
-
-
-def _reader(option: Option) -> Callable[[str], Any]:
-    def read(text: str) -> Any:
-        try:
-            return option.read(text)
-        except ValueError as exc:
-            raise argparse.ArgumentTypeError(str(exc)) from None
-
-    return read

@@ -8,6 +8,7 @@ from typing import Self, TextIO
 
 from envfleet.adapters.gymnasium import FleetVectorEnv
 from envfleet.cli.ctrl_c import StopRequests
+from envfleet.cli.report import plural
 from envfleet.cli.terminal import silenced_if_closed
 from envfleet.learn.environments import longest_episode
 from envfleet.learn.evaluate import Evaluation
@@ -126,7 +127,7 @@ def kept_line(methods: tuple[str, ...]) -> str:
 
 def evaluating_line(options: TrainOptions) -> str:
     """How long an evaluation may take."""
-    many = "1 episode" if options.eval_episodes == 1 else f"{options.eval_episodes} episodes"
+    many = plural(options.eval_episodes, "episode")
     return f"Evaluating: {many} of up to {longest_episode(options):,} steps"
 
 

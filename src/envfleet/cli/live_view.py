@@ -25,7 +25,7 @@ from envfleet.adapters.gymnasium import FleetVectorEnv
 from envfleet.adapters.names import label
 from envfleet.cli.ctrl_c import StopRequests
 from envfleet.cli.line_view import FINISHING, LOST, begin_lines, clock_text, evaluating_line
-from envfleet.cli.report import Text
+from envfleet.cli.report import Text, plural
 from envfleet.cli.screen import RichScreen
 from envfleet.cli.terminal import silenced_if_closed
 from envfleet.learn.evaluate import Evaluation
@@ -112,7 +112,7 @@ class LiveView(Watcher):
         """
         self._shows_verdict = shows_verdict
         iterations = options.iterations(ppo)
-        many = "1 environment" if options.n_envs == 1 else f"{options.n_envs} environments"
+        many = plural(options.n_envs, "environment")
         total = iterations * ppo.n_steps * options.n_envs
         self.facts = Facts(
             title=f"{label(options.env)} · {many} · seed {options.seed}",
@@ -268,29 +268,29 @@ def _progress(facts: Facts, elapsed_s: float, room: int) -> list[Part]:
     share = min(1.0, facts.env_steps / max(facts.total_steps, 1))
     made = facts.env_steps - facts.start_steps
     left_s = elapsed_s * (facts.total_steps - facts.env_steps) / made if made else None
-    told = f" {share:4.0%}  {facts.env_steps:,}/{facts.total_steps:,}"
-    told += f"  {clock_text(left_s)} left" if left_s else ""
-    size = max(0, min(BAR, room - len(told)))
+    text = f" {share:4.0%}  {facts.env_steps:,}/{facts.total_steps:,}"
+    text += f"  {clock_text(left_s)} left" if left_s else ""
+    size = max(0, min(BAR, room - len(text)))
     done = round(size * share)
-    return [("━" * done, "green"), ("─" * (size - done), "dim"), (told, "")]
+    return [("━" * done, "green"), ("─" * (size - done), "dim"), (text, "")]
 
 
 def _pace(facts: Facts, elapsed_s: float) -> list[Part]:
-    told = f"iteration {facts.iteration:,}/{facts.iterations:,}  {clock_text(elapsed_s)} so far"
+    text = f"iteration {facts.iteration:,}/{facts.iterations:,}  {clock_text(elapsed_s)} so far"
     if len(facts.paces) < 2:
-        return [(told, "dim")]
+        return [(text, "dim")]
     (first_s, first), (last_s, last) = facts.paces[0], facts.paces[-1]
     rate = (last - first) / max(last_s - first_s, 1e-9)
-    return [(f"{rate:,.0f} steps/s", "bold"), (f"  {told}", "dim")]
+    return [(f"{rate:,.0f} steps/s", "bold"), (f"  {text}", "dim")]
 
 
 def _returns(facts: Facts, room: int) -> list[Part]:
     if not facts.mean_returns:
         return [("no episode has ended yet", "dim")]
-    told = f" {facts.mean_returns[-1]:,.2f}"
+    text = f" {facts.mean_returns[-1]:,.2f}"
     what = "  mean of the last 100 episodes" if room >= 50 else "  mean(100)"
-    size = max(0, min(BAR, room - len(told) - len(what)))
-    return [(sparkline(facts.mean_returns, size), "green"), (told, "bold"), (what, "dim")]
+    size = max(0, min(BAR, room - len(text) - len(what)))
+    return [(sparkline(facts.mean_returns, size), "green"), (text, "bold"), (what, "dim")]
 
 
 def _evaluation(facts: Facts) -> list[Part]:
@@ -299,8 +299,8 @@ def _evaluation(facts: Facts) -> list[Part]:
     if facts.evaluation is None:
         return [(f"the first at {facts.first_evaluation:,} steps", "dim")]
     steps, mean, std = facts.evaluation
-    told = [(f"{mean:,.2f} ± {std:,.2f}", "bold"), (f"  at {steps:,} steps", "dim")]
-    return told if facts.best is None else [*told, (f"  best {facts.best:,.2f}", "")]
+    text = [(f"{mean:,.2f} ± {std:,.2f}", "bold"), (f"  at {steps:,} steps", "dim")]
+    return text if facts.best is None else [*text, (f"  best {facts.best:,.2f}", "")]
 
 
 def _incidents(number: int) -> list[Part]:
@@ -336,14 +336,14 @@ def split_bar(seconds: Mapping[str, float], room: int) -> tuple[list[Part], list
         # rounded edges, not rounded lengths: together they fill the bar exactly
         bar.append((shade * (round((begin + share) * size) - round(begin * size)), colour))
         begin += share
-        told = f" {name} {share:.0%}  "
+        text = f" {name} {share:.0%}  "
         if share < 0.005:
             continue
-        left -= len(told) + 1
+        left -= len(text) + 1
         if left < -2 or not legend:  # the two spaces at a line's end need no room
-            left = room - len(told) - 1
+            left = room - len(text) - 1
             legend.append([])
-        legend[-1] += [(shade, colour), (told, "")]
+        legend[-1] += [(shade, colour), (text, "")]
     return bar, legend
 
 

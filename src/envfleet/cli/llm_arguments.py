@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+from typing import Literal
 
-from envfleet.cli.arguments import add_option, at_least, choice_of
+from envfleet.cli.arguments import add_option
 from envfleet.llm.config import Config, load_config, preset_names
+from envfleet.options import CountOrZero
 
 
 def add_config_arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,21 +25,10 @@ def add_config_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help=f"a YAML file, or one of {', '.join(preset_names())} (default: %(default)s)",
     )
-    add_option(
-        parser,
-        "--mode",
-        "MODE",
-        choice_of("train", "val"),
-        "which block of es_manager counts, train or val",
-        "train",
-    )
-    add_option(
-        parser,
-        "--seed",
-        "N",
-        at_least(0),
-        "of the first group, and of the policy (default: the configuration's)",
-    )
+    mode = Literal["train", "val"]
+    add_option(parser, "--mode", "MODE", mode, "which block of es_manager counts", "train")
+    seed = "of the first group, and of the policy (default: the configuration's)"
+    add_option(parser, "--seed", "N", CountOrZero, seed)
 
 
 def config_of(args: argparse.Namespace) -> Config:

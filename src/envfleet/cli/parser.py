@@ -42,7 +42,7 @@ class Parser(argparse.ArgumentParser):
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> tuple[argparse.Namespace, list[str]]:
-        """Parse, after a look at what is not known here: argparse would first miss what is."""
+        """Parse; an unknown flag or command is reported before a missing one."""
         words = list(sys.argv[1:] if args is None else args)
         commands = self._commands()
         own = itertools.takewhile(lambda word: word not in commands, words)

@@ -12,6 +12,11 @@ from typing import Any, Literal
 Level = Literal["ok", "warn", "bad", "info"]
 
 
+def plural(number: int, what: str) -> str:
+    """A number with its noun: 1 core, 2 cores."""
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
 @dataclass(frozen=True, slots=True)
 class Heading:
     """The first line of a screen or of a part of it."""

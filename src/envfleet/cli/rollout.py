@@ -11,16 +11,18 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TextIO
 
-from envfleet.cli.arguments import add_option, choice_of
+from envfleet.cli.arguments import add_option
 from envfleet.cli.command import Context, UsageError
 from envfleet.cli.llm_arguments import add_config_arguments, config_of
 from envfleet.cli.report import Block, Code, Heading, Report, Table, Text
-from envfleet.llm.entries import Cache
+from envfleet.llm.export import as_json_line
 from envfleet.llm.manager import EnvStateManager
+from envfleet.llm.manager_types import Cache
+from envfleet.llm.metrics import TagSummary
 from envfleet.llm.policies import POLICIES, make_policy
-from envfleet.llm.records import as_line
-from envfleet.llm.rollout import Rollout, TagSummary, play
+from envfleet.llm.rollout import RolloutResult, play_rollout
 from envfleet.llm.settings import read_agent_proxy
+from envfleet.options import one_of
 
 _EPILOG = """\
 examples:
@@ -44,14 +46,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "envfleet rollout [--config-name NAME] [option ...] [key=value ...]"
     parser.epilog = _EPILOG
     add_config_arguments(parser)
-    add_option(
-        parser,
-        "--policy",
-        "NAME",
-        choice_of(*POLICIES),
-        f"the policy: {' or '.join(POLICIES)}",
-        "random",
-    )
+    names = f"the policy: {' or '.join(POLICIES)}"
+    add_option(parser, "--policy", "NAME", one_of(*POLICIES), names, "random")
     add_option(parser, "--out", "FILE", Path, "write every environment's rollout as JSON lines")
 
 
@@ -74,10 +70,10 @@ def run(args: argparse.Namespace, context: Context) -> Report:
                 bar.advance()
 
             begun_s = time.perf_counter()
-            rollout = play(manager, policy, proxy, seed=args.seed, on_turn=on_turn)
+            rollout = play_rollout(manager, policy, proxy, seed=args.seed, on_turn=on_turn)
         played_s = time.perf_counter() - begun_s
         if out is not None:
-            out.writelines(as_line(cache) + "\n" for cache in rollout.caches)
+            out.writelines(as_json_line(cache) + "\n" for cache in rollout.caches)
         return _report(args, manager, rollout, built_s, played_s)
 
 
@@ -96,7 +92,7 @@ def _opened(path: Path) -> TextIO:
 def _report(
     args: argparse.Namespace,
     manager: EnvStateManager,
-    rollout: Rollout,
+    rollout: RolloutResult,
     built_s: float,
     played_s: float,
 ) -> Report:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from envfleet.adapters.names import label
-from envfleet.cli.arguments import folder_path
+from envfleet.cli.arguments import value_of
 from envfleet.cli.command import Context
 from envfleet.cli.line_view import LineView
 from envfleet.cli.live_view import LiveView
@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a Gymnasium id, module:Class, module:function, file.py:Class or module:Id",
     )
     what.add_argument(
-        "--resume", metavar="RUN", type=folder_path, help="go on with the run in this folder"
+        "--resume", metavar="RUN", type=value_of(Path), help="go on with the run in this folder"
     )
     parser.add_argument(
         "--live-verdict",
@@ -85,7 +85,7 @@ def run(args: argparse.Namespace, context: Context) -> Report:
     else:
         display = LineView(stream, asked.options, shows_verdict=args.live_verdict)
     if asked.has_recipe:
-        display.say(f"Recipe for {label(asked.options.env)}: {_told(asked.ppo)}")
+        display.say(f"Recipe for {label(asked.options.env)}: {_recipe_text(asked.ppo)}")
     try:
         with display:
             outcome = train(asked.options, asked.ppo, run_dir, display, is_resumed=is_resumed)
@@ -113,7 +113,7 @@ def _refuse_without_spaces(env: str, reason: str) -> None:
 
 
 class TooManyFailures(SlotQuarantined):
-    """The same for people who have a run's folder and no objects."""
+    """The same error, with the files of a run instead of Python objects."""
 
     def __init__(self, failed: SlotQuarantined, run_dir: Path, env: str) -> None:
         super().__init__(*failed.args)
@@ -148,7 +148,7 @@ def _free_folder(options: TrainOptions) -> Path:
     return folder
 
 
-def _told(ppo: PPOOptions) -> str:
+def _recipe_text(ppo: PPOOptions) -> str:
     plain = asdict(PPOOptions())
     return ", ".join(f"{key}={value}" for key, value in asdict(ppo).items() if value != plain[key])
 
@@ -170,24 +170,24 @@ def _report(outcome: Outcome) -> Report:
     best = (
         f"best return {outcome.best_return:g}"
         if outcome.best_return is not None
-        else ("no evaluation came to its end" if failed else "not evaluated")
+        else ("no evaluation was completed" if failed else "not evaluated")
     )
     if outcome.new_steps:
-        told = (
+        text = (
             f"{outcome.env_steps:,} steps, {best}, {outcome.env_steps_per_second:,.0f} steps/s. "
             f"{outcome.verdict[0].upper()}{outcome.verdict[1:]}."
         )
     elif outcome.is_stopped:
-        told = f"{outcome.env_steps:,} steps, {best}; the evaluation that is due is yet to be made."
+        text = f"{outcome.env_steps:,} steps, {best}; its last evaluation has not been made yet."
     elif outcome.last_evaluation is not None or failed:
-        told = f"{outcome.env_steps:,} steps, {best}. The evaluation that was due has been made."
+        text = f"{outcome.env_steps:,} steps, {best}. The evaluation that was due has been made."
     else:
-        told = (
+        text = (
             f"There was nothing left to do: the run had made all its {outcome.env_steps:,} steps "
-            f"({best}). To make it longer, say by --total-steps or --num-episodes how long it is "
-            "to be in all."
+            f"({best}). To make it longer, give its whole length by --total-steps or "
+            "--num-episodes."
         )
-    blocks: list[Block] = [Text(told, "ok")]
+    blocks: list[Block] = [Text(text, "ok")]
     if failed:
         many = "1 evaluation" if failed == 1 else f"{failed} evaluations"
         blocks.append(Text(f"{many} failed: the report says why", "warn"))

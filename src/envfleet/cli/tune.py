@@ -14,14 +14,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from envfleet.cli.arguments import add_option, add_pace_arguments, at_least, read_pace
-from envfleet.cli.bench import NUM_ENVS, result_json
+from envfleet.cli.arguments import add_option, add_pace_arguments, read_pace
+from envfleet.cli.bench import NUM_ENVS, result_json, speed_cells
 from envfleet.cli.command import Context
 from envfleet.cli.contenders import FleetHalves, FleetStep, Workload, in_opening_order
 from envfleet.cli.env_argument import EnvChoice, add_env_arguments, choose_env
 from envfleet.cli.measure import Result, Slice, compare, duration, noise_warning, summarise
-from envfleet.cli.report import Block, Code, Heading, Level, Report, Table, Text
+from envfleet.cli.report import Block, Code, Heading, Level, Report, Table, Text, plural
 from envfleet.engine.machine import usable_cores
+from envfleet.options import Count
 
 _EPILOG = """\
 examples:
@@ -82,14 +83,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.epilog = _EPILOG
     add_env_arguments(parser)
-    add_option(parser, "--num-envs", "N", at_least(1), "environments", NUM_ENVS)
-    add_option(
-        parser,
-        "--max-workers",
-        "W",
-        at_least(1),
-        "most workers to try (default: the cores that may be used)",
-    )
+    add_option(parser, "--num-envs", "N", Count, "environments", NUM_ENVS)
+    add_option(parser, "--max-workers", "W", Count, "most workers to try (default: usable cores)")
     add_pace_arguments(parser, "setting")
     parser.add_argument(
         "--start-method",
@@ -262,9 +257,7 @@ def advice_reasons(
         return f"Workers would cost more than they save: {cost}, {num_envs} environments"
     gain = "" if serial is None else f"{chosen.score / serial.score:.2f}x of serial"
     inside = "" if chosen.shares is None else f"{chosen.shares.env:.0%} of their time in envs"
-    workers = (
-        f"{setting.num_workers} {setting.backend} worker{'s' if setting.num_workers > 1 else ''}"
-    )
+    workers = plural(setting.num_workers, f"{setting.backend} worker")
     facts = ", ".join(part for part in (gain, inside, cost) if part)
     return f"{workers} make {chosen.rate:,.0f} steps/s: {facts}"
 
@@ -304,9 +297,7 @@ def tune_blocks(
                 setting.backend,
                 str(setting.num_workers),
                 "step" if setting.lockstep else "send/recv",
-                f"{result.rate:,.0f}",
-                "-" if result.ratio is None else f"{result.ratio:.2f}x",
-                f"{result.spread:.0%}",
+                *speed_cells(result),
                 "" if shares is None else f"{shares.env:.0%}",
                 "<- advised" if is_advised else "",
             )
@@ -314,9 +305,8 @@ def tune_blocks(
         levels.append("ok" if is_advised else "info")
     blocks: list[Block] = [
         Heading(
-            f"{facts['env']}: {facts['num_envs']} environments on {facts['cores']} "
-            f"core{'' if facts['cores'] == 1 else 's'}, {facts['rounds']} rounds of "
-            f"{facts['seconds']:g} s"
+            f"{facts['env']}: {facts['num_envs']} environments on "
+            f"{plural(facts['cores'], 'core')}, {facts['rounds']} rounds of {facts['seconds']:g} s"
         ),
         Table(
             columns=("backend", "workers", "calls", "steps/s", "vs serial", "+-", "in env", ""),

@@ -11,13 +11,25 @@ import argparse
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from envfleet.cli.arguments import add_option, add_worker_arguments, at_least, choice_of, comma_list
+from envfleet.cli.arguments import add_option, add_worker_arguments
 from envfleet.cli.command import Context, UsageError
 from envfleet.cli.env_argument import add_env_arguments, choose_env
-from envfleet.cli.report import Block, Finding, Findings, Heading, Level, Report, Table, Text
+from envfleet.cli.report import (
+    Block,
+    Finding,
+    Findings,
+    Heading,
+    Level,
+    Report,
+    Table,
+    Text,
+    plural,
+)
 from envfleet.errors import ConfigError
+from envfleet.options import Count, CountOrZero, one_of
 from envfleet.testing import (
     Difference,
     Streams,
@@ -29,6 +41,7 @@ from envfleet.testing import (
 )
 
 MODES = ("next_step", "same_step", "disabled")
+BACKENDS = ("serial", "thread", "process")
 
 _EPILOG = """\
 examples:
@@ -57,7 +70,7 @@ class Run:
     def label(self) -> str:
         """For progress bars and sentences."""
         method = f" {self.start_method}" if self.start_method else ""
-        workers = f"{self.num_workers} worker{'' if self.num_workers == 1 else 's'}"
+        workers = plural(self.num_workers, "worker")
         return f"{self.backend}{method}, {workers}, {self.autoreset}"
 
     @property
@@ -99,28 +112,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.epilog = _EPILOG
     add_env_arguments(parser)
-    add_option(
-        parser,
-        "--num-envs",
-        "N",
-        at_least(1),
-        "environments; no number of workers but 1 divides 5",
-        5,
-    )
-    add_option(parser, "--steps", "T", at_least(1), "steps of every environment", 200)
-    parser.add_argument("--seed", type=at_least(0), default=0, help="seed of slot 0 (default: 0)")
+    add_option(parser, "--num-envs", "N", Count, "environments", 5)
+    add_option(parser, "--steps", "T", Count, "steps of every environment", 200)
+    add_option(parser, "--seed", "N", CountOrZero, "seed of slot 0", 0)
     add_worker_arguments(parser)
-    add_option(
-        parser, "--autoreset", "MODE,...", comma_list(choice_of(*MODES)), "autoreset modes", MODES
-    )
-    add_option(
-        parser,
-        "--backends",
-        "B,...",
-        comma_list(choice_of("serial", "thread", "process")),
-        "backends",
-        ("serial", "thread", "process"),
-    )
+    add_option(parser, "--autoreset", "MODE,...", one_of(*MODES), "autoreset modes", MODES)
+    add_option(parser, "--backends", "B,...", one_of(*BACKENDS), "backends", BACKENDS)
 
 
 def run(args: argparse.Namespace, context: Context) -> Report:
@@ -134,6 +131,7 @@ def run(args: argparse.Namespace, context: Context) -> Report:
         )
     runs = runs_for(args.backends, workers, args.start_methods, args.autoreset, args.num_envs)
     comparisons: list[Comparison] = []
+    by_hand = partial(hand_driven, choice.env_fn, args.num_envs, args.steps, args.seed)
     with context.progress.bar("verify", len(runs) + len(args.autoreset) + 2) as bar:
         bar.note("global random state")
         shared_random = uses_global_random(choice.env_fn, args.steps, args.seed)
@@ -141,13 +139,11 @@ def run(args: argparse.Namespace, context: Context) -> Report:
         references: dict[str, Streams] = {}
         for mode in args.autoreset:
             bar.note(f"by hand, {mode}")
-            references[mode] = by_hand(choice.env_fn, args, mode)
+            references[mode] = by_hand(mode)
             bar.advance()
         bar.note("by hand, again")
         first_mode = args.autoreset[0]
-        unrepeatable = first_difference(
-            references[first_mode], by_hand(choice.env_fn, args, first_mode)
-        )
+        unrepeatable = first_difference(references[first_mode], by_hand(first_mode))
         bar.advance()
         for one in runs:
             bar.note(one.label)
@@ -171,17 +167,12 @@ def run(args: argparse.Namespace, context: Context) -> Report:
         | {
             "comparisons": [comparison_json(one) for one in comparisons],
             "repeats_itself": unrepeatable is None,
-            "unrepeatable": None if unrepeatable is None else difference_json(unrepeatable),
+            "unrepeatable": unrepeatable and difference_json(unrepeatable),
             "global_random": shared_random,
             "conclusion": conclusion,
         },
         blocks=verify_blocks(facts, comparisons, unrepeatable, shared_random, conclusion, ok),
     )
-
-
-def by_hand(env_fn: Callable[[], Any], args: argparse.Namespace, mode: str) -> Streams:
-    """The reference in one autoreset mode."""
-    return hand_driven(env_fn, args.num_envs, args.steps, args.seed, mode)
 
 
 def runs_for(
@@ -248,12 +239,9 @@ def verify_conclusion(
         )
     if differing:
         first = differing[0]
-        where = (
-            f"it failed with {first.error}"
-            if first.difference is None
-            else f"slot {first.difference.slot}, step {first.difference.step}, field "
-            f"{first.difference.field}"
-        )
+        where = f"it failed with {first.error}"
+        if (found := first.difference) is not None:
+            where = f"slot {found.slot}, step {found.step}, field {found.field}"
         return (
             f"{len(differing)} of {len(comparisons)} runs differ from the plain loop; the first "
             f"({first.run.label}): {where}.",
@@ -290,7 +278,7 @@ def comparison_json(one: Comparison) -> dict[str, Any]:
         "first_ready": one.run.min_slots is not None,
         "equal": one.is_equal,
         "seconds": round(one.seconds, 3),
-        "difference": None if one.difference is None else difference_json(one.difference),
+        "difference": one.difference and difference_json(one.difference),
         "error": one.error,
     }
 
@@ -322,7 +310,7 @@ def verify_blocks(
     checks = [
         Finding("repeats itself", "ok", "two plain loops with the same seed are equal")
         if unrepeatable is None
-        else Finding("repeats itself", "bad", parting(unrepeatable)),
+        else Finding("repeats itself", "bad", loop_difference(unrepeatable)),
         Finding("global random state", "ok", "not used")
         if shared_random is None
         else Finding("global random state", "bad", shared_random),
@@ -332,7 +320,7 @@ def verify_blocks(
     return tuple(blocks)
 
 
-def parting(difference: Difference) -> str:
+def loop_difference(difference: Difference) -> str:
     """Where two plain loops differ, in half a sentence."""
     values = [short(value) for value in (difference.expected, difference.got)]
     return (

@@ -110,9 +110,9 @@ def run(args: argparse.Namespace, context: Context) -> Report:
         opened(reference, asked.ppo) as one,
         opened(other, asked.ppo) as two,
     ):
-        parting, compared = side_by_side(one, two, iterations, bar)
+        difference, compared = side_by_side(one, two, iterations, bar)
         incidents = len(one.envs.incidents) + len(two.envs.incidents)
-    return _report(reference, other, parting, compared, incidents)
+    return _report(reference, other, difference, compared, incidents)
 
 
 def runs_of(asked: TrainArgs) -> tuple[TrainOptions, TrainOptions]:
@@ -145,21 +145,21 @@ def side_by_side(
     """Iterate both until something differs."""
     names: tuple[str, ...] = ()
     transitions = 0
-    parting = state_difference(one.agent.state(), two.agent.state(), 0)
+    difference = state_difference(one.agent.state(), two.agent.state(), 0)
     number = 0
-    while parting is None and number < iterations:
+    while difference is None and number < iterations:
         progress = number / iterations
         number += 1
         rollouts = one.collect(), two.collect()
-        parting = rollout_difference(*rollouts, number)
-        if parting is None:
+        difference = rollout_difference(*rollouts, number)
+        if difference is None:
             names, transitions = _fields(rollouts[0]), transitions + rollouts[0].rewards.size
             one.learn(rollouts[0], progress)
             two.learn(rollouts[1], progress)
-            parting = state_difference(one.agent.state(), two.agent.state(), number)
+            difference = state_difference(one.agent.state(), two.agent.state(), number)
         bar.advance()
     parameters = sum(array.size for _, array in _arrays("", one.agent.state()))
-    return parting, Compared(number, transitions, names, parameters)
+    return difference, Compared(number, transitions, names, parameters)
 
 
 # ---- comparing ----------------------------------------------------------------------------------
@@ -249,28 +249,29 @@ def _fields(rollout: Any) -> tuple[str, ...]:
 
 
 def train_conclusion(
-    parting: TrainDifference | None, compared: Compared, one: TrainOptions, two: TrainOptions
+    difference: TrainDifference | None, compared: Compared, one: TrainOptions, two: TrainOptions
 ) -> str:
     """The result in one sentence; after a difference, another on where to look."""
     where = [_where(options) for options in (one, two)]
-    if parting is None:
+    if difference is None:
         return (
             f"Equal, bit by bit, {where[0]} and {where[1]}: {compared.transitions:,} transitions "
             f"of {one.n_envs} environment{'' if one.n_envs == 1 else 's'} "
             f"({', '.join(compared.fields)}) and {compared.parameters:,} parameters after each of "
             f"{compared.iterations} updates."
         )
-    values = [" ".join(str(value).split()) for value in (parting.expected, parting.got)]
+    values = [" ".join(str(value).split()) for value in (difference.expected, difference.got)]
+    place = f"{'in ' if difference.iteration else ''}{difference.place}"
     return (
-        f"They part {'' if not parting.iteration else 'in '}{parting.place}: {parting.field} is "
-        f"{values[0]} {where[0]} and {values[1]} {where[1]}. {_cause(parting, one.env)}"
+        f"They differ {place}: {difference.field} is "
+        f"{values[0]} {where[0]} and {values[1]} {where[1]}. {_cause(difference, one.env)}"
     )
 
 
-def _cause(parting: TrainDifference, env: str) -> str:
-    if parting.step is None:
+def _cause(difference: TrainDifference, env: str) -> str:
+    if difference.step is None:
         return "The experience was equal, so the cause lies in the learner: threads, or a GPU."
-    if parting.field.partition(".")[0] in FROM_ENVIRONMENTS:
+    if difference.field.partition(".")[0] in FROM_ENVIRONMENTS:
         return f"That comes from the environment; look closer with: envfleet verify {env}"
     return "The observations were equal, so the cause lies in the networks: threads, or a GPU."
 
@@ -287,17 +288,17 @@ def _where(options: TrainOptions) -> str:
 def _report(
     one: TrainOptions,
     two: TrainOptions,
-    parting: TrainDifference | None,
+    difference: TrainDifference | None,
     compared: Compared,
     incidents: int,
 ) -> Report:
-    conclusion = train_conclusion(parting, compared, one, two)
+    conclusion = train_conclusion(difference, compared, one, two)
     document: dict[str, Any] = {
         "env": one.env,
         "n_envs": one.n_envs,
         "seed": one.seed,
-        "equal": parting is None,
-        "parting": None if parting is None else _as_json(parting),
+        "equal": difference is None,
+        "parting": None if difference is None else _as_json(difference),
         "compared": asdict(compared),
         "runs": [
             {
@@ -316,15 +317,15 @@ def _report(
     ]
     if incidents:
         blocks.append(Text(f"{incidents} environments failed on the way.", "warn"))
-    blocks.append(Text(conclusion, "ok" if parting is None else "bad"))
-    return Report(ok=parting is None, document=document, blocks=tuple(blocks))
+    blocks.append(Text(conclusion, "ok" if difference is None else "bad"))
+    return Report(ok=difference is None, document=document, blocks=tuple(blocks))
 
 
-def _as_json(parting: TrainDifference) -> dict[str, Any]:
+def _as_json(difference: TrainDifference) -> dict[str, Any]:
     """For scripts; the values as text, because they may be anything."""
-    values = {"expected": repr(parting.expected)[:500], "got": repr(parting.got)[:500]}
-    places = {"iteration": parting.iteration, "step": parting.step, "slot": parting.slot}
-    return places | {"field": parting.field} | values
+    values = {"expected": repr(difference.expected)[:500], "got": repr(difference.got)[:500]}
+    places = {"iteration": difference.iteration, "step": difference.step, "slot": difference.slot}
+    return places | {"field": difference.field} | values
 
 
 def _table(runs: Sequence[TrainOptions], compared: Compared) -> Table:

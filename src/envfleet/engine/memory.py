@@ -125,6 +125,9 @@ class Control:
         """The request a slot was last sent in: how a worker finds the slots of a partial send."""
         self.schemas = self._take((n,), "u2")
         self.infos = self._take((n, INFO_BYTES), "u1")
+        self.final_schemas = self._take((n,), "u2")
+        self.final_infos = self._take((n, INFO_BYTES), "u1")
+        """same_step: the last infos of episodes, where a row says that one ended."""
         self.rng = self._take((n, CELL_BYTES), "u1")
         self.status = [memoryview(self._take((8,), "u8").data) for _ in plan_.ring_sizes]
         """Per worker: [commands posted (a hint), what it does, ns in hosts, ns idle]."""
@@ -134,7 +137,15 @@ class Control:
     @property
     def rows(self) -> tuple[Array, ...]:
         """What a worker writes of its slots, an array with an item for each slot at a time."""
-        return (self.rewards, self.flags.T, self.schemas, self.infos, self.rng)
+        return (
+            self.rewards,
+            self.flags.T,
+            self.schemas,
+            self.infos,
+            self.final_schemas,
+            self.final_infos,
+            self.rng,
+        )
 
     @classmethod
     def measure(cls, plan_: ControlPlan) -> int:

@@ -278,9 +278,7 @@ def take(env: Any) -> Taken:
             return OwnState("own", state, save_layers(env))
         if _is_mujoco(inner):
             return OwnState("mujoco", pickle.dumps(inner.data), save_layers(env, _MUJOCO_PARTS))
-        if any(isinstance(layer, gymnasium.utils.EzPickle) for layer in layers_of(env)):
-            return None  # pickling it works but gives back a freshly constructed environment
-        return Pickled(cloudpickle.dumps(env))
+        return Pickled(_dumps(env, inner, {}, ()))
     except Exception:  # whatever pickling an unknown environment raises, a replay is still possible
         return None
 

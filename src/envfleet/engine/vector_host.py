@@ -8,7 +8,7 @@ workers.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -38,7 +38,7 @@ class VectorHost:
         self.first, self.count = first, env.num_envs
         self._env, self._autoreset = env, autoreset
         self._guard = guard
-        self._step, self._reset = guard.wrap(env.step), guard.wrap(env.reset)
+        self._guarded = guard.around(env)
         self._ended = np.zeros(self.count, np.bool_)
         self._owes_truncation = False
         self._reply = Reply()
@@ -81,7 +81,7 @@ class VectorHost:
         if self._owes_truncation:
             return self._come_back()
         try:
-            obs, rewards, terminated, truncated, infos = self._step(actions)
+            obs, rewards, terminated, truncated, infos = self._guarded.step(actions)
             self._put_obs(obs)
         except BaseException as exc:
             self._note("step", exc)
@@ -106,7 +106,7 @@ class VectorHost:
         self._status[1] = status_word(Op.RESET, self.first)
         plan = plans[0]
         try:
-            obs, infos = plan.apply(self._reset)
+            obs, infos = plan.apply(self._guarded.reset)
             self._put_obs(obs)
         except BaseException as exc:
             self._note("reset", exc)
@@ -151,6 +151,31 @@ class VectorHost:
             self._note(f"call of {name!r}", exc)
         else:
             self._reply.values = {slot: values[slot - self.first] for slot in slots}
+        return self._take_reply()
+
+    def get(self, slots: Sequence[int], name: str) -> Reply | None:
+        """Read the instance's attribute, one value for each slot if it has one for each."""
+        self._status[1] = status_word(Op.GET, self.first)
+        try:
+            if hasattr(self._env, "get_attr"):
+                values = self._env.get_attr(name)
+            else:
+                values = [getattr(self._env, name)] * self.count
+        except BaseException as exc:
+            self._note(f"get of {name!r}", exc)
+        else:
+            self._reply.values = {slot: values[slot - self.first] for slot in slots}
+        return self._take_reply()
+
+    def apply(self, slots: Sequence[int], function: Callable[[Any], Any]) -> Reply | None:
+        """Call `function` once, with the instance; its result is every slot's."""
+        self._status[1] = status_word(Op.APPLY, self.first)
+        try:
+            value = self._guard.wrap(function)(self._env)
+        except BaseException as exc:
+            self._note("apply", exc)
+        else:
+            self._reply.values = dict.fromkeys(slots, value)
         return self._take_reply()
 
     def set_attr(self, slots: Sequence[int], pairs: Sequence[tuple[str, Any]]) -> Reply | None:

@@ -1,7 +1,7 @@
 """From a space to its byte plan, and the one place where a new space is taught.
 
 Law: the plan depends on the space alone, so every process that plans the same space (with the same
-functions registered) binds the same bytes. A space nobody registered spills; it is never an error.
+functions registered) binds the same bytes. A space that is not registered spills; that is no error.
 """
 
 from __future__ import annotations

@@ -216,8 +216,8 @@ class TaskEnv(Counter):
         self.seed_given = -1 if seed is None else int(seed)
         self.task = int((options or {}).get("task", self.task))
         obs, _ = super().reset(seed=seed, options=options)
-        told = {key: (options or {})[key] for key in sorted(options or {})}
-        return obs, {"seed": self.seed_given, "task": self.task, "options": repr(told)}
+        shown = {key: (options or {})[key] for key in sorted(options or {})}
+        return obs, {"seed": self.seed_given, "task": self.task, "options": repr(shown)}
 
     def observation(self) -> Any:
         """Seed, task, number of the episode, and t."""

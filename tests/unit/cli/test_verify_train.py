@@ -230,20 +230,20 @@ class TestConclusions:
         [
             (
                 TrainDifference(2, "obs", np.zeros(2), np.ones(2), 5, 1),
-                "They part in iteration 2, step 5, slot 1: obs is [0. 0.] in this process and "
+                "They differ in iteration 2, step 5, slot 1: obs is [0. 0.] in this process and "
                 "[1. 1.] in 3 worker processes (spawn). That comes from the environment; look "
                 "closer with: envfleet verify CartPole-v1",
             ),
             (
                 TrainDifference(2, "log_probs", 1.0, 2.0, 5, 1),
-                "They part in iteration 2, step 5, slot 1: log_probs is 1.0 in this process and "
+                "They differ in iteration 2, step 5, slot 1: log_probs is 1.0 in this process and "
                 "2.0 in 3 worker processes (spawn). The observations were equal, so the cause "
                 "lies in the networks: threads, or a GPU.",
             ),
             (
                 TrainDifference(0, "policy.x[0]", 1.0, 2.0),
-                "They part before the first iteration: policy.x[0] is 1.0 in this process and 2.0 "
-                "in 3 worker processes (spawn). The experience was equal, so the cause lies in "
+                "They differ before the first iteration: policy.x[0] is 1.0 in this process and "
+                "2.0 in 3 worker processes (spawn). The experience was equal, so the cause lies in "
                 "the learner: threads, or a GPU.",
             ),
         ],

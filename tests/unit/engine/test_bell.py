@@ -10,6 +10,7 @@ import time
 import numpy as np
 import pytest
 
+from envfleet.engine import futex, rows, rows_python
 from envfleet.engine.backends.process import bell as bells
 from envfleet.engine.backends.process.bell import Bell, WordBell
 from tests.gates import PATIENCE_S
@@ -110,12 +111,14 @@ def test_ringing_a_closed_bell_is_an_error_and_is_heard_by_nobody(create):
     assert [other.take() for other in others] == [0] * len(others)
 
 
-@pytest.mark.skipif(not bells.HAS_FUTEX, reason="needs futexes")
+@pytest.mark.skipif(not futex.HAS_FUTEX, reason="needs futexes")
+@pytest.mark.parametrize("form", [rows, rows_python])
 class TestWordBell:
     """A bell without a descriptor, on a word that two processes share."""
 
     @pytest.fixture
-    def words(self):
+    def words(self, form, monkeypatch):
+        monkeypatch.setattr(bells, "wait_for_count", form.wait_for_count)
         return memoryview(np.frombuffer(mmap.mmap(-1, 4096), np.uint64))
 
     def test_it_counts_from_zero_whatever_rang_before_it_was_made(self, words):

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import envfleet
 from envfleet.adapters import opening
+from envfleet.engine import rows_python
 from envfleet.engine.backends.process import backend
 from envfleet.engine.backends.serial import SerialHandle
 from envfleet.errors import ConfigError, NothingSent, StillInFlight
@@ -50,8 +51,8 @@ def opened_at(place):
     """A fleet whose workers live there."""
     with pytest.MonkeyPatch.context() as patch:
         if "without C" in place:
-            patch.setattr(backend, "post_steps", None)
-            patch.setattr(backend, "collect_steps", None)
+            patch.setattr(backend, "post_steps", rows_python.post_steps)
+            patch.setattr(backend, "collect_steps", rows_python.collect_steps)
         name, _, share = place.partition(" and ")
         options = {"num_here": 2} if share.startswith("this process") else {}
         with opened(name.partition(" ")[0], **options) as envs:

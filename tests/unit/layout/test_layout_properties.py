@@ -1,4 +1,4 @@
-"""Whatever the space, every way in and every way out agree with each other and with Gymnasium."""
+"""For any space, all ways in and all ways out agree with each other and with Gymnasium."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ROWS = 5
 
 
 class Pair(Space[Any]):
-    """A space nobody has heard of."""
+    """A space that is registered nowhere."""
 
     def sample(self, mask: Any = None, probability: Any = None) -> Any:
         return self.np_random.integers(9, size=2), "pair"

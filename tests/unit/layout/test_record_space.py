@@ -184,7 +184,7 @@ def test_what_a_record_cannot_hold_is_refused(fields: Any, error: Any, message: 
 
 
 def test_fields_are_matched_by_name_and_never_by_position() -> None:
-    """numpy itself assigns records field by field in order, whatever their names."""
+    """numpy itself assigns records field by field in order, and ignores their names."""
     columns = bound(RecordSpace({"x": Box(-9, 9, (2,)), "y": Box(-9, 9, (2,))}))
     swapped = np.zeros((), [("y", "f4", 2), ("x", "f4", 2)])
     for value in (swapped, swapped[()], np.zeros((), [("x", "f4", 2)]), np.zeros(2), 3.0, None):

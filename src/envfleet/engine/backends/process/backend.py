@@ -18,9 +18,10 @@ from typing import Any
 
 from envfleet.engine.backends.base import Answer, Backend, Launch, SharedMemory
 from envfleet.engine.backends.encoding import encode_env_fns
-from envfleet.engine.backends.process.bell import HAS_EVENTFD, HAS_FUTEX
+from envfleet.engine.backends.process.bell import HAS_EVENTFD
 from envfleet.engine.backends.process.handle import ProcessHandle, StackDumps
 from envfleet.engine.backends.process.main import GUARD_EXIT, PAGE_SHIFT, WorkerSpec
+from envfleet.engine.futex import HAS_FUTEX
 from envfleet.engine.interrupts import uninterrupted
 from envfleet.engine.machine import open_files, usable_cores
 from envfleet.engine.messages import Op

@@ -7,24 +7,17 @@ is a word in shared memory on which the kernel lets it sleep (`WordBell`): it ne
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import os
-import platform
-import sys
 from collections.abc import Callable
 from functools import partial
 
 import numpy as np
-import numpy.typing as npt
 
-from envfleet.engine.rows import wait_for_count as compiled_wait_for_count
+from envfleet.engine.futex import wake
+from envfleet.engine.rows import wait_for_count
 
 HAS_EVENTFD = hasattr(os, "eventfd")
-_FUTEX_CALLS = {"x86_64": 202, "aarch64": 98, "riscv64": 98, "ppc64le": 221, "s390x": 238}
-_FUTEX_CALL = _FUTEX_CALLS.get(platform.machine()) if sys.platform == "linux" else None
-HAS_FUTEX = _FUTEX_CALL is not None and sys.maxsize > 2**32
-_FUTEX_WAIT, _FUTEX_WAKE = 0, 1
 
 
 class Bell:
@@ -70,8 +63,7 @@ def _is_closed() -> None:
 class WordBell:
     """A bell whose count is the first of some words in shared memory, from 0 on.
 
-    The ringing side writes the new count into the word before it calls `ring`. The kernel compares
-    the word with what the waiting side has taken before it lets that sleep, so no ring is missed.
+    The ringing side writes the new count into the word before it calls `ring`.
     """
 
     fd = write_fd = -1
@@ -81,7 +73,7 @@ class WordBell:
 
     def ring(self) -> None:
         """Wake the side that waits, if it sleeps."""
-        _syscall(_FUTEX_CALL, _address(self._words), _FUTEX_WAKE, 1, None, None, 0)
+        wake(self._words)
 
     def take(self) -> int:
         """Wait until the word has been counted up; returns by how much."""
@@ -92,33 +84,3 @@ class WordBell:
     def close(self) -> None:
         """Let go of the memory."""
         self.__dict__.pop("_words", None)
-
-
-def _address(words: npt.NDArray[np.uint64]) -> int:
-    """The kernel compares 32 bits: the lower half of the word."""
-    return int(words.ctypes.data) + 4 * (sys.byteorder == "big")
-
-
-def _wait_for_count(words: npt.NDArray[np.uint64], before: int) -> int:
-    """Sleep until the first of these words is not what it was; what it is then."""
-    while (now := int(words[0])) == before:
-        # it returns at once if the word has changed, and early if a signal comes
-        _syscall(
-            _FUTEX_CALL, _address(words), _FUTEX_WAIT, before & 0xFFFFFFFF, None, None, 0
-        )
-    return now
-
-
-wait_for_count: Callable[[npt.NDArray[np.uint64], int], int] = (
-    compiled_wait_for_count or _wait_for_count
-)
-_syscall = ctypes.CDLL(None).syscall
-_syscall.argtypes = (
-    ctypes.c_long,
-    ctypes.c_void_p,
-    ctypes.c_int,
-    ctypes.c_uint32,
-    ctypes.c_void_p,
-    ctypes.c_void_p,
-    ctypes.c_uint32,
-)

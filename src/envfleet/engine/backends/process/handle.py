@@ -18,7 +18,7 @@ import cloudpickle
 import numpy as np
 
 from envfleet.engine.backends.base import Answer, Launch, RowBinding, SharedMemory
-from envfleet.engine.backends.process.bell import HAS_FUTEX, Bell, WordBell
+from envfleet.engine.backends.process.bell import Bell, WordBell
 from envfleet.engine.backends.process.channel import ParentChannel
 from envfleet.engine.backends.process.child_processes import end, hold_offspring
 from envfleet.engine.backends.process.launch import WORKER_NAME, main_script, started, watch_end
@@ -38,6 +38,7 @@ from envfleet.engine.backends.process.main import (
     main,
     without_watcher,
 )
+from envfleet.engine.futex import HAS_FUTEX
 from envfleet.engine.memory import unnamed_file
 from envfleet.engine.messages import Command, EnvFacts, EnvFailure, Op, Reply, WorkerStatus
 from envfleet.engine.rows import WorkerPort
