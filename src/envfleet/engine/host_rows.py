@@ -22,10 +22,9 @@ class HostRows:
     Methods count rows from 0; slots are numbered in the whole fleet.
     """
 
-    def __init__(self, first: int, count: int) -> None:
+    def __init__(self, first: int, count: int, schemas: SchemaRegistry) -> None:
         self.first, self.count = first, count
-        self._reply = Reply()
-        self._schemas = SchemaRegistry()
+        self._reply, self._schemas = Reply(), schemas
         self._last_spill: dict[int, dict[int, Any]] = {}
         """What the last observations of rows spilled."""
         # set until known to be clear: a slot may still carry the infos of a worker that died
