@@ -54,6 +54,8 @@ put_obs(PyObject *obs, PyObject *row)
     }
     PyArrayObject *from = (PyArrayObject *)obs, *to = (PyArrayObject *)row;
     if (PyArray_TYPE(from) != PyArray_TYPE(to) || !PyArray_ISCARRAY_RO(from) ||
+        (PyArray_TYPE(to) == NPY_VOID &&
+         !PyArray_EquivTypes(PyArray_DESCR(from), PyArray_DESCR(to))) ||
         !PyArray_ISCARRAY(to) || !have_equal_shapes(from, to) ||
         PyArray_NBYTES(from) != PyArray_NBYTES(to)) {
         return 0;

@@ -341,16 +341,14 @@ class Fleet:
         timeout_s: float | None = None,
         slots: Sequence[int] | Slots | None = None,
     ) -> Batch:
-        """Wait for results and return all that are there.
+        """Wait for steps and resets that were sent, and return all that are done.
 
         Args:
             min_slots: Wait for at least this many slots; None waits for all that are in flight.
             timeout_s: After this long return what is there, perhaps nothing; 0 does not wait.
-            slots: Wait for exactly these and return them, in order; leave the others where they
+            slots: Wait for these only, and return them in this order; the others stay where they
                 are.
         """
-        if slots is not None and (min_slots is not None or timeout_s is not None):
-            raise ConfigError("recv waits for slots, or for min_slots and timeout_s, not both")
         if min_slots is not None:
             check_count("min_slots", min_slots)
         if timeout_s is not None:
@@ -386,64 +384,67 @@ class Fleet:
         if self._plain_steps.leave():
             self._advance(0.0, want_all=False)  # a silence is counted from its first look
         inflight = self._inflight
-        if slot_set is not None:
-            return self._recv_of(slot_set)
-        if not inflight.ready and not inflight.num_in_flight:
+        if slot_set is None and not inflight.ready and not inflight.num_in_flight:
             raise NothingSent("recv has nothing to wait for: no slot is in flight. Call send first")
+        chosen = None if slot_set is None else slot_set.slots.tolist()
         started_s = now_s = time.perf_counter()
         give_up_s = None if timeout_s is None else max(called_s + timeout_s, started_s)
-        while not is_enough(inflight.num_ready, inflight.num_in_flight, min_slots):
+        while not is_enough(*inflight.count(chosen), min_slots):
             left_s = None if give_up_s is None else give_up_s - now_s
             if left_s is not None and left_s < 0:
                 break
-            self._advance(left_s, want_all=min_slots is None)
+            self._advance(left_s, want_all=min_slots is None and chosen is None)
             now_s = time.perf_counter()
         self._wait_s += now_s - started_s
         with uninterrupted:
-            batch = self._hand_out(*self._slot_sets.merge(inflight.take_ready()))
+            if slot_set is None:
+                found = self._slot_sets.merge(inflight.take_ready())
+            else:
+                found = self._take_ready_of(slot_set)
+            batch = self._hand_out(*found)
         self._copy_s += time.perf_counter() - now_s
         return batch
 
-    def _recv_of(self, slot_set: SlotSet) -> Batch:
-        """Wait for these slots, whoever else is ready meanwhile."""
-        inflight, started_s, slots = self._inflight, time.perf_counter(), slot_set.slots.tolist()
-        while inflight.is_any_in_flight(slots):
-            self._advance(None, want_all=False)
-        now_s = time.perf_counter()
-        self._wait_s += now_s - started_s
-        with uninterrupted:
-            if not inflight.take_ready_parts(slot_set.parts):
-                self._take_apart(slots)
-            batch = self._hand_out(slot_set.slots, slot_set.rows)
-        self._copy_s += time.perf_counter() - now_s
-        return batch
-
-    def _take_apart(self, slots: list[int]) -> None:
-        """Take what is ready of these slots out of what was sent together with others."""
-        inflight = self._inflight
-        missing = set(slots) - {slot for pending in inflight.ready for slot in pending.slots}
+    def _take_ready_of(self, slot_set: SlotSet) -> tuple[Slots, slice | Slots]:
+        """Take out what these slots have ready, also if it was sent together with others."""
+        inflight, slots = self._inflight, slot_set.slots.tolist()
+        if inflight.take_ready_parts(slot_set.parts):
+            return slot_set.slots, slot_set.rows
+        ready = inflight.unreceived()
+        missing = [slot for slot in slots if slot not in ready and not inflight.in_flight[slot]]
         if missing:
-            self._check_sendable(self._slot_sets.find(sorted(missing)))
-            raise NothingSent(f"recv cannot wait for slots {sorted(missing)}: send them first")
-        for pending in inflight.take_ready_of(set(slots)):
-            rest = [slot for slot in pending.slots if slot not in slots]
+            self._check_sendable(self._slot_sets.find(missing))
+            raise NothingSent(f"recv cannot wait for slots {missing}: send them first")
+        here = [slot for slot in slots if slot in ready]
+        for pending in inflight.take_ready_of(set(here)):
+            rest = [slot for slot in pending.slots if slot not in here]
             pending.part = self._slot_sets.part_of(rest)
             inflight.make_ready(pending)
+        if not here:
+            return self._slot_sets.merge([])
+        found = slot_set if len(here) == len(slots) else self._slot_sets.make(np.array(here))
+        return found.slots, found.rows
 
     def _hand_out(self, slots: Slots, rows: slice | Slots, page: int = 0) -> Batch:
         batch = self._batch_reader.batch(slots, rows, page)
         if not self._is_native and (batch.has_events or self._episodes.has_ended):
+            inflight = self._inflight
             is_noted = (
                 self.autoreset != "disabled"
                 and isinstance(rows, slice)
+                and not inflight.reset_slots
                 and self._episodes.note_rows(
                     rows.start, batch, is_same_step=self.autoreset == "same_step"
                 )
             )
             if not is_noted:
                 with uninterrupted:
-                    ended = batch.terminated | batch.truncated
-                    self._note_episodes(slots, rows, ended, ~batch.valid)
+                    ended, invalid = batch.terminated | batch.truncated, ~batch.valid
+                    if inflight.reset_slots:  # these began by their plans, as is known already
+                        began = [slot in inflight.reset_slots for slot in slots.tolist()]
+                        invalid &= ~np.array(began, np.bool_)
+                        inflight.reset_slots.difference_update(slots.tolist())
+                    self._note_episodes(slots, rows, ended, invalid)
                     self._num_noted += 1
         return batch
 
@@ -534,9 +535,7 @@ class Fleet:
         if op is Op.RESET:
             plans = dict(zip(asked, pending.command.payload, strict=True))
             self._episodes.began(pending.slots, [plans[slot] for slot in pending.slots])
-            inflight.reset_slots.update(set(pending.slots) - pending.unwanted)
-        else:
-            self._offer(pending)
+        self._offer(pending)
 
     def _note_done(self, pending: Pending) -> None:
         """Keep the books in step with an answer that brings no new rows."""
@@ -550,17 +549,22 @@ class Fleet:
             self._note_restored(pending)
 
     def _offer(self, pending: Pending) -> None:
-        """Make an answered step ready, less the slots that nobody waits for any more."""
+        """Make an answered step or reset ready, without the slots that were dropped."""
+        is_reset = pending.command.op is Op.RESET
         if pending.unwanted:
             dropped = [slot for slot in pending.slots if slot in pending.unwanted]
             kept = [slot for slot in pending.slots if slot not in pending.unwanted]
-            control, rows = self._workers.control, np.array(dropped, np.intp)  # none: it failed
-            ended = control.terminated[rows] | control.truncated[rows]
-            self._note_episodes(rows, rows, ended, control.invalid[rows])
+            if not is_reset:
+                control, rows = self._workers.control, np.array(dropped, np.intp)  # none: it failed
+                ended = control.terminated[rows] | control.truncated[rows]
+                self._note_episodes(rows, rows, ended, control.invalid[rows])
             self._batch_reader.forget(dropped)
+            self._inflight.reset_slots.difference_update(dropped)
             pending.part = self._slot_sets.part_of(kept) if kept else None
         if pending.part is not None:
             self._inflight.make_ready(pending)
+            if is_reset:
+                self._inflight.reset_slots.update(pending.slots)
 
     def _note_episodes(
         self, slots: Slots, rows: slice | Slots, ended: Flags, invalid: Flags
@@ -588,18 +592,41 @@ class Fleet:
         What these slots still have in flight is waited for and dropped, and so are results of
         theirs that nobody has received; plans queued for their autoresets stay.
         """
+        slot_set = self._checked_reset(plans, slots)
+        self._renounce(slot_set.slots.tolist())
+        try:
+            self._post_reset(slot_set, plans)
+            return self._recv_by_books(slot_set, None, None, time.perf_counter())
+        except BaseException:
+            self.drop(slots)  # the rows of the other slots have nobody left to go to
+            raise
+
+    def send_reset(
+        self, plans: Sequence[ResetPlan], slots: Sequence[int] | Slots | None = None
+    ) -> None:
+        """Start a reset of these slots (None: all) by their plans; `recv` returns their rows.
+
+        The rows are those of `reset`: the first observation, reward 0, `valid` False. As with
+        `send`, the slots must have nothing in flight; what was dropped is waited for first.
+        """
+        slot_set = self._checked_reset(plans, slots)
+        self._check_idle(slot_set)
+        self._post_reset(slot_set, plans)
+
+    def _checked_reset(
+        self, plans: Sequence[ResetPlan], slots: Sequence[int] | Slots | None
+    ) -> SlotSet:
         slot_set = self._named(slots, plans, "reset plans")
         self._check_together(slot_set, "reset")
         if any(plan.options is not None for plan in plans):
             self._check_options(slot_set, plans)
             self._workers.check_payload(list(plans), "an option for reset")
-        self._start_over(slot_set)
-        try:
-            group = self._ask(lambda: self._inflight.post(slot_set, Op.RESET, plans))
-        finally:
-            self._inflight.reset_slots.clear()
-        parts = [pending.part for pending in group if pending.part is not None]
-        return self._batch_reader.batch(*self._slot_sets.merge(parts))
+        return slot_set
+
+    def _post_reset(self, slot_set: SlotSet, plans: Sequence[ResetPlan]) -> None:
+        with uninterrupted:
+            self._batch_reader.forget(slot_set.slots.tolist())
+            self._inflight.post(slot_set, Op.RESET, plans)
 
     def queue_reset(self, plans: Sequence[ResetPlan], slots: Sequence[int] | None = None) -> None:
         """Use these plans at the next autoresets of these slots, one after another."""
@@ -628,12 +655,6 @@ class Fleet:
             self._advance(None, want_all=True)
         self._batch_reader.forget_infos(slots)  # what befell them meanwhile is for their next rows
 
-    def _start_over(self, slot_set: SlotSet) -> None:
-        """Forget all about these slots' last episodes."""
-        slots = slot_set.slots.tolist()
-        self._renounce(slots)
-        self._batch_reader.forget(slots)
-
     # ---- calls and states -----------------------------------------------------------------------
 
     def call(
@@ -643,13 +664,30 @@ class Fleet:
         kwargs: Mapping[str, Any] | None = None,
         slots: Sequence[int] | None = None,
     ) -> list[Any]:
-        """Call or read `name` on the environments of these slots."""
-        slot_set = self._named(slots)
+        """Call `name` on the environments of these slots; what is no function is read."""
         if name in ("reset", "step", "close"):
             raise ConfigError(f"{name!r} cannot be called by name; use the fleet's own {name}")
         payload = (name, tuple(args), dict(kwargs or {}))
-        self._workers.check_payload(payload, f"an argument for {name!r}")
-        group = self._ask(lambda: self._inflight.post_shared(slot_set, Op.CALL, payload))
+        return self._ask_each(slots, Op.CALL, payload, f"an argument for {name!r}")
+
+    def get(self, name: str, slots: Sequence[int] | None = None) -> list[Any]:
+        """Read `name` from the environments of these slots; a function is returned, not called."""
+        return self._ask_each(slots, Op.GET, name, "a name")
+
+    def apply(
+        self, function: Callable[[Any], Any], slots: Sequence[int] | None = None
+    ) -> list[Any]:
+        """Call `function(env)` where the environments of these slots live; one result each.
+
+        To worker processes the function travels by cloudpickle, and so do the results back. A
+        natively vectorised environment is given to it once, and the result is every slot's.
+        """
+        return self._ask_each(slots, Op.APPLY, function, "the function")
+
+    def _ask_each(self, slots: Sequence[int] | None, op: Op, payload: Any, what: str) -> list[Any]:
+        slot_set = self._named(slots)
+        self._workers.check_payload(payload, what)
+        group = self._ask(lambda: self._inflight.post_shared(slot_set, op, payload))
         values = self._results(group)
         return [values[slot] for slot in slot_set.slots.tolist()]
 
@@ -686,7 +724,8 @@ class Fleet:
             raise ConfigError("restore takes what snapshot returned: one Snapshot per slot")
         self._check_scalar(slot_set, _NO_STATE, SnapshotError)
         self._workers.check_payload(list(snapshots), "a snapshot")
-        self._start_over(slot_set)
+        self._renounce(slot_set.slots.tolist())
+        self._batch_reader.forget(slot_set.slots.tolist())
         self._results(self._ask(lambda: self._inflight.post(slot_set, Op.RESTORE, snapshots)))
 
     def _note_restored(self, pending: Pending) -> None:
@@ -805,7 +844,16 @@ class Fleet:
     def _check_sendable(self, slot_set: SlotSet) -> None:
         self._open_books()
         self._check_blocked(slot_set)
-        inflight, episodes = self._inflight, self._episodes
+        self._check_idle(slot_set)
+        episodes = self._episodes
+        if episodes.num_needing_reset:
+            idle = slot_set.slots[episodes.needs_reset[slot_set.slots]].tolist()
+            if idle:
+                raise ResetNeeded(f"slots {idle} have no running episode; call reset first")
+
+    def _check_idle(self, slot_set: SlotSet) -> None:
+        """Refuse slots that have something in flight; what was dropped is waited for."""
+        inflight = self._inflight
         if inflight.num_in_flight or inflight.num_ready:
             busy = inflight.busy(slot_set)
             if busy and not inflight.is_awaited(busy):  # the rest of a step that was dropped
@@ -816,10 +864,6 @@ class Fleet:
                     f"slots {busy} have been sent and not yet received; call recv before sending "
                     "again"
                 )
-        if episodes.num_needing_reset:
-            idle = slot_set.slots[episodes.needs_reset[slot_set.slots]].tolist()
-            if idle:
-                raise ResetNeeded(f"slots {idle} have no running episode; call reset first")
 
     def close(self) -> None:
         """Close environments, end workers, give everything back. Idempotent and bounded in time."""

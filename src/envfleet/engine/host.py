@@ -248,22 +248,36 @@ class EnvHost(HostRows):
         return None
 
     def call(self, slots: Sequence[int], name: str, args: Any, kwargs: Any) -> Reply | None:
-        """Call or read `name` on each environment, through its wrappers."""
+        """Call `name` on each environment, through its wrappers; what is no function is read."""
+
+        def called(env: Any) -> Any:
+            attribute = env.get_wrapper_attr(name)
+            if not callable(attribute):
+                return attribute
+            mine, named = detached_copy((args, kwargs)) if args or kwargs else (args, kwargs)
+            return self._guard.wrap(attribute)(*mine, **named)
+
+        return self._ask_each(slots, Op.CALL, f"call of {name!r}", called)
+
+    def get(self, slots: Sequence[int], name: str) -> Reply | None:
+        """Read `name` from each environment, through its wrappers."""
+        doing = f"get of {name!r}"
+        return self._ask_each(slots, Op.GET, doing, lambda env: env.get_wrapper_attr(name))
+
+    def apply(self, slots: Sequence[int], function: Callable[[Any], Any]) -> Reply | None:
+        """Call `function` with each environment."""
+        return self._ask_each(slots, Op.APPLY, "apply", self._guard.wrap(function))
+
+    def _ask_each(
+        self, slots: Sequence[int], op: Op, doing: str, ask: Callable[[Any], Any]
+    ) -> Reply | None:
         self._ready[:] = bytes(self.count)
         for slot in slots:
-            self._status[1] = status_word(Op.CALL, slot)
+            self._status[1] = status_word(op, slot)
             try:
-                attribute = self._envs[slot - self.first].get_wrapper_attr(name)
-                value = attribute
-                if callable(attribute):
-                    mine, named = (
-                        detached_copy((args, kwargs)) if args or kwargs else (args, kwargs)
-                    )
-                    value = self._guard.wrap(attribute)(*mine, **named)
+                self._reply.values[slot] = ask(self._envs[slot - self.first])
             except BaseException as exc:
-                self._note(slot, f"call of {name!r}", exc)
-            else:
-                self._reply.values[slot] = value
+                self._note(slot, doing, exc)
         return self._take_reply()
 
     def set_attr(self, slots: Sequence[int], pairs: Sequence[tuple[str, Any]]) -> Reply | None:

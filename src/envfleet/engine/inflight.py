@@ -61,7 +61,7 @@ class Inflight:
         """Answered steps that nobody has received yet, oldest first."""
         self.num_ready = 0
         self.reset_slots: set[int] = set()
-        """Slots whose reset is answered while its caller waits for others."""
+        """Slots whose answer that waits to be received is that of a reset."""
         # bytes are set and cleared in a fraction of an array's time, and this is done per step
         self.in_flight = bytearray(num_slots)
         self.num_in_flight = 0
@@ -153,7 +153,7 @@ class Inflight:
     def _post(self, op: Op, part: WorkerPart, payload: Any, group: list[Pending]) -> Pending:
         slots = None if part.is_whole and op in MOVES else part.slots.tolist()
         pending = Pending(Command(self.last_request, op, slots, payload), part)
-        if op is not Op.STEP:  # nobody waits for steps by group, and a cycle would be left for gc
+        if op not in MOVES:  # `recv` waits for these, and a cycle would be left for gc
             pending.group = group
         group.append(pending)
         return self._enqueue(pending, part.worker)
@@ -248,7 +248,15 @@ class Inflight:
 
     def unreceived(self) -> set[int]:
         """Slots whose last step or reset is answered and not handed out."""
-        return {slot for pending in self.ready for slot in pending.slots} | self.reset_slots
+        return {slot for pending in self.ready for slot in pending.slots}
+
+    def count(self, slots: Sequence[int] | None) -> tuple[int, int]:
+        """How many of these slots (None: all) are ready, and how many in flight."""
+        if slots is None:
+            return self.num_ready, self.num_in_flight
+        ready = self.unreceived() if self.ready else ()
+        num_ready = sum(slot in ready for slot in slots)
+        return num_ready, sum(self.in_flight[slot] for slot in slots)
 
     def busy(self, slot_set: SlotSet) -> list[int]:
         """Those slots of the route that are in flight, or ready and not received."""
@@ -349,7 +357,9 @@ class PlainSteps:
         )
         if done is None:
             return None
-        return chosen or self._slot_sets.of_workers(done), page
+        if chosen is not None and len(done) == len(workers):
+            return chosen, page
+        return self._slot_sets.of_workers(done), page
 
     def _page_of(self, fast_path: FastPath, workers: tuple[int, ...]) -> int:
         """The one page that these workers write what is under way into, if it is one."""

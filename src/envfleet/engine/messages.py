@@ -75,6 +75,8 @@ class Op(IntEnum):
     CLOSE = 10
     SET = 11
     RESUME = 12
+    GET = 13
+    APPLY = 14
 
     @property
     def phrase(self) -> str:
@@ -142,7 +144,7 @@ class Reply:
     final_spills: dict[int, dict[int, Any]] = field(default_factory=dict)
     schemas: list[Schema] = field(default_factory=list)
     values: dict[int, Any] = field(default_factory=dict)
-    """Results of CALL and SNAPSHOT by slot."""
+    """Results of CALL, GET, APPLY and SNAPSHOT by slot."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -178,8 +178,7 @@ class Recovery:
             # in the slab
             payload = [self._share_of(pending, slot)]
         again = self._inflight.post_part(pending.command.op, part, payload)
-        again.unwanted, again.group = pending.unwanted & {slot}, pending.group
-        pending.group.append(again)
+        again.unwanted = pending.unwanted & {slot}
 
     # ---- a worker is lost -----------------------------------------------------------------------
 

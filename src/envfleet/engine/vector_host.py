@@ -7,7 +7,7 @@ slots in the instance, so a run is repeatable with the same number of workers.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -150,6 +150,31 @@ class VectorHost:
             self._note(f"call of {name!r}", exc)
         else:
             self._reply.values = {slot: values[slot - self.first] for slot in slots}
+        return self._take_reply()
+
+    def get(self, slots: Sequence[int], name: str) -> Reply | None:
+        """Read the instance's attribute, one value for each slot if it has one for each."""
+        self._status[1] = status_word(Op.GET, self.first)
+        try:
+            if hasattr(self._env, "get_attr"):
+                values = self._env.get_attr(name)
+            else:
+                values = [getattr(self._env, name)] * self.count
+        except BaseException as exc:
+            self._note(f"get of {name!r}", exc)
+        else:
+            self._reply.values = {slot: values[slot - self.first] for slot in slots}
+        return self._take_reply()
+
+    def apply(self, slots: Sequence[int], function: Callable[[Any], Any]) -> Reply | None:
+        """Call `function` once, with the instance; its result is every slot's."""
+        self._status[1] = status_word(Op.APPLY, self.first)
+        try:
+            value = self._guard.wrap(function)(self._env)
+        except BaseException as exc:
+            self._note("apply", exc)
+        else:
+            self._reply.values = dict.fromkeys(slots, value)
         return self._take_reply()
 
     def set_attr(self, slots: Sequence[int], pairs: Sequence[tuple[str, Any]]) -> Reply | None:

@@ -182,6 +182,10 @@ def _carry_out(
             return host.resume(slots, [payload[index] for index in positions])
         case Op.CALL:
             return host.call(slots, *payload)
+        case Op.GET:
+            return host.get(slots, payload)
+        case Op.APPLY:
+            return host.apply(slots, payload)
         case Op.SET:
             return host.set_attr(slots, [payload[index] for index in positions])
         case Op.SNAPSHOT:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import envfleet
-from envfleet.adapters import gymnasium as door
+from envfleet.adapters import opening
 from envfleet.engine.backends.serial import SerialHandle
 from envfleet.errors import ConfigError, NothingSent, StillInFlight
 from tests.gates import wait_for, wait_for_answers
@@ -208,7 +208,7 @@ def test_as_many_as_were_asked_for_come_from_both():
 
 
 def test_workers_by_default_leave_somebody_something(monkeypatch):
-    monkeypatch.setattr(door, "usable_cores", lambda: 4)
+    monkeypatch.setattr(opening, "usable_cores", lambda: 4)
     with envfleet.make_vec(Talker, 6, num_here=5) as envs:
         assert envs.fleet.bounds == [(0, 1), (1, 6)]
 
