@@ -36,7 +36,8 @@ class HostRows:
         self._data = data
         mine = slice(self.first, self.first + self.count)
         groups, rows = data.group_of[mine], data.row_of[mine]
-        where = self._where = list(zip(groups.tolist(), rows.tolist(), strict=True))
+        where: list[tuple[int, int]] = list(zip(groups.tolist(), rows.tolist(), strict=True))
+        self._where = where
         """The space group of each slot, and its row there."""
         self._write_obs = [data.obs[group].writer(row) for group, row in where]
         self._write_final = [data.final_obs[group].writer(row) for group, row in where]
