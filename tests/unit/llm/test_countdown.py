@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from envfleet.errors import ConfigError, MissingExtra
-from envfleet.llm.environments import countdown_rows
+from envfleet.llm.environments import countdown_rows, row_files
 from envfleet.llm.environments.base import AnyText
 from envfleet.llm.environments.countdown import CountdownConfig, CountdownEnv
 from envfleet.llm.environments.countdown_rows import (
@@ -212,7 +212,7 @@ class TestFiles:
     def test_are_read_once_and_shared(self, tmp_path, monkeypatch):
         path = written(tmp_path)
         num_reads = 0
-        records = countdown_rows.file_rows
+        records = row_files.file_rows
 
         def counted(*args):
             nonlocal num_reads

@@ -12,8 +12,9 @@ from envfleet.errors import ActionError, ConfigError
 from envfleet.llm.export import as_json, as_json_line
 from envfleet.llm.manager import EnvStateManager
 from envfleet.llm.manager_types import Cache
+from envfleet.llm.metrics import mean_metrics
 from envfleet.llm.policies import make_policy
-from envfleet.llm.rollout import mean_metrics, play_rollout
+from envfleet.llm.rollout import play_rollout
 from envfleet.llm.settings import AgentProxy, read_agent_proxy
 from tests.unit.llm import games
 

@@ -128,7 +128,8 @@ def similarity(one: str, other: str) -> int:
 
     Words of one that all stand in the other give 100. It is rounded, as the original's are.
     """
-    return round(fuzz.token_set_ratio(_plain_words(one), _plain_words(other)))
+    ratio: float = fuzz.token_set_ratio(_plain_words(one), _plain_words(other))
+    return round(ratio)
 
 
 def _plain_words(text: str) -> str:
