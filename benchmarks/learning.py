@@ -9,10 +9,10 @@ from pathlib import Path
 from benchmarks.apart import each_apart
 from benchmarks.outcome import Pace
 from benchmarks.tables import Curves
-from envfleet.learn.evaluate import Evaluation
 from envfleet.learn.recipes import Recipe
-from envfleet.learn.train import TrainOptions, Watcher, train
+from envfleet.learn.train import TrainOptions, train
 from envfleet.observe.progress import Progress
+from envfleet.runs.callbacks import Evaluation, RunCallback
 
 EVALUATIONS, EPISODES = 10, 20
 """How often the policy is looked at on its way, and for how long."""
@@ -76,7 +76,7 @@ def one_run(lesson: Lesson, seed: int, steps: int) -> Points:
     return tuple(seen.points)
 
 
-class _Evaluations(Watcher):
+class _Evaluations(RunCallback):
     def __init__(self) -> None:
         self.points: list[tuple[int, float, float]] = []
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from envfleet.cli import main
-from envfleet.learn.checkpoint import load
+from envfleet.runs.checkpoint import load
 
 pytestmark = pytest.mark.timeout(500)
 """Several programs may be started by a test, each with a limit of its own."""

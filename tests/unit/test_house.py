@@ -34,6 +34,7 @@ LAYERS = (
     ("layout",),
     ("engine",),
     ("adapters",),
+    ("runs",),
     ("learn", "testing"),
     ("meta", "multiagent", "llm"),
     ("cli", "__main__"),
@@ -49,6 +50,7 @@ NEEDS_ONLY_THE_CORE = (
     "engine/**/*.py",
     "adapters/__init__.py",
     "adapters/gymnasium.py",
+    "runs/**/*.py",
 )
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -12,8 +12,8 @@ from envfleet.cli.command import Usage
 from envfleet.cli.config import read_config
 from envfleet.cli.flags import add_flags, given
 from envfleet.cli.options import options_of
+from envfleet.learn.load import resumed_options
 from envfleet.learn.ppo import PPOOptions
-from envfleet.learn.recall import resumed_options
 from envfleet.learn.recipes import RECIPES
 from envfleet.learn.train_options import FREE, LENGTHS, TrainOptions
 

@@ -10,9 +10,8 @@ from envfleet.adapters.gymnasium import FleetVectorEnv
 from envfleet.cli.interrupts import Interrupts
 from envfleet.cli.streams import dispensable
 from envfleet.learn.environments import longest_episode
-from envfleet.learn.evaluate import Evaluation
 from envfleet.learn.train_options import TrainOptions
-from envfleet.learn.watcher import Iteration, Watcher
+from envfleet.runs.callbacks import Evaluation, Iteration, RunCallback
 
 __all__ = ["FINISHING", "LOST", "Lines", "begin_lines", "clock", "iteration_lines"]
 
@@ -28,7 +27,7 @@ _KEPT_BY = {
 FINISHING = "Finishing this iteration; press Ctrl-C again to end at once"
 
 
-class Lines(Watcher):
+class Lines(RunCallback):
     """Prints what happens, a few lines at a time."""
 
     def __init__(

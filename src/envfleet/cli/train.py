@@ -24,9 +24,10 @@ from envfleet.cli.report import Block, Code, Report, Text
 from envfleet.cli.screen import can_redraw
 from envfleet.errors import ConfigError, EnvConstructionFailed, SlotQuarantined
 from envfleet.learn.ppo import PPOOptions
-from envfleet.learn.run_folder import INCIDENTS, INCIDENTS_FILE
-from envfleet.learn.train import Outcome, train
+from envfleet.learn.train import train
 from envfleet.learn.train_options import TrainOptions
+from envfleet.runs.callbacks import RunOutcome
+from envfleet.runs.record import INCIDENTS, INCIDENTS_FILE
 
 __all__ = ["add_arguments", "run"]
 
@@ -156,7 +157,7 @@ def _told(ppo: PPOOptions) -> str:
     return ", ".join(f"{key}={value}" for key, value in asdict(ppo).items() if value != plain[key])
 
 
-def _report(outcome: Outcome) -> Report:
+def _report(outcome: RunOutcome) -> Report:
     document: dict[str, Any] = {
         "run_dir": str(outcome.run_dir),
         "env_steps": outcome.env_steps,

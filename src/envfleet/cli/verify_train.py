@@ -25,7 +25,7 @@ from envfleet.cli.report import Block, Heading, Report, Table, Text
 from envfleet.learn.environments import opened
 from envfleet.learn.ppo import PPOTrainer
 from envfleet.learn.train_options import TrainOptions
-from envfleet.observe.progress import Bar
+from envfleet.observe.progress import ProgressBar
 from envfleet.testing.values import value_difference
 
 __all__ = [
@@ -151,7 +151,7 @@ def runs_of(asked: Asked) -> tuple[TrainOptions, TrainOptions]:
 
 
 def side_by_side(
-    one: PPOTrainer, two: PPOTrainer, iterations: int, bar: Bar
+    one: PPOTrainer, two: PPOTrainer, iterations: int, bar: ProgressBar
 ) -> tuple[Parting | None, Compared]:
     """Iterate both until something differs."""
     names: tuple[str, ...] = ()

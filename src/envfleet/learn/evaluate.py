@@ -24,32 +24,13 @@ from envfleet.engine import ResetPlan
 from envfleet.engine.options import StartMethod
 from envfleet.errors import ConfigError, DeadlineExceeded, EnvFailed, WorkerDied
 from envfleet.learn.agent import Act
+from envfleet.runs.callbacks import Evaluation, EvaluationStopped
 
 EVALUATION_SEED = 1_000_000
 """Far from the seeds of training's first resets."""
 
 MAX_STEPS = 100_000
 """Longest an episode may take: an environment without a time limit would never end."""
-
-
-@dataclass(frozen=True, slots=True)
-class Evaluation:
-    """Returns of whole episodes."""
-
-    returns: tuple[float, ...]
-    lost: tuple[str, ...] = ()
-    """Why other episodes have none: their environments failed."""
-
-    @property
-    def mean(self) -> float:
-        """Their mean."""
-        return float(np.mean(self.returns))
-
-    @property
-    def std(self) -> float:
-        """Their standard deviation."""
-        with np.errstate(invalid="ignore"):  # infinite returns have none, which nan says
-            return float(np.std(self.returns))
 
 
 @dataclass(slots=True)
@@ -62,10 +43,6 @@ class _Game:
     info: dict[str, Any]
     total: float = 0.0
     steps: int = 0
-
-
-class EvaluationStopped(Exception):
-    """Somebody asked for an end in the middle of it."""
 
 
 @dataclass(slots=True)

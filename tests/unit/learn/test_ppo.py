@@ -16,14 +16,14 @@ from gymnasium import spaces
 
 import envfleet
 from envfleet import errors
-from envfleet.learn import collect, threads
-from envfleet.learn.accounting import OF_ROLLOUTS
+from envfleet.learn import collect, torch_setup
 from envfleet.learn.agent import Agent
+from envfleet.learn.checks import check_obs
 from envfleet.learn.evaluate import evaluate
-from envfleet.learn.finite import check_obs
 from envfleet.learn.heads import make_head
 from envfleet.learn.inputs import Inputs
 from envfleet.learn.ppo import PPOOptions, PPOTrainer
+from envfleet.runs.time_report import OF_ROLLOUTS
 from envfleet.testing import Counter, Crashing, UnpicklableInfo
 
 SMALL = PPOOptions(n_steps=16, batch_size=32, n_epochs=2, hidden=(16,))
@@ -412,7 +412,9 @@ class Show(gymnasium.Env):
 
 @pytest.mark.parametrize("ways", [*((way,) for way in SHOWN), tuple(SHOWN)], ids="-".join)
 def test_observations_of_every_kind_are_learned_from(ways, monkeypatch):
-    monkeypatch.setattr(threads, "usable_cores", lambda: 1)  # other tests may have the other core
+    monkeypatch.setattr(
+        torch_setup, "usable_cores", lambda: 1
+    )  # other tests may have the other core
     env = functools.partial(Show, ways)
     options = PPOOptions(
         n_steps=16,
@@ -505,8 +507,8 @@ def test_learning_from_pictures_keeps_to_omp_num_threads(monkeypatch, said, numb
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     if said is not None:
         monkeypatch.setenv("OMP_NUM_THREADS", said)
-    monkeypatch.setattr(threads, "usable_cores", lambda: 8)
-    assert threads.threads_for_pictures() == number
+    monkeypatch.setattr(torch_setup, "usable_cores", lambda: 8)
+    assert torch_setup.threads_for_pictures() == number
 
 
 class SlowBesideSteps(Counter):
