@@ -17,7 +17,7 @@ from typing import Any
 
 from envfleet.adapters.names import label
 from envfleet.cli.asked import add_train_flags, ask, ask_to_go_on
-from envfleet.cli.command import Context, folder
+from envfleet.cli.command import Context, Usage, folder
 from envfleet.cli.lines import Lines
 from envfleet.cli.live import LiveView
 from envfleet.cli.report import Block, Code, Report, Text
@@ -68,12 +68,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="say while training, too, what takes the time and what could be done about it",
     )
+    parser.add_argument(
+        "--trust",
+        action="store_true",
+        help="with --resume: open the states of environments in checkpoints that you did not write "
+        "on this machine; they are pickles, which can run any code",
+    )
     add_train_flags(parser)
 
 
 def run(args: argparse.Namespace, context: Context) -> Report:
     """Train, or go on training."""
     is_resumed = args.resume is not None
+    if args.trust and not is_resumed:
+        raise Usage("--trust goes with --resume: a new run has nothing to open")
     if is_resumed:
         asked, run_dir = ask_to_go_on(args), args.resume
     else:
@@ -92,7 +100,14 @@ def run(args: argparse.Namespace, context: Context) -> Report:
         display.say(f"Recipe for {label(asked.options.env)}: {_told(asked.ppo)}")
     try:
         with display:
-            outcome = train(asked.options, asked.ppo, run_dir, display, is_resumed=is_resumed)
+            outcome = train(
+                asked.options,
+                asked.ppo,
+                run_dir,
+                display,
+                is_resumed=is_resumed,
+                is_trusted=args.trust,
+            )
     except EnvConstructionFailed as exc:  # where it was tried is nothing a person here has to know
         kwargs = asked.options.env_kwargs
         _refuse_without_spaces(asked.options.env, exc.reason)

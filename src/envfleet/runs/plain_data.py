@@ -28,7 +28,7 @@ _KIND = "!"
 
 def encode(state: Any) -> tuple[bytes, list[bytes], list[Any]]:
     """A state as JSON, the bytes of its arrays, and the objects that are neither."""
-    writer = _Writer()
+    writer = _TreeWriter()
     tree = writer.tree(state)
     header = {"tree": tree, "arrays": writer.described}
     return json.dumps(header).encode(), writer.arrays, writer.objects
@@ -53,11 +53,11 @@ def decode(
         Exception: Of any type, if the bytes were not made by `encode`.
     """
     found = json.loads(header)
-    reader = _Reader(found["arrays"], data, objects, device)
+    reader = _TreeReader(found["arrays"], data, objects, device)
     return reader.value(found["tree"])
 
 
-class _Writer:
+class _TreeWriter:
     def __init__(self) -> None:
         self.described: list[Any] = []
         """Of each array: kind, element type, shape, number of bytes."""
@@ -109,7 +109,7 @@ class _Writer:
         return {_KIND: "data", "at": len(self.arrays) - 1}
 
 
-class _Reader:
+class _TreeReader:
     def __init__(
         self, described: list[Any], data: memoryview, objects: Callable[[int], Any], device: str
     ) -> None:
@@ -121,6 +121,8 @@ class _Reader:
             content = data[end : end + size]
             end += size
             self._arrays.append(self._array(kind, dtype, shape, content))
+        if end != len(data):
+            raise ValueError(f"{len(data) - end} bytes that belong to no array")
 
     def value(self, tree: Any) -> Any:
         if isinstance(tree, list):

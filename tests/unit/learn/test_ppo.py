@@ -412,9 +412,7 @@ class Show(gymnasium.Env):
 
 @pytest.mark.parametrize("ways", [*((way,) for way in SHOWN), tuple(SHOWN)], ids="-".join)
 def test_observations_of_every_kind_are_learned_from(ways, monkeypatch):
-    monkeypatch.setattr(
-        torch_setup, "usable_cores", lambda: 1
-    )  # other tests may have the other core
+    monkeypatch.setattr(torch_setup, "usable_cores", lambda: 1)  # the other may be in use
     env = functools.partial(Show, ways)
     options = PPOOptions(
         n_steps=16,

@@ -108,7 +108,7 @@ def test_everything_else_is_an_object_in_its_place():
 )
 def test_what_was_not_encoded_here_is_an_error(header):
     with pytest.raises(Exception):  # noqa: B017, PT011 - any: the caller names the file
-        decode(header, memoryview(bytes(8)), objects=lambda number: None)
+        decode(header, memoryview(bytes(4)), objects=lambda number: None)
 
 
 EXPECTED = {
