@@ -208,7 +208,10 @@ class Collector:
             self._scaler.load(state["scaler"])
         self._returns, self._lengths = state["returns"].copy(), state["lengths"].copy()
         self._obs = tuple(leaf.copy() for leaf in state["obs"])
-        self._masks = None if state["masks"] is None else state["masks"].copy()
+        masks = state["masks"]
+        if masks is not None and (masks.dtype != np.bool_ or len(masks) != self._envs.num_envs):
+            raise ValueError("its masks are no flags for each slot")
+        self._masks = None if masks is None else masks.copy()
         self._states = state["states"].to(self._agent.device).clone()
         if slots is None:
             self._begin_anew()

@@ -7,14 +7,14 @@ from typing import Any
 
 import torch
 
-from envfleet.errors import CheckpointError
+from envfleet.errors import CheckpointError, ConfigError, EnvfleetError
 from envfleet.learn.agent import Agent
 from envfleet.learn.environments import env_fn
 from envfleet.learn.options import PPOOptions
 from envfleet.learn.train import PPO_KIND
 from envfleet.learn.train_options import TrainOptions
 from envfleet.runs.checkpoint import CheckpointFolder, fitting, load
-from envfleet.runs.run_file import IDENTITY, RunFile, check_identity
+from envfleet.runs.run_file import IDENTITY, RUN_FILE, RunFile, check_identity
 
 __all__ = ["load_agent", "resumed_options"]
 
@@ -38,7 +38,14 @@ def load_agent(path: Path) -> tuple[TrainOptions, Agent]:
         raise CheckpointError(str(path), "does not exist")
     run_dir = path if path.is_dir() else path.parent
     options, ppo = resumed_options(run_dir)
-    env = env_fn(options)()
+    try:
+        env = env_fn(options)()
+    except EnvfleetError:
+        raise
+    except Exception as exc:
+        raise ConfigError(
+            f"{options.env} cannot be built with {options.env_kwargs}, as in {RUN_FILE}: {exc}"
+        ) from exc
     agent = Agent(env.observation_space, env.action_space, ppo, torch.device("cpu"), options.seed)
     env.close()
     identity = RunFile(run_dir, PPO_KIND).read()[IDENTITY]

@@ -38,14 +38,14 @@ def add_line(path: Path, entry: Mapping[str, Any]) -> None:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """All whole entries; a kill may have left half of one at the end."""
+    """All entries that can be read; a kill may have left half of one at the end."""
     if not path.exists():
         return []
     entries = []
-    for line in path.read_text().splitlines():
+    for line in path.read_bytes().splitlines():
         try:
             entry = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):  # UnicodeDecodeError is one of the former
             continue
         if isinstance(entry, dict):
             entries.append(entry)

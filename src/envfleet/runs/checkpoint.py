@@ -28,7 +28,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
 
-from envfleet.errors import CheckpointError, ConfigError, EnvfleetError
+from envfleet.errors import CheckpointError
 from envfleet.runs.plain_data import decode, encode
 from envfleet.runs.signing import SIGNATURE_BYTES, NoKey, is_signed, sign, user_key
 
@@ -189,20 +189,14 @@ def fitting(path: Path) -> Iterator[None]:
     """Say of a state that cannot be used that it belongs to another run or environment."""
     try:
         yield
-    except EnvfleetError as exc:
-        if not isinstance(exc, ConfigError):
-            raise
-        raise _unfitting(path, exc) from exc
+    except CheckpointError:
+        raise
     except Exception as exc:
-        raise _unfitting(path, exc) from exc
-
-
-def _unfitting(path: Path, exc: Exception) -> CheckpointError:
-    return CheckpointError(
-        str(path),
-        "does not fit its run.json or its environment, as a checkpoint of another run would not "
-        f"({short_reason(exc)})",
-    )
+        raise CheckpointError(
+            str(path),
+            "does not fit its run.json or its environment, as a checkpoint of another run would "
+            f"not ({short_reason(exc)})",
+        ) from exc
 
 
 class CheckpointFolder:

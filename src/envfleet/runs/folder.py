@@ -43,6 +43,7 @@ from envfleet.runs.record import (
     METRICS_FILE,
     REPORT_FILE,
     VIDEOS,
+    read_metrics,
     write_report,
 )
 from envfleet.runs.run_file import RunFile, as_json, command, defaults_of, lengthened
@@ -230,11 +231,7 @@ class RunFolder:
 
     def _take_back(self, env_steps: int, owes_evaluation: bool) -> int:
         """Remove the lines that will be written again; up to which step there were any."""
-        lines = [
-            line
-            for line in read_lines(self.folder / METRICS_FILE)
-            if type(line.get("env_steps")) is int
-        ]
+        lines = read_metrics(self.folder)
         kept = [line for line in lines if line["env_steps"] <= env_steps]
         if owes_evaluation:
             kept = [

@@ -189,18 +189,18 @@ def _shape(part: Any) -> Any:
 def check_structure(expected: Any, found: Any, where: str = "the state") -> None:
     """Refuse a state that is not built like `expected`: keys, types, shapes and element types.
 
-    None on either side fits everything: it says that a part is not there yet, or not any more.
-    Lists may have any length; each element is built like the first expected one.
+    An expected None fits everything, and a whole number fits a float. Lists may have any length;
+    each element is built like the first expected one.
 
     Raises:
         TypeError: The first place that differs is named.
     """
-    expected, found = (
-        one.item() if isinstance(one, np.generic | np.ndarray) and one.ndim == 0 else one
-        for one in (expected, found)
-    )
-    if expected is None or found is None:
+    if expected is None:
         return
+    numpy = np.generic | np.ndarray
+    if isinstance(expected, numpy) and isinstance(found, numpy):
+        # what was an array without axes may have become a scalar
+        expected, found = np.asarray(expected), np.asarray(found)
     if isinstance(expected, dict):
         if not isinstance(found, dict) or expected.keys() != found.keys():
             names = sorted(map(str, found)) if isinstance(found, dict) else _said(found)
@@ -214,7 +214,7 @@ def check_structure(expected: Any, found: Any, where: str = "the state") -> None
         for number, one in enumerate(found):
             like = expected[number] if is_fixed else (*expected[:1], None)[0]
             check_structure(like, one, f"{where}[{number}]")
-    elif _said(expected) != _said(found) and {type(expected), type(found)} != {int, float}:
+    elif _said(expected) != _said(found) and (type(expected), type(found)) != (float, int):
         raise TypeError(f"{where} is {_said(expected)}, not {_said(found)}")
 
 

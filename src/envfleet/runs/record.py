@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from envfleet.errors import CheckpointError
 from envfleet.observe.figures import SECONDS, Figures
@@ -15,7 +16,7 @@ from envfleet.runs.run_file import RUN_FILE, RunFile, option_values
 from envfleet.runs.time_report import Setup, advice, shares
 
 __all__ = ["INCIDENTS", "INCIDENTS_FILE", "METRICS_FILE", "REPORT_FILE", "VIDEOS"]
-__all__ += ["read_record", "write_report"]
+__all__ += ["read_metrics", "read_record", "write_report"]
 
 METRICS_FILE, INCIDENTS_FILE = "metrics.jsonl", "incidents.jsonl"
 REPORT_FILE, INCIDENTS, VIDEOS = "report.html", "incidents", "videos"
@@ -29,6 +30,9 @@ _EMBEDDED_BYTES = 4_000_000
 _WORTH_SAYING = 0.1
 """Share of the time from which on the page gives advice on a part."""
 
+_TEXTS = ("ended", "evaluation_failed")
+"""Figures that are no numbers."""
+
 _STATES: dict[str, State] = {"stopped": "stopped", "failed": "failed"}
 
 
@@ -39,7 +43,7 @@ def read_record(folder: Path, kind: JobKind) -> RunRecord:
         CheckpointError: The folder holds no run of this kind.
     """
     about = RunFile(folder, kind).read()
-    lines = read_lines(folder / METRICS_FILE)
+    lines = read_metrics(folder)
     iterations = [line for line in lines if SPEED in line]
     made = iterations[-1].get("iteration", 0) if iterations else 0
     ended = str(lines[-1].get("ended", "")) if lines else ""
@@ -76,6 +80,19 @@ def read_record(folder: Path, kind: JobKind) -> RunRecord:
         resumed=about.get("resumed", []),
         video=_last_video(folder / VIDEOS),
     )
+
+
+def read_metrics(folder: Path) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl that are whole: numbers, but for the few texts."""
+    return [
+        line
+        for line in read_lines(folder / METRICS_FILE)
+        if type(line.get("env_steps")) is int
+        and all(
+            isinstance(value, str) if name in _TEXTS else isinstance(value, int | float | None)
+            for name, value in line.items()
+        )
+    ]
 
 
 def write_report(folder: Path, kind: JobKind) -> Path:

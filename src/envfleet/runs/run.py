@@ -245,7 +245,9 @@ class _Loop:
     def _take(self, state: dict[str, Any]) -> None:
         """Continue from where a checkpoint was made."""
         check_identity(self._identity, state)
-        check_structure(self._state({}) | {"best": 0.0, "recent": [(0.0, 0)], "job": None}, state)
+        best = None if state.get("best") is None else 0.0
+        like = self._state({}) | {"best": best, "recent": [(0.0, 0)], "job": None}
+        check_structure(like, state)
         self._job.load(state["job"])
         self._number, self._best = state["iteration"], state["best"]
         self._recent = deque(state["recent"], maxlen=RECENT)

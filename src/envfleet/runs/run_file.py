@@ -115,7 +115,7 @@ class RunFile:
         look_also_in(about.get(BEGUN_IN))
         try:
             return {name: made(**about[name]) for name, made in self._kind.options.items()}
-        except (ValueError, TypeError) as exc:
+        except Exception as exc:  # the classes of options check as they like
             raise self._foreign(str(exc)) from exc
 
     def _check(self, about: dict[str, Any]) -> None:
@@ -125,6 +125,8 @@ class RunFile:
         for name, type_ in wanted.items():
             if type(about.get(name)) is not type_:
                 raise self._foreign(f"{name!r} has to be a {type_.__name__}")
+            if name in self._kind.options and type(about["defaults"].get(name)) is not dict:
+                raise self._foreign(f"'defaults' has to have {name!r}")
         for name, type_ in _OPTIONAL.items():
             if about.get(name) is not None and type(about[name]) is not type_:
                 raise self._foreign(f"{name!r} has to be a {type_.__name__}")
