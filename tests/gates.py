@@ -32,7 +32,7 @@ def wait_for(path: Path, is_there: bool = True) -> None:
 def wait_for_answers(fleet: Fleet, *workers: int) -> None:
     """Return when these worker processes have answered; nobody has heard it yet."""
     for worker in workers:
-        bell: Any = fleet._crew.handles[worker]
+        bell: Any = fleet._workers.handles[worker]
         assert select.select([bell.done.fd], [], [], PATIENCE_S)[0], f"worker {worker} is silent"
 
 

@@ -1,4 +1,4 @@
-"""Seeds, options and tasks for each slot on its own: at a reset, masked, and queued."""
+"""Seeds, options and tasks for single slots: at a reset, masked, and queued."""
 
 import functools
 
@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from envfleet import errors
-from envfleet.testing import Slow, TaskEnv
-from tests.conformance.matrix import QUICK, opened
+from envfleet.testing import Counter, Crashing, Hanging, Slow, TaskEnv
+from tests.conformance.matrix import FORK, MODES, QUICK, THREAD, opened
+from tests.gates import gated, in_time_at_best
 
 ZERO = np.zeros(3, dtype=np.int64)
 SEED, TASK, EPISODES, T = range(4)
@@ -72,7 +73,7 @@ def test_a_masked_reset_leaves_the_other_slots_alone(envs):
         np.array([True, False]),
         np.array([False, False, False]),
     ],
-    ids=["list", "integers", "too short", "nobody"],
+    ids=["list", "integers", "too short", "no slot"],
 )
 def test_a_bad_mask_is_refused(envs, mask):
     envs.reset(seed=0)
@@ -139,7 +140,7 @@ def test_a_plan_is_used_in_same_step_mode(where):
 
 
 def test_a_seed_queued_continues_as_that_seed(envs):
-    """The stream after a queued seed is the one a reset with that seed gives."""
+    """A queued seed gives the same stream as a reset with that seed."""
     envs.reset(seed=0)
     envs.queue_reset(seed=[5, 6, 7])
     run_to_the_end(envs)
@@ -157,7 +158,7 @@ def test_an_unknown_slot_is_refused(envs):
 
 @pytest.mark.parametrize("where", QUICK)
 def test_a_reset_drops_what_its_slots_have_in_flight(where):
-    """Nobody gets the old episode's row as an answer to the new episode's first action."""
+    """The first action of the new episode is not answered with a row of the old one."""
     with opened(functools.partial(Slow, step_s=0.02), 3, **where) as envs:
         envs.reset(seed=0)
         envs.send(ZERO)
@@ -181,3 +182,181 @@ def test_a_masked_reset_keeps_what_other_slots_have_in_flight(where):
         assert batch.obs[:, 0].tolist() == [1, 1]
         obs, _, _, _, _ = envs.step(ZERO)
     assert obs[:, 0].tolist() == [1, 2, 2]
+
+
+# ---- resets that come back through recv ----------------------------------------------------------
+
+APART = [pytest.param({**THREAD, "num_workers": 4}, id="thread")]
+APART += [pytest.param({**FORK, "num_workers": 4}, id="fork")]
+"""A worker for each of four slots."""
+
+
+@pytest.mark.parametrize("where", QUICK)
+@pytest.mark.parametrize("mode", MODES)
+def test_resets_and_steps_are_received_together(mode, where):
+    with opened(TaskEnv, 4, autoreset=mode, **where) as envs:
+        envs.reset(seed=100)
+        if mode != "disabled":
+            envs.queue_reset(options={"task": 7}, slots=[2])
+        envs.send(np.zeros(2, np.int64), [0, 1])
+        envs.send_reset(seed=[20, 21], options={"task": 3}, slots=[3, 2])
+        batch = envs.recv()
+        assert batch.slots.tolist() == [0, 1, 2, 3]
+        assert batch.obs[:, SEED].tolist() == [100, 101, 21, 20]
+        assert batch.obs[:, TASK].tolist() == [0, 0, 3, 3]
+        assert batch.obs[:, T].tolist() == [1, 1, 0, 0]
+        assert batch.valid.tolist() == [True, True, False, False]
+        assert batch.rewards[2:].tolist() == [0.0, 0.0]
+        assert not (batch.terminated | batch.truncated).any()
+        assert batch.infos["seed"].tolist()[2:] == [21, 20]
+        zero = np.zeros(4, np.int64)
+        assert envs.step(zero)[0][:, T].tolist() == [2, 2, 1, 1]
+        if mode == "disabled":
+            return
+        envs.step(zero)  # slots 0 and 1 end here, the others a step later
+        obs = envs.step(zero)[0]
+        if mode == "next_step":
+            obs = envs.step(zero)[0]
+        assert obs[2:, TASK].tolist() == [7, 3], "a plan that was queued is still there"
+        assert obs[2:, T].tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("where", QUICK)
+def test_rows_of_send_reset_are_those_of_reset(where):
+    with opened(TaskEnv, 4, **where) as envs:
+        waited, _ = envs.reset(seed=5, options={"task": 2})
+        envs.send_reset(seed=5, options={"task": 2})
+        batch = envs.recv(slots=[0, 1, 2, 3])
+        assert np.array_equal(batch.obs[:, [SEED, TASK, T]], waited[:, [SEED, TASK, T]])
+        assert np.array_equal(batch.final_obs, batch.obs)
+        plans = envs._plans(5, {"task": 2}, 4)
+        again = envs.fleet.reset(plans)
+        for name in ("rewards", "terminated", "truncated", "valid"):
+            assert getattr(batch, name).tolist() == getattr(again, name).tolist()
+
+
+@pytest.mark.parametrize("where", APART)
+def test_slots_reset_side_by_side(where):
+    with opened(functools.partial(Slow, reset_s=0.3), 4, **where) as envs:
+
+        def reset_one_by_one():
+            for slot in range(4):
+                envs.send_reset(seed=[slot], slots=[slot])
+            assert envs.recv().slots.tolist() == [0, 1, 2, 3]
+
+        in_time_at_best(reset_one_by_one, 0.9)
+
+
+@pytest.mark.parametrize("where", APART)
+def test_others_step_while_a_slot_resets(where, tmp_path):
+    gate = tmp_path / "gate"
+    gate.touch()
+    with opened([Counter, gated(gate, "reset"), Counter, Counter], **where) as envs:
+        envs.reset(seed=0)
+        gate.unlink()
+        envs.send_reset(seed=[7], slots=[1])
+        others = np.array([0, 2, 3])
+        for t in range(1, 4):
+            envs.send(np.zeros(3, np.int64), others)
+            seen = {}
+            while len(seen) < 3:
+                batch = envs.recv(min_slots=1)
+                seen |= dict(zip(batch.slots.tolist(), batch.obs[:, 0].tolist(), strict=True))
+            assert seen == {0: t, 2: t, 3: t}
+        assert envs.recv(timeout_s=0.02, slots=[1]).slots.tolist() == []
+        gate.touch()
+        batch = envs.recv(timeout_s=60.0, slots=[1])
+        assert (batch.slots.tolist(), batch.valid.tolist()) == ([1], [False])
+
+
+@pytest.mark.parametrize("where", QUICK)
+def test_a_slot_that_resets_is_in_flight(where):
+    with opened(TaskEnv, 3, **where) as envs:
+        envs.reset(seed=0)
+        envs.send_reset(seed=[9], slots=[1])
+        for misuse in (
+            lambda: envs.send(np.zeros(1, np.int64), [1]),
+            lambda: envs.send_reset(slots=[1]),
+            lambda: envs.step(ZERO),
+        ):
+            with pytest.raises(errors.StillInFlight, match=r"slots \[1\]"):
+                misuse()
+        assert envs.recv().obs[:, SEED].tolist() == [9]
+        with pytest.raises(errors.NothingSent):
+            envs.recv()
+
+
+@pytest.mark.parametrize("where", QUICK)
+@pytest.mark.parametrize("is_waited_for", [True, False])
+def test_a_reset_that_is_dropped_has_happened(where, is_waited_for):
+    with opened(TaskEnv, 3, **where) as envs:
+        envs.reset(seed=0)
+        envs.step(ZERO)
+        envs.send_reset(seed=[30, 31], slots=[0, 2])
+        if is_waited_for:
+            assert envs.recv(slots=[0]).obs[:, SEED].tolist() == [30]
+        envs.fleet.drop([2] if is_waited_for else [0, 2])
+        obs, *_ = envs.step(ZERO)
+        assert obs[:, SEED].tolist() == [30, 1, 31]
+        assert obs[:, T].tolist() == [1, 2, 1]
+        for _ in range(3):
+            obs, *_ = envs.step(ZERO)
+        assert obs[:, T].tolist() == [0, 1, 0]
+
+
+@pytest.mark.parametrize("where", QUICK)
+def test_a_reset_that_raises_costs_its_own_slot_only(where):
+    broken = functools.partial(Crashing, at="reset", nth=2)
+    with opened([Counter, broken, Counter], **where) as envs:
+        envs.reset(seed=0)
+        envs.send(np.zeros(1, np.int64), [0])
+        envs.send_reset(seed=[1, 2], slots=[1, 2])
+        with pytest.raises(errors.EnvFailed, match="slot 1"):
+            envs.recv()
+        batch = envs.recv()
+        assert batch.slots.tolist() == [0, 2]
+        assert batch.obs.tolist() == [[1], [0]]
+        with pytest.raises(errors.ResetNeeded, match=r"\[1\]"):
+            envs.step(ZERO)
+        envs.send_reset(seed=[1], slots=[1])
+        assert envs.recv().obs.tolist() == [[0]]
+        assert envs.step(ZERO)[0][:, 0].tolist() == [2, 1, 1]
+
+
+@pytest.mark.parametrize("where", QUICK)
+def test_a_reset_that_raises_is_done_again_after_a_restart(where, tmp_path):
+    broken = functools.partial(Crashing, at="reset", nth=2, once=tmp_path / "happened")
+    with opened([Counter, broken, Counter], on_failure="restart", **where) as envs:
+        envs.reset(seed=0)
+        envs.send(np.zeros(1, np.int64), [0])
+        envs.send_reset(seed=[1, 2], slots=[1, 2])
+        batch = envs.recv()
+        assert batch.slots.tolist() == [0, 1, 2]
+        assert batch.obs[:, 0].tolist() == [1, 0, 0]
+        assert not batch.truncated.any()
+        assert [incident.slot for incident in batch.incidents] == [1]
+        assert envs.step(ZERO)[0][:, 0].tolist() == [2, 1, 1]
+
+
+@pytest.mark.parametrize("where", APART)
+@pytest.mark.parametrize("on_failure", ["raise", "restart"])
+def test_a_reset_that_hangs_has_a_deadline(where, on_failure, tmp_path):
+    hangs = functools.partial(
+        Hanging, at="reset", nth=2, for_s=3.0, once=tmp_path / "happened", length=None
+    )
+    env_fns = [Counter, hangs, Counter, Counter]
+    with opened(env_fns, on_failure=on_failure, reset_timeout_s=1.0, **where) as envs:
+        envs.reset(seed=0)
+        envs.send_reset(seed=[1], slots=[1])
+        envs.send(np.zeros(3, np.int64), [0, 2, 3])
+        if on_failure == "raise":
+            with pytest.raises(errors.DeadlineExceeded, match="slot 1") as caught:
+                envs.recv()
+            assert (caught.value.doing, caught.value.option) == ("reset", "reset_timeout_s")
+            assert envs.recv().slots.tolist() == [0, 2, 3]
+        else:
+            batch = envs.recv()
+            assert batch.obs[:, 0].tolist() == [1, 0, 1, 1]
+            assert [incident.kind for incident in batch.incidents] == ["timeout"]
+            assert not batch.truncated.any()
+            assert envs.step(np.zeros(4, np.int64))[0][:, 0].tolist() == [2, 1, 2, 2]

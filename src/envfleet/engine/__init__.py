@@ -4,8 +4,8 @@ from envfleet.engine.batch import Batch
 from envfleet.engine.fleet import Fleet
 from envfleet.engine.incident import Incident, ReplayResult
 from envfleet.engine.options import Deadlines, ResetPlan, RestartPolicy
-from envfleet.engine.servant import NativeFn
 from envfleet.engine.snapshot import Snapshot
+from envfleet.engine.worker import NativeFn
 
 __all__ = [
     "Batch",

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
@@ -18,20 +19,51 @@ import numpy as np
 
 from envfleet.engine import rng
 from envfleet.engine import snapshot as snapshots
-from envfleet.engine.answers import read_reset
-from envfleet.engine.apart import apart
-from envfleet.engine.guard import Guard
-from envfleet.engine.infos import Info, InfoWriter
-from envfleet.engine.messages import EnvFacts, Failure, Op, Reply, place
+from envfleet.engine.detached_copy import detached_copy
+from envfleet.engine.host_rows import HostRows
+from envfleet.engine.infos import Info
+from envfleet.engine.memory import Control, Data
+from envfleet.engine.messages import EnvFacts, EnvFailure, Op, Reply, read_reset, status_word
 from envfleet.engine.options import PLAIN_RESET, Autoreset, EnvFn, ResetPlan
-from envfleet.engine.rows import Desk, Line, step_rows
-from envfleet.engine.shortcut import way_to_step
-from envfleet.engine.slab import Control, Data
+from envfleet.engine.rows import AUTORESETS, EnvRow, HostState, step_rows
 from envfleet.errors import SnapshotError
-from envfleet.layout import Columns
 
 
-class State(IntEnum):
+def _directly(function: Callable[..., Any]) -> Callable[..., Any]:
+    return function
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """The manners of one place. Whatever is not let pass is a failure of the environment alone."""
+
+    wrap: Callable[[Callable[..., Any]], Callable[..., Any]] = _directly
+    passes: tuple[type[BaseException], ...] = ()
+    """Raised by somebody else than the environment: Ctrl-C in this thread, the end of a worker."""
+
+    def let_pass(self, exc: BaseException) -> None:
+        """Raise `exc` again if it is not the environment's."""
+        if isinstance(exc, self.passes):
+            raise exc
+
+    def around(self, env: Any) -> Any:
+        """Something whose `step` and `reset` are those that `env` has when they are called."""
+        return env if self.wrap is _directly else _Guarded(env, self.wrap)
+
+
+class _Guarded:
+    """An environment whose `step` and `reset` run under a guard."""
+
+    def __init__(self, env: Any, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+        self.step = wrap(lambda action: env.step(action))
+        self.reset = wrap(lambda **arguments: env.reset(**arguments))
+
+
+ReturnOrder = snapshots.Snapshot | tuple[ResetPlan, Any, bool]
+"""How a slot whose environment is gone goes on; see `EnvHost.resume`."""
+
+
+class SlotState(IntEnum):
     """What a step means for a slot."""
 
     RUNNING = 0
@@ -43,7 +75,7 @@ class State(IntEnum):
     """It raised, or was never reset."""
 
 
-class EnvHost:
+class EnvHost(HostRows):
     """Scalar environments of the slots `first .. first + len(env_fns) - 1`."""
 
     def __init__(
@@ -54,11 +86,12 @@ class EnvHost:
         autoreset: Autoreset,
         guard: Guard,
     ) -> None:
-        self.first, self.count = first, len(envs)
+        super().__init__(first, len(envs))
         self._fns, self._autoreset, self._guard = list(env_fns), autoreset, guard
         self._envs = list(envs)
-        self._state = bytearray([State.UNUSABLE] * self.count)
-        self._queues: list[deque[ResetPlan]] = [deque() for _ in envs]
+        self._state = bytearray([SlotState.UNUSABLE] * self.count)
+        self._queues: dict[int, deque[ResetPlan]] = {}
+        """Plans for the next autoresets of rows, where there are any."""
         self._restart_plans: dict[int, ResetPlan] = {}
         """How slots whose environment was replaced begin again, unless their caller resets them."""
         self._ends: list[tuple[int, bool, bool]] = []
@@ -70,16 +103,11 @@ class EnvHost:
         self._starts = np.zeros((self.count, rng.CELL_BYTES), np.uint8)
         """What the next episodes of rows start from, where they are `_ready`."""
         self._start_of = list(self._starts)
+        self._has_plan = bytearray(self.count)
+        """Rows with a queue or a restart plan, as the step under way began."""
         self._ready = bytearray(self.count)
-        """Rows that have ended and will be reset plainly, if nobody touches them before."""
-        self._last_spill: dict[int, dict[int, Any]] = {}
-        # set until known to be clear: a slot may still carry the infos of a worker that died
-        self._has_info = bytearray([1] * self.count)
-        self._long_ways = list(range(self.count))
-        """Rows to whose environments there may be a shorter way to step."""
-        self._after_end = State.ENDED if autoreset == "next_step" else State.RUNNING
-        self._reply = Reply()
-        self._is_plain = True
+        """Rows that have ended and will be reset plainly, if no other command comes before."""
+        self._after_end = SlotState.ENDED if autoreset == "next_step" else SlotState.RUNNING
 
     def facts(self) -> list[EnvFacts]:
         """Spaces and the like, slot by slot."""
@@ -95,57 +123,41 @@ class EnvHost:
             for env in self._envs
         ]
 
-    def bind(self, control: Control, data: Data, post: memoryview) -> None:
+    def bind(self, control: Control, data: Data, status: memoryview) -> None:
         """Take the shared rows of this host's slots."""
-        self._data: Data = data
-        self._post = post
-        slots = range(self.first, self.first + self.count)
-        kinds, rows = data.kind_of[slots.start : slots.stop], data.row_of[slots.start : slots.stop]
-        where = list(zip(kinds.tolist(), rows.tolist(), strict=True))
-        self._write_obs = [data.obs[kind].writer(row) for kind, row in where]
-        self._write_final = [data.final_obs[kind].writer(row) for kind, row in where]
-        plain_obs = [data.obs[kind].array_of(row) for kind, row in where]
-        self._where = where
-        is_block = bool((kinds == kinds[0]).all() and (np.diff(rows) == 1).all())
-        block = slice(int(rows[0]), int(rows[-1]) + 1)
-        self._read_actions: Callable[[], list[Any]] | None = (
-            data.actions[where[0][0]].reader(block) if is_block else None
-        )
-        self._lines = [
-            Line(
+        self.bind_rows(control, data)
+        self._status = status
+        mine = slice(self.first, self.first + self.count)
+        self._rng = list(control.rng[mine])
+        self._env_rows = [
+            EnvRow(
                 row,
-                place(Op.STEP, self.first + row),
-                self._guard.wrap(env.step),
-                None,
-                None,
-                place(Op.RESET, self.first + row),
-                self._guard.wrap(env.reset),
-                obs,
-                control.rng[self.first + row],
+                status_word(Op.STEP, self.first + row),
+                status_word(Op.RESET, self.first + row),
+                self._guard.around(env),
+                data.obs[group].array_of(index),
+                data.final_obs[group].array_of(index),
+                self._rng[row],
             )
-            for row, (env, obs) in enumerate(zip(self._envs, plain_obs, strict=True))
+            for row, (env, (group, index)) in enumerate(zip(self._envs, self._where, strict=True))
         ]
-        mine = slice(slots.start, slots.stop)
-        # item by item and as bytes, memoryviews take a fraction of an array's time
-        self._rewards = control.rewards[mine]
-        self._reward_of: Any = self._rewards.data
-        self._infos = InfoWriter(control.infos, control.schemas, self.first)
-        self._desk = Desk(
+        self._host_state = HostState(
+            AUTORESETS.index(self._autoreset),
             self._state,
             self._has_info,
             self._ready,
+            self._has_plan,
             self._starts,
-            np.frombuffer(post, np.uint64),
+            np.frombuffer(status, np.uint64),
             self._rewards,
             self._invalid,
-            self._ends if self._autoreset == "next_step" else None,
-            self._infos.form,
+            self._ends,
+            self._schemas.form,
             control.infos[mine],
             control.schemas[mine],
+            control.final_infos[mine],
+            control.final_schemas[mine],
         )
-        self._marks = [marks[mine].view(np.uint8).data for marks in control.flags]
-        self._rng = [control.rng[slot].data for slot in slots]
-        self._all_clear = bytes(self.count)
 
     # ---- commands -------------------------------------------------------------------------------
 
@@ -154,27 +166,30 @@ class EnvHost:
         rows = range(self.count) if slots is None else [slot - self.first for slot in slots]
         self._ends.clear()
         self._invalid.clear()
-        if self._long_ways:
-            self._shorten_ways()
-        lines = self._lines if slots is None else [self._lines[row] for row in rows]
+        if self._queues or self._restart_plans or 1 in self._has_plan:
+            self._has_plan[:] = self._all_clear
+            for row in (*self._queues, *self._restart_plans):
+                self._has_plan[row] = 1
+        env_rows = self._env_rows if slots is None else [self._env_rows[row] for row in rows]
         step_rows(
-            self._desk,
-            lines,
+            self._host_state,
+            env_rows,
             self._actions(slots, spills),
             self._take,
             self._take_reset,
             self._step_unusual,
             self._fail,
+            self._keep_start,
         )
         self._mark(rows, self._ends, self._invalid)
         self._ended = [row for row, *_ in self._ends]
         return self._take_reply()
 
     def idle(self) -> None:
-        """Nobody waits: look up now what would take time at the next autoresets."""
+        """The parent waits for nothing: look up now what the next autoresets need."""
         for row in self._ended:
-            is_plain = not self._queues[row] and row not in self._restart_plans
-            if is_plain and self._state[row] == State.ENDED:
+            has_plan = row in self._queues or row in self._restart_plans
+            if not has_plan and self._state[row] == SlotState.ENDED:
                 try:
                     rng.keep(self._envs[row], self._start_of[row])
                 except Exception:  # the reset will meet it again, and report it
@@ -195,67 +210,87 @@ class EnvHost:
     def queue(self, slots: Sequence[int], plans: Sequence[ResetPlan]) -> Reply | None:
         """Keep a plan for each slot's next autoreset that has none yet, in order."""
         for slot, plan in zip(slots, plans, strict=True):
-            self._queues[slot - self.first].append(plan.set_apart())
+            self._queues.setdefault(slot - self.first, deque()).append(plan.detached())
             self._ready[slot - self.first] = 0
         return None
 
-    def rebuild(
-        self, slots: Sequence[int], orders: Sequence[tuple[ResetPlan, Any, bool]]
-    ) -> Reply | None:
+    def rebuild(self, slots: Sequence[int], orders: Sequence[ReturnOrder]) -> Reply | None:
         """Replace environments by new ones, and go on as `resume` says."""
         for slot, order in zip(slots, orders, strict=True):
-            self._post[1] = place(Op.REBUILD, slot)
+            self._status[1] = status_word(Op.REBUILD, slot)
             try:
                 self._replace(slot - self.first)
             except BaseException as exc:
                 self._fail(slot - self.first, "the constructor", exc)
             else:
-                self.resume([slot], [order])
+                self._come_back(slot - self.first, order)
         return self._take_reply()
 
-    def resume(
-        self, slots: Sequence[int], orders: Sequence[tuple[ResetPlan, Any, bool]]
-    ) -> Reply | None:
-        """Take the place of environments that are gone; each slot owes a truncated row.
+    def resume(self, slots: Sequence[int], orders: Sequence[ReturnOrder]) -> Reply | None:
+        """Take the place of environments that are gone.
 
-        An order is (how to reset next, what the last observation spilled, whether the episode had
-        ended already, so that nothing is owed).
+        By a snapshot the new environment is driven to where the lost one stood. Otherwise the slot
+        owes a truncated row, and an order is (how to reset next, what the last observation
+        spilled, whether the episode had ended already, so that nothing is owed).
         """
-        for slot, (plan, spill, has_ended) in zip(slots, orders, strict=True):
-            row = slot - self.first
-            self._ready[row] = 0
-            self._restart_plans[row] = plan
-            self._state[row] = State.ENDED if has_ended else State.OWES_TRUNCATION
-            if spill is None:
-                self._last_spill.pop(row, None)
-            else:
-                self._last_spill[row] = spill
-        return None
+        for slot, order in zip(slots, orders, strict=True):
+            self._come_back(slot - self.first, order)
+        return self._take_reply()
+
+    def _come_back(self, row: int, order: ReturnOrder) -> None:
+        self._ready[row] = 0
+        if isinstance(order, snapshots.Snapshot):
+            self._queues[row] = deque(order.queued)  # these hold whether or not it comes back
+            self._return_to(row, order, Op.RESUME.phrase)
+            return
+        plan, spill, has_ended = order
+        self._restart_plans[row] = plan
+        self._state[row] = SlotState.ENDED if has_ended else SlotState.OWES_TRUNCATION
+        if spill is None:
+            self._last_spill.pop(row, None)
+        else:
+            self._last_spill[row] = spill
 
     def call(self, slots: Sequence[int], name: str, args: Any, kwargs: Any) -> Reply | None:
-        """Call or read `name` on each environment, through its wrappers."""
+        """Call `name` on each environment, through its wrappers; what is no function is read."""
+
+        def called(env: Any) -> Any:
+            attribute = env.get_wrapper_attr(name)
+            if not callable(attribute):
+                return attribute
+            mine, named = detached_copy((args, kwargs)) if args or kwargs else (args, kwargs)
+            return self._guard.wrap(attribute)(*mine, **named)
+
+        return self._ask_each(slots, Op.CALL, f"call of {name!r}", called)
+
+    def get(self, slots: Sequence[int], name: str) -> Reply | None:
+        """Read `name` from each environment, through its wrappers."""
+        doing = f"get of {name!r}"
+        return self._ask_each(slots, Op.GET, doing, lambda env: env.get_wrapper_attr(name))
+
+    def apply(self, slots: Sequence[int], function: Callable[[Any], Any]) -> Reply | None:
+        """Call `function` with each environment."""
+        return self._ask_each(slots, Op.APPLY, "apply", self._guard.wrap(function))
+
+    def _ask_each(
+        self, slots: Sequence[int], op: Op, doing: str, ask: Callable[[Any], Any]
+    ) -> Reply | None:
         self._ready[:] = bytes(self.count)
         for slot in slots:
-            self._post[1] = place(Op.CALL, slot)
+            self._status[1] = status_word(op, slot)
             try:
-                attribute = self._envs[slot - self.first].get_wrapper_attr(name)
-                value = attribute
-                if callable(attribute):
-                    mine, named = apart((args, kwargs)) if args or kwargs else (args, kwargs)
-                    value = self._guard.wrap(attribute)(*mine, **named)
+                self._reply.values[slot] = ask(self._envs[slot - self.first])
             except BaseException as exc:
-                self._note(slot, f"call of {name!r}", exc)
-            else:
-                self._reply.values[slot] = value
+                self._note(slot, doing, exc)
         return self._take_reply()
 
     def set_attr(self, slots: Sequence[int], pairs: Sequence[tuple[str, Any]]) -> Reply | None:
         """Set a name where it is found among the wrappers."""
         self._ready[:] = bytes(self.count)
         for slot, (name, value) in zip(slots, pairs, strict=True):
-            self._post[1] = place(Op.SET, slot)
+            self._status[1] = status_word(Op.SET, slot)
             try:
-                self._envs[slot - self.first].set_wrapper_attr(name, apart(value))
+                self._envs[slot - self.first].set_wrapper_attr(name, detached_copy(value))
             except BaseException as exc:
                 self._note(slot, f"set_attr of {name!r}", exc)
         return self._take_reply()
@@ -264,46 +299,70 @@ class EnvHost:
         """Take each environment's state, by the best way it offers."""
         for slot in slots:
             row = slot - self.first
-            self._post[1] = place(Op.SNAPSHOT, slot)
+            self._status[1] = status_word(Op.SNAPSHOT, slot)
             try:
                 taken = snapshots.take(self._envs[row])
             except BaseException as exc:
                 self._note(slot, "snapshot", exc)
             else:
-                queued = tuple(self._queues[row])
-                self._reply.values[slot] = (taken, State(self._state[row]), queued)
+                queued = tuple(self._queues.get(row, ()))
+                self._reply.values[slot] = (taken, SlotState(self._state[row]), queued)
         return self._take_reply()
 
     def restore(self, slots: Sequence[int], states: Sequence[snapshots.Snapshot]) -> Reply | None:
         """Put states back; for a replay the environment is built anew and driven there."""
         self._ready[:] = bytes(self.count)
         for slot, wanted in zip(slots, states, strict=True):
-            taken = wanted.taken
             row = slot - self.first
-            self._post[1] = place(Op.RESTORE, slot)
-            try:
-                if isinstance(taken, snapshots.Replay):
+            self._status[1] = status_word(Op.RESTORE, slot)
+            if isinstance(wanted.taken, snapshots.Replay):
+                try:
                     self._replace(row)
-                    self._check_replay(row, snapshots.drive(self._envs[row], taken), wanted)
-                else:
-                    self._adopt(row, snapshots.put_back(self._envs[row], taken))
-                spill = self._write_obs[row](wanted.obs)
-            except BaseException as exc:
-                self._fail(row, "restore", exc)
-                continue
-            if spill is not None:
-                self._spill(row, spill)
-            self._state[row] = wanted.state
-            self._restart_plans.pop(row, None)
-            if wanted.lineage.pending is not None:
-                self._restart_plans[row] = wanted.lineage.pending
-            self._queues[row] = deque(wanted.queued)
+                except BaseException as exc:
+                    self._fail(row, "restore", exc)
+                    continue
+            self._return_to(row, wanted, "restore")
         return self._take_reply()
+
+    def _return_to(self, row: int, wanted: snapshots.Snapshot, doing: str) -> None:
+        """Bring the environment of a row to a state; a new one, if that is a replay."""
+        taken, spill = wanted.taken, None
+        try:
+            if isinstance(taken, snapshots.Replay):
+                self._drive(row, taken, wanted)
+            elif taken is not None:
+                self._adopt(row, snapshots.put_back(self._envs[row], taken))
+            if taken is not None:
+                spill = self._write_obs[row](wanted.obs)
+        except BaseException as exc:
+            self._fail(row, doing, exc)
+            return
+        if spill is not None:
+            self._spill(row, spill)
+        self._state[row] = wanted.state
+        self._restart_plans.pop(row, None)
+        if wanted.lineage.pending is not None:
+            self._restart_plans[row] = wanted.lineage.pending
+        self._queues[row] = deque(wanted.queued)
+
+    def _drive(self, row: int, replay: snapshots.Replay, wanted: snapshots.Snapshot) -> None:
+        """Replay an episode in a new environment; it must end where the old one was."""
+        slot = self.first + row
+
+        def at_step(number: int) -> None:
+            self._status[1] = status_word(Op.STEP, slot, number)
+
+        self._status[1] = status_word(Op.RESET, slot)
+        env, obs = snapshots.drive(self._envs[row], replay, self._guard.wrap, at_step)
+        if env is not self._envs[row]:
+            self._adopt(row, env)
+        if obs is not snapshots.UNSEEN:
+            self._check_replay(row, obs, wanted)
 
     def close(self) -> Reply | None:
         """Close every environment; one that fails to does not keep the others open."""
         for row, env in enumerate(self._envs):
-            self._post[1] = place(Op.CLOSE, self.first + row)
+            self._status[1] = status_word(Op.CLOSE, self.first + row)
             try:
                 self._guard.wrap(env.close)()
             except BaseException as exc:
@@ -312,38 +371,10 @@ class EnvHost:
 
     # ---- parts of a step ------------------------------------------------------------------------
 
-    def _shorten_ways(self) -> None:
-        ways = {row: way_to_step(self._envs[row]) for row in self._long_ways}
-        for row, way in ways.items():
-            if way.layer is self._envs[row]:
-                continue
-            step = _step_of(way.layer)
-            wrapped = self._guard.wrap(step)
-            layer = way.layer if wrapped is step else None
-            self._lines[row] = self._lines[row]._replace(step=wrapped, layer=layer, limit=way.limit)
-        self._long_ways = [row for row, way in ways.items() if not way.is_shortest]
-
-    def _actions(self, slots: Sequence[int] | None, spills: dict[int, Any] | None) -> list[Any]:
-        if spills is None and self._read_actions is not None:
-            if slots is None:
-                return self._read_actions()
-            columns: Columns = self._data.actions[self._where[0][0]]
-            rows = np.array([self._where[slot - self.first][1] for slot in slots], np.intp)
-            return columns.read_each(rows)
-        spills = spills or {}
-        chosen = range(self.first, self.first + self.count) if slots is None else slots
-        return [
-            self._data.actions[kind].read(row, spills.get(slot))
-            for slot, (kind, row) in ((slot, self._where[slot - self.first]) for slot in chosen)
-        ]
-
     def _take(self, row: int, result: Any) -> None:
-        """Put what a step returned where it belongs, whatever it is."""
+        """Store what a step returned."""
         obs, reward, is_terminated, is_truncated, info = result
-        try:
-            self._reward_of[row] = reward
-        except Exception:  # None, arrays of one, whole numbers beyond all floats
-            self._reward_of[row] = _one_number(reward)
+        self._put_reward(row, reward)
         spill = self._write_obs[row](obs)
         if spill is not None:
             self._spill(row, spill)
@@ -362,13 +393,12 @@ class EnvHost:
         self._rewards[row] = 0.0
         self._invalid.append(row)
         state = self._state[row]
-        if state == State.ENDED:
+        if state == SlotState.ENDED:
             self._try_reset(row, self._next_plan(row))
-        elif state == State.OWES_TRUNCATION:
+        elif state == SlotState.OWES_TRUNCATION:
             self._ends.append((row, False, True))
             if row in self._last_spill:
                 self._reply.spills[self.first + row] = self._last_spill[row]
-                self._is_plain = False
             if self._autoreset == "same_step":
                 self._end_and_reset(row, self._last_obs(row), {})
             else:
@@ -378,24 +408,19 @@ class EnvHost:
             self._fail(row, "step", RuntimeError("the slot was stepped before it was reset"))
 
     def _end_and_reset(self, row: int, obs: Any, info: Info) -> None:
-        # before the reset: an environment that reuses its arrays and its dict would overwrite the
-        # last of them
-        spill = self._write_final[row](obs)
-        slot = self.first + row
-        if spill is not None:
-            self._reply.final_spills[slot] = spill
-            self._is_plain = False
-        if info:
-            self._reply.final_infos[slot] = apart(dict(info))
-            self._is_plain = False
+        self._put_final(row, obs, info)
         self._try_reset(row, self._next_plan(row))
 
     def _try_reset(self, row: int, plan: ResetPlan) -> None:
         slot = self.first + row
-        self._post[1] = place(Op.RESET, slot)
+        self._status[1] = status_word(Op.RESET, slot)
         env = self._envs[row]
         try:
-            self._rng[row][:] = self._start_of_episode(row, env, plan)
+            if plan.seed is None:
+                self._keep_start(row)
+            else:
+                self._rng[row].data[:] = rng.SEED_SAYS_ALL
+            self._ready[row] = 0
             self._take_reset(row, plan.apply(self._guard.wrap(env.reset)))
         except BaseException as exc:
             self._fail(row, "reset", exc)
@@ -403,42 +428,29 @@ class EnvHost:
         self._restart_plans.pop(row, None)
 
     def _take_reset(self, row: int, result: Any) -> None:
-        """Put what a reset returned where it belongs; the slot is running then."""
+        """Store what a reset returned; the slot is running then."""
         obs, info = read_reset(result)
         spill = self._write_obs[row](obs)
         self._inform(row, info)
-        self._state[row] = State.RUNNING
+        self._state[row] = SlotState.RUNNING
         if spill is not None:
             self._spill(row, spill)
 
     def _next_plan(self, row: int) -> ResetPlan:
-        queue = self._queues[row]
         if row in self._restart_plans:
             return self._restart_plans[row]
-        return queue.popleft() if queue else PLAIN_RESET
+        queue = self._queues.get(row)
+        plan = queue.popleft() if queue else PLAIN_RESET
+        if not queue:
+            self._queues.pop(row, None)
+        return plan
 
-    def _start_of_episode(self, row: int, env: Any, plan: ResetPlan) -> bytes:
-        """What the coming episode starts from, to be kept where it outlives this process."""
-        is_ready, self._ready[row] = self._ready[row], 0
-        if plan.seed is not None:
-            return rng.SEED_SAYS_ALL
-        return self._starts[row].tobytes() if is_ready else rng.state_of(env)
-
-    def _inform(self, row: int, info: Info) -> None:
-        if not info:
-            if self._has_info[row]:
-                self._infos.clear(row)
-                self._has_info[row] = 0
-            return
-        self._has_info[row] = 1
-        if not self._infos.write(row, info):
-            self._reply.infos[self.first + row] = dict(info)
-            self._is_plain = False
-
-    def _spill(self, row: int, spill: dict[int, Any]) -> None:
-        self._last_spill[row] = spill
-        self._reply.spills[self.first + row] = spill
-        self._is_plain = False
+    def _keep_start(self, row: int) -> None:
+        """Keep the generator state of the coming episode in memory that outlives this process."""
+        if self._ready[row]:
+            self._rng[row][:] = self._start_of[row]
+        else:
+            rng.keep(self._envs[row], self._rng[row])
 
     def _check_replay(self, row: int, obs: Any, wanted: snapshots.Snapshot) -> None:
         """Refuse an environment that is not where it was, unless it is to be reset in any case."""
@@ -453,36 +465,15 @@ class EnvHost:
                 "set_state"
             )
 
-    def _last_obs(self, row: int) -> Any:
-        kind, index = self._where[row]
-        return self._data.obs[kind].read(index, self._last_spill.get(row))
-
-    def _mark(
-        self, rows: Sequence[int], ends: list[tuple[int, bool, bool]], invalid: Sequence[int]
-    ) -> None:
-        """Say of these rows which were ends and which are no transitions."""
-        marks = terminated, truncated, invalids = self._marks
-        if len(rows) == self.count:
-            for mark in marks:
-                mark[:] = self._all_clear
-        else:
-            for row in rows:
-                terminated[row] = truncated[row] = invalids[row] = 0
-        for row, is_terminated, is_truncated in ends:
-            terminated[row], truncated[row] = is_terminated, is_truncated
-        for row in invalid:
-            invalids[row] = 1
-
     def _fail(self, row: int, doing: str, exc: BaseException) -> None:
         self._note(self.first + row, doing, exc)
-        self._state[row] = State.UNUSABLE
+        self._state[row] = SlotState.UNUSABLE
         self._rewards[row] = 0.0
         self._inform(row, {})
 
     def _note(self, slot: int, doing: str, exc: BaseException) -> None:
         self._guard.let_pass(exc)
-        self._reply.failures.append(Failure.of(slot, doing, exc))
-        self._is_plain = False
+        self._reply.failures.append(EnvFailure.of(slot, doing, exc))
 
     def _replace(self, row: int) -> None:
         old = self._envs[row]
@@ -495,32 +486,4 @@ class EnvHost:
     def _adopt(self, row: int, env: Any) -> None:
         self._envs[row] = env
         self._ready[row] = 0
-        self._lines[row] = self._lines[row]._replace(
-            step=self._guard.wrap(env.step),
-            layer=None,
-            limit=None,
-            reset=self._guard.wrap(env.reset),
-        )
-        self._long_ways.append(row)
-
-    def _take_reply(self) -> Reply | None:
-        reply = self._reply
-        if self._infos.fresh:
-            reply.schemas, self._infos.fresh = self._infos.fresh, []
-            self._is_plain = False
-        if self._is_plain and not reply.values and not reply.failures:
-            return None
-        self._reply, self._is_plain = Reply(), True
-        return reply
-
-
-def _step_of(layer: Any) -> Callable[[Any], Any]:
-    """Look it up each time, as a wrapper does: environments may change their own."""
-    return lambda action: layer.step(action)
-
-
-def _one_number(reward: Any) -> float:
-    try:
-        return float(np.asarray(reward).item())
-    except Exception:
-        raise TypeError(f"the reward must be one number, got {reward!r}") from None
+        self._env_rows[row] = self._env_rows[row]._replace(env=self._guard.around(env))

@@ -2,14 +2,61 @@
 
 from __future__ import annotations
 
+import re
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, NamedTuple
 
-from envfleet.engine.answers import in_words, kind_of
 from envfleet.engine.infos import Info, Schema
+
+_OLD_API = "environments of the old Gym API need a wrapper, such as shimmy's GymV21CompatibilityV0"
+_WANTED = {
+    "2": "reset must return two values (obs, info)",
+    "5": "step must return five values (obs, reward, terminated, truncated, info)",
+}
+_UNPACKING = re.compile(r"values to unpack \(expected ([25])(?:, got (\d+))?\)")
+_SEEKERS = ("gymnasium.core", "gymnasium.vector", "envfleet.engine.")
+"""Where attributes are looked up by name; a method that is found may lack things of its own."""
+_UNPACKERS = ("envfleet.engine.", "gymnasium.wrappers.")
+"""Where environments' answers are unpacked; an environment may unpack things of its own."""
+
+
+def read_reset(answer: Any) -> tuple[Any, dict[str, Any]]:
+    """The observation and the info, if these are what `reset` returned."""
+    is_tuple = isinstance(answer, tuple | list)
+    if is_tuple and len(answer) == 2:
+        obs, info = answer
+        return obs, info
+    got = len(answer) if is_tuple else f"1 of type {type(answer).__name__}"
+    raise TypeError(f"{_WANTED['2']}, got {got}; {_OLD_API}")
+
+
+def in_words(exc: BaseException) -> BaseException:
+    """`exc`; if an answer of the wrong length raised it, an error that says so, caused by it."""
+    found = _UNPACKING.search(str(exc)) if isinstance(exc, ValueError) else None
+    if found is None or not _raised_in(exc).startswith(_UNPACKERS):
+        return exc
+    expected, got = found.groups()
+    error = TypeError(f"{_WANTED[expected]}, got {got or 'another number of them'}; {_OLD_API}")
+    error.__cause__ = exc
+    return error
+
+
+def error_type_of(exc: BaseException) -> str:
+    """The name of its class; "AttributeError" only of what was looked up by name and not found."""
+    if isinstance(exc, AttributeError) and not _raised_in(exc).startswith(_SEEKERS):
+        return Exception.__name__
+    return type(exc).__name__
+
+
+def _raised_in(exc: BaseException) -> str:
+    """The module that raised `exc`."""
+    step = exc.__traceback__
+    while step is not None and step.tb_next is not None:
+        step = step.tb_next
+    return "" if step is None else str(step.tb_frame.f_globals.get("__name__", ""))
 
 
 class Op(IntEnum):
@@ -28,6 +75,8 @@ class Op(IntEnum):
     CLOSE = 10
     SET = 11
     RESUME = 12
+    GET = 13
+    APPLY = 14
 
     @property
     def phrase(self) -> str:
@@ -36,21 +85,24 @@ class Op(IntEnum):
             Op.IDLE: "idle time",
             Op.BUILD: "the constructor",
             Op.REBUILD: "a restart",
-            Op.RESUME: "a restart",
+            Op.RESUME: "a replay",
             Op.SET: "set_attr",
             Op.QUEUE: "queue_reset",
         }.get(self, self.name.lower())
 
 
-def place(op: Op, slot: int) -> int:
-    """One word that says what a worker does and for which slot."""
-    return (int(op) << 32) | (slot + 1)
+def status_word(op: Op, slot: int, count: int = 0) -> int:
+    """One word that says what a worker does and for which slot.
+
+    `count` tells one action of a replay from the next: each may take as long as a step may.
+    """
+    return ((count & 0xFFFFFF) << 40) | (int(op) << 32) | (slot + 1)
 
 
-def read_place(word: int) -> tuple[Op, int | None]:
-    """The inverse of `place`; no slot means between slots."""
+def read_status_word(word: int) -> tuple[Op, int | None]:
+    """The inverse of `status_word`; no slot means between slots."""
     slot = (word & 0xFFFFFFFF) - 1
-    return Op(word >> 32), None if slot < 0 else slot
+    return Op((word >> 32) & 0xFF), None if slot < 0 else slot
 
 
 class Command(NamedTuple):
@@ -66,7 +118,7 @@ class Command(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class EnvFailure:
     """An exception in an environment, as text: the class itself might not survive the journey."""
 
     slot: int
@@ -76,26 +128,26 @@ class Failure:
     kind: str
 
     @classmethod
-    def of(cls, slot: int, doing: str, exc: BaseException) -> Failure:
+    def of(cls, slot: int, doing: str, exc: BaseException) -> EnvFailure:
         """Describe `exc`, raised while `doing` something for `slot`."""
         exc = in_words(exc)
         reason = "".join(traceback.format_exception_only(exc)).strip()
         text = "".join(traceback.format_exception(exc))
-        return cls(slot, doing, reason, text, kind_of(exc))
+        return cls(slot, doing, reason, text, error_type_of(exc))
 
 
 @dataclass(slots=True)
 class Reply:
     """What did not fit into shared memory; without any of this the bell alone answers."""
 
-    failures: list[Failure] = field(default_factory=list)
+    failures: list[EnvFailure] = field(default_factory=list)
     infos: dict[int, Info] = field(default_factory=dict)
     final_infos: dict[int, Info] = field(default_factory=dict)
     spills: dict[int, dict[int, Any]] = field(default_factory=dict)
     final_spills: dict[int, dict[int, Any]] = field(default_factory=dict)
     schemas: list[Schema] = field(default_factory=list)
     values: dict[int, Any] = field(default_factory=dict)
-    """Results of CALL and SNAPSHOT by slot."""
+    """Results of CALL, GET, APPLY and SNAPSHOT by slot."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,12 @@
-"""Trouble and what is done about it: exceptions, deaths and silences of workers.
+"""What is done about failures: exceptions, deaths and silences of workers.
 
-`supervise` decides, this carries out: raise, rebuild one environment where it is, put a new worker
-in the place of a lost one, let its slots go on in this process, or quarantine. A slot that comes
-back is asked again what it was last asked: its new environment answers with a truncated row.
+`supervision` decides, this carries out: raise, rebuild one environment where it is, put a new
+worker in the place of a lost one, let its slots go on in this process, or quarantine. A slot that
+comes back is asked again what it was last asked:
+
+    restart   the new environment answers with a truncated row, and begins a new episode
+    resume    the new environment is driven to where the lost one stood, by the plan of its episode
+              and the actions since; then it gives the answer that the lost one would have given
 """
 
 from __future__ import annotations
@@ -13,16 +17,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from envfleet.engine.backends import Lane, WorkerHandle
-from envfleet.engine.crew import Crew
-from envfleet.engine.gather import Gatherer
+from envfleet.engine.backends.base import FastPath, WorkerHandle
+from envfleet.engine.batch import BatchReader
+from envfleet.engine.episodes import Episodes, FailureEvent
+from envfleet.engine.host import SlotState
 from envfleet.engine.incident import Incident
-from envfleet.engine.logbook import Event, Logbook
-from envfleet.engine.messages import Failure, Op, read_place
+from envfleet.engine.inflight import MOVES, Inflight, Pending
+from envfleet.engine.messages import EnvFailure, Op, read_status_word
 from envfleet.engine.options import Autoreset, Deadlines, OnFailure, ResetPlan, RestartPolicy
-from envfleet.engine.routes import Router
-from envfleet.engine.supervise import Silence, Verdict, check_every, judge, limit_for
-from envfleet.engine.traffic import MOVES, Pending, Traffic
+from envfleet.engine.slots import SlotSets
+from envfleet.engine.snapshot import Snapshot
+from envfleet.engine.supervision import Decision, Silence, check_every, decide, limit_for
+from envfleet.engine.workers import Workers
 from envfleet.errors import (
     DeadlineExceeded,
     EnvConstructionFailed,
@@ -31,6 +37,7 @@ from envfleet.errors import (
     EnvNotRegistered,
     NoSuchAttribute,
     RemoteTraceback,
+    ResumeFailed,
     SlotQuarantined,
     SnapshotError,
     StartTimeout,
@@ -45,7 +52,7 @@ class _Loss:
     """A lost worker, from its end until its slots go on."""
 
     worker: int
-    event: Event
+    event: FailureEvent
     error: EnvfleetError
     is_known: bool
     """It is known that the event's slot was the one; else it may have been any, or none."""
@@ -77,21 +84,22 @@ class Recovery:
 
     def __init__(
         self,
-        crew: Crew,
-        traffic: Traffic,
-        router: Router,
-        logbook: Logbook,
-        gatherer: Gatherer,
+        workers: Workers,
+        inflight: Inflight,
+        slot_sets: SlotSets,
+        episodes: Episodes,
+        batch_reader: BatchReader,
         *,
         autoreset: Autoreset,
         deadlines: Deadlines,
         on_failure: OnFailure,
         restarts: RestartPolicy,
     ) -> None:
-        self._crew, self._traffic, self._router = crew, traffic, router
-        self._logbook, self._gatherer = logbook, gatherer
+        self._workers, self._inflight, self._slot_sets = workers, inflight, slot_sets
+        self._episodes, self._batch_reader = episodes, batch_reader
         self._autoreset, self._deadlines = autoreset, deadlines
         self._on_failure, self._restarts = on_failure, restarts
+        self._resumes = on_failure == "resume"
         self.coming: dict[int, _Loss] = {}
         """Workers that are being replaced, and by whose loss."""
         self.blocked: dict[int, EnvfleetError] = {}
@@ -104,72 +112,109 @@ class Recovery:
 
     # ---- an environment raised ------------------------------------------------------------------
 
-    def on_failures(self, pending: Pending, failures: list[Failure]) -> None:
+    def on_failures(self, pending: Pending, failures: list[EnvFailure]) -> None:
         """Some slots of `pending` failed: take them out of it and see to each."""
         assert pending.part is not None
         worker = pending.part.worker
-        handle = self._crew.handles[worker]
-        native = [one for one in failures if self._crew.facts[one.slot].native]
+        handle = self._workers.handles[worker]
+        native = [one for one in failures if self._workers.facts[one.slot].native]
         if native and self._on_failure == "restart":  # such a one comes back with its worker only
             event = self._event_of(pending, native[0], self._slots_of(handle))
-            owed = [pending, *self._traffic.outstanding[worker]]
+            owed = [pending, *self._inflight.outstanding[worker]]
             self._lose(handle, event, self._env_failed(native[0]), owed, is_known=True)
             return
-        left, seen = set(pending.slots), set[int]()
+        left, is_return = set(pending.slots), pending.command.op in (Op.REBUILD, Op.RESUME)
         for failure in failures:
-            if failure.slot in seen:
-                continue
+            if failure.slot not in left:
+                continue  # it is seen to already
             together = self._together(failure.slot)
-            seen.update(together)
             left.difference_update(together)
-            asked = pending
-            if pending.command.op is Op.REBUILD:
-                asked = self._take_back(worker, failure.slot)
+            asked = self._take_back(worker, failure.slot) if is_return else pending
             self._see_to(asked, failure, together)
-        pending.part = self._router.part_of(sorted(left)) if left else None
+        pending.part = self._slot_sets.part_of(sorted(left)) if left else None
 
-    def _see_to(self, pending: Pending, failure: Failure, together: Sequence[int]) -> None:
-        """The environment that fills these slots raised."""
+    def _see_to(
+        self, pending: Pending | None, failure: EnvFailure, together: Sequence[int]
+    ) -> None:
+        """The environment that fills these slots raised, in `pending` or while it came back."""
         slot = failure.slot
-        incident = self._logbook.record(self._event_of(pending, failure, tuple(together)))
-        verdict = self._judge(slot, is_lost=False)
-        if verdict is Verdict.REBUILD:
-            self._gatherer.attach(incident, [slot], set())
+        if failure.doing == Op.RESUME.phrase and failure.kind == SnapshotError.__name__:
+            self._end_episode(slot, ResumeFailed(slot, failure.reason.partition(": ")[2]))
+            return
+        incident = self._episodes.record(self._event_of(pending, failure, tuple(together)))
+        verdict = self._decide(slot, is_lost=False)
+        if verdict is Decision.REBUILD:
+            if not self._resumes:
+                self._batch_reader.attach(incident, [slot], set())
             self._rebuild(pending, slot)
             return
         for one in together:
-            self._traffic.lose(one)
-        self._logbook.set_needs_reset(list(together), True)
+            self._inflight.lose(one)
+        self._episodes.lose(list(together))
         error = self._env_failed(failure)
-        if verdict is Verdict.QUARANTINE:
+        if verdict is Decision.QUARANTINE:
             error = self._quarantine(slot, incident, error)
-        if not set(together) <= pending.unwanted:
+        if pending is None or not set(together) <= pending.unwanted:
             self.errors.append(error)
+
+    def _end_episode(self, slot: int, error: EnvfleetError) -> None:
+        """The slot cannot go on where it was: its caller hears of it, and has to reset it."""
+        self._inflight.lose(slot)
+        self._episodes.lose([slot])
+        self.errors.append(error)
 
     def _together(self, slot: int) -> Sequence[int]:
         """All slots of the environment that fills this one."""
-        return self._crew.facts[slot].together or (slot,)
+        return self._workers.facts[slot].together or (slot,)
 
-    def _env_failed(self, failure: Failure) -> EnvfleetError:
+    def _env_failed(self, failure: EnvFailure) -> EnvfleetError:
         return env_failed(failure, self._together(failure.slot))
 
-    def _take_back(self, worker: int, slot: int) -> Pending:
-        """What was posted behind a rebuild that failed: it has no environment to be done by."""
-        follower = next(
-            pending
-            for pending in self._traffic.outstanding[worker]
-            if pending.command.op in MOVES and pending.slots == [slot]
-        )
+    def _take_back(self, worker: int, slot: int) -> Pending | None:
+        """What the slot is to do behind a return that failed: there is no environment to do it."""
+        follower = self._owed_by(worker, slot)
+        if follower is None:
+            return None
         asked = replace(follower)
-        follower.part, follower.is_done = None, True
+        self._take_out(follower, [slot])
         return asked
 
-    def _rebuild(self, pending: Pending, slot: int) -> None:
+    def _owed_by(self, worker: int, slot: int, ops: Sequence[Op] = MOVES) -> Pending | None:
+        """The step or reset of this slot that its worker has not answered."""
+        for pending in self._inflight.outstanding[worker]:
+            if pending.command.op in ops and slot in pending.slots:
+                return pending
+        return None
+
+    def _take_out(self, pending: Pending, slots: Sequence[int]) -> None:
+        """This step or reset does not answer for these slots any more."""
+        left = [slot for slot in pending.slots if slot not in slots]
+        if not left:
+            pending.part, pending.is_done = None, True
+            return
+        command = pending.command
+        payload = command.payload
+        if payload is not None:
+            payload = [self._share_of(pending, slot) for slot in left]
+        pending.command = command._replace(slots=left, payload=payload)
+        pending.part = self._slot_sets.part_of(left)
+
+    def _rebuild(self, pending: Pending | None, slot: int) -> None:
         """A new environment for one slot, which is then asked again what the old one was asked."""
-        part = self._router.part_of([slot])
-        self._gatherer.mend_rows([slot])  # its last observation may be what could not be sent
-        order = (self._logbook.plan_restart(slot), self._gatherer.spills.get(slot), False)
-        self._traffic.post_part(Op.REBUILD, part, [order])
+        part, order = self._slot_sets.part_of([slot]), None
+        self._batch_reader.mend_rows([slot])  # its last observation may be what could not be sent
+        if self._resumes:
+            try:
+                order = self._way_back(slot, pending)
+            except ResumeFailed as exc:
+                self._end_episode(slot, exc)
+                return
+        else:
+            plan = self._episodes.plan_restart(slot)
+            order = (plan, self._batch_reader.spills.get(slot), False)
+        self._inflight.post_part(Op.REBUILD, part, [order])
+        if pending is None:
+            return
         payload = None
         if pending.command.op is Op.RESET:
             payload = [self._plan_of(pending, slot)]
@@ -177,16 +222,39 @@ class Recovery:
             # nobody takes the action, but it is read with the others, and what it spilled is not
             # in the slab
             payload = [self._share_of(pending, slot)]
-        again = self._traffic.post_part(pending.command.op, part, payload)
-        again.unwanted, again.group = pending.unwanted & {slot}, pending.group
-        pending.group.append(again)
+        again = self._inflight.post_part(pending.command.op, part, payload)
+        again.unwanted = pending.unwanted & {slot}
+
+    def _way_back(self, slot: int, owed: Pending | None) -> Snapshot:
+        """The slot as it was before what it owes: driven there, a new environment can do it."""
+        episodes, control = self._episodes, self._workers.control
+        op = None if owed is None else owed.command.op
+        ended, has_begun = bool(episodes.ended[slot]), False
+        if slot in self._inflight.unreceived() and slot not in self._inflight.reset_slots:
+            # its caller knows neither the end nor the beginning that this row may be
+            ended = bool(control.terminated[slot] or control.truncated[slot])
+            is_reset_row = bool(control.invalid[slot]) and not ended
+            has_begun = ended if self._autoreset == "same_step" else is_reset_row
+        queued = episodes.queued_after(slot, has_begun=has_begun)
+        lineage = episodes.lineage_of(slot)
+        begins_anew = op is Op.RESTORE or (
+            op is Op.RESET and self._plan_of(owed, slot).seed is not None
+        )
+        if begins_anew or not episodes.has_history[slot]:
+            return Snapshot(None, None, SlotState.UNUSABLE, queued, lineage)
+        replay = episodes.way_back(slot, is_step_owed=op is Op.STEP, has_begun=has_begun)
+        reader = self._batch_reader
+        obs = reader.observation(slot) if op is None else reader.kept_obs(slot)
+        waits_for_reset = ended and self._autoreset == "next_step"
+        state = SlotState.ENDED if waits_for_reset else SlotState.RUNNING
+        return Snapshot(replay, obs, state, queued, lineage)
 
     # ---- a worker is lost -----------------------------------------------------------------------
 
     def on_death(self, handle: WorkerHandle) -> None:
         """A worker ended without being asked to."""
-        owed = list(self._traffic.outstanding[handle.worker])
-        op, slot = read_place(self._crew.control.posts[handle.worker][1])
+        owed = list(self._inflight.outstanding[handle.worker])
+        op, slot = read_status_word(self._workers.control.status[handle.worker][1])
         if op is Op.IDLE and owed:
             op = owed[0].command.op
         is_known = slot is not None
@@ -194,8 +262,8 @@ class Recovery:
             slot = owed[0].slots[0] if owed and owed[0].slots else handle.first
         slots, exit_code, stack = self._slots_of(handle), handle.exit_code(), handle.stack()
         reason = describe_exit(exit_code)
-        plan = self._plan_of(owed[0], slot) if op is Op.RESET and owed else None
-        event = Event(
+        plan = self._plan_of(owed[0], slot) if op is Op.RESET and _is_move(owed) else None
+        event = FailureEvent(
             "death", handle.worker, slot, slots, op.phrase, reason, stack, exit_code, plan
         )
         restart_helps = self._on_failure == "raise"
@@ -209,14 +277,14 @@ class Recovery:
         self._next_check_s = now_s + self.check_s
         return True
 
-    def is_any_silent(self, lane: Lane, now_s: float) -> bool:
+    def is_any_silent(self, fast_path: FastPath, now_s: float) -> bool:
         """Whether a worker on the lane has stood at one place for too long; its books will say."""
         if now_s < self._next_look_s:
             return False
         self._next_look_s = now_s + self.check_s
         silences = [
-            self._silence_of(worker, lane.request_of(worker), now_s)
-            for worker, state in enumerate(lane.under_way)
+            self._silence_of(worker, fast_path.request_of(worker), now_s)
+            for worker, state in enumerate(fast_path.under_way)
             if state
         ]
         is_any = any(self._is_too_long(one, now_s) for one in silences)
@@ -225,7 +293,7 @@ class Recovery:
         return is_any
 
     def _is_too_long(self, silence: Silence, now_s: float) -> bool:
-        op, _ = read_place(silence.place)
+        op, _ = read_status_word(silence.status_word)
         limit_s, _ = limit_for(Op.STEP if op is Op.IDLE else op, self._deadlines)
         quiet_s = now_s - silence.since_s
         if limit_s is None:
@@ -234,14 +302,14 @@ class Recovery:
 
     def check_silences(self, now_s: float) -> None:
         """Look whether a worker has stood at one place for too long."""
-        for handle in list(self._crew.handles):
-            owed = self._traffic.outstanding[handle.worker]
+        for handle in list(self._workers.handles):
+            owed = self._inflight.outstanding[handle.worker]
             if owed and not handle.is_dead and handle.worker not in self.coming:
                 self._check_silence(handle, owed[0], now_s)
 
     def _check_silence(self, handle: WorkerHandle, oldest: Pending, now_s: float) -> None:
         silence = self._silence_of(handle.worker, oldest.command.request, now_s)
-        op, slot = read_place(silence.place)
+        op, slot = read_status_word(silence.status_word)
         if op is Op.IDLE:
             op = oldest.command.op
         is_known = slot is not None
@@ -252,12 +320,12 @@ class Recovery:
             stack = handle.stack()
             reason = f"no answer for {limit_s:g} s"
             slots = self._slots_of(handle)
-            plan = self._plan_of(oldest, slot) if op is Op.RESET else None
-            event = Event(
+            plan = self._plan_of(oldest, slot) if op is Op.RESET and _is_move([oldest]) else None
+            event = FailureEvent(
                 "timeout", handle.worker, slot, slots, op.phrase, reason, stack, None, plan
             )
             error = DeadlineExceeded(slot, handle.worker, op.phrase, limit_s, option, stack)
-            owed = list(self._traffic.outstanding[handle.worker])
+            owed = list(self._inflight.outstanding[handle.worker])
             self._lose(handle, event, error, owed, is_known=is_known)
         elif limit_s is None and quiet_s >= self._deadlines.warn_s and not silence.is_warned:
             self._silences[handle.worker] = replace(silence, is_warned=True)
@@ -269,7 +337,7 @@ class Recovery:
             )
 
     def _silence_of(self, worker: int, request: int, now_s: float) -> Silence:
-        word = self._crew.control.posts[worker][1]
+        word = self._workers.control.status[worker][1]
         known = self._silences.get(worker) or Silence(request, word, now_s)
         self._silences[worker] = silence = known.look(request, word, now_s)
         return silence
@@ -277,40 +345,49 @@ class Recovery:
     def _lose(
         self,
         handle: WorkerHandle,
-        event: Event,
+        event: FailureEvent,
         error: EnvfleetError,
         owed: list[Pending],
         *,
         is_known: bool,
     ) -> None:
         """A worker cannot go on: give its slots up, or put another in its place."""
-        outstanding = self._traffic.outstanding[handle.worker]
+        outstanding = self._inflight.outstanding[handle.worker]
         outstanding.clear()
         self._silences.pop(handle.worker, None)
         for pending in owed:
-            if pending.command.op in MOVES:  # it will be asked again
+            if self._is_asked_again(pending):
                 pending.is_done = False
                 outstanding.append(pending)
             else:
                 pending.is_done, pending.error = True, error
         self._replace(_Loss(handle.worker, event, error, is_known))
 
+    def _is_asked_again(self, pending: Pending) -> bool:
+        """Whether the successor of a lost worker is asked what that one did not answer."""
+        op = pending.command.op
+        if op in MOVES:
+            return True
+        if op in (Op.REBUILD, Op.RESUME) or not pending.group:
+            return False  # these are made anew
+        return self._resumes or (op is Op.QUEUE and self._on_failure != "raise")
+
     def _replace(self, loss: _Loss) -> None:
         while True:
-            loss.incident = self._logbook.record(loss.event)
+            loss.incident = self._episodes.record(loss.event)
             was_late = loss.event.kind == "timeout"
-            verdict = self._judge(loss.event.slot, is_lost=True, was_late=was_late)
-            if verdict is Verdict.QUARANTINE:
+            verdict = self._decide(loss.event.slot, is_lost=True, was_late=was_late)
+            if verdict is Decision.QUARANTINE:
                 loss.error = self._quarantine(loss.event.slot, loss.incident, loss.error)
             left = tuple(slot for slot in loss.event.slots if slot not in self.blocked)
-            if verdict is Verdict.QUARANTINE and loss.is_known and left:
+            if verdict is Decision.QUARANTINE and loss.is_known and left:
                 self._go_on_without(loss.worker, self._together(loss.event.slot), loss.error)
-            elif verdict in (Verdict.RAISE, Verdict.QUARANTINE):
+            elif verdict in (Decision.RAISE, Decision.QUARANTINE):
                 return self._fail(loss.worker, loss.error)
             loss.event = replace(loss.event, slots=left)
-            loss.falls_back = verdict is Verdict.FALL_BACK
+            loss.falls_back = verdict is Decision.FALL_BACK
             try:
-                self._crew.replace(
+                self._workers.replace(
                     loss.worker, in_process=loss.falls_back, absent=self.blocked.keys()
                 )
                 break
@@ -321,46 +398,40 @@ class Recovery:
             except BaseException:  # no process to be had, or Ctrl-C: nobody comes
                 self._give_up(loss.worker, loss.error)
                 raise
-        self._gatherer.mend_rows(loss.event.slots)
-        self._traffic.hold(loss.worker)
+        self._batch_reader.mend_rows(loss.event.slots)
+        self._inflight.hold(loss.worker)
         self.coming[loss.worker] = loss
 
     def _go_on_without(self, worker: int, slots: Sequence[int], error: EnvfleetError) -> None:
         """These slots have been given up: the worker's others are asked again, and these never."""
         self.errors.append(error)
-        outstanding = self._traffic.outstanding[worker]
+        outstanding = self._inflight.outstanding[worker]
         for pending in list(outstanding):
-            left = [slot for slot in pending.slots if slot not in slots]
-            if len(left) == len(pending.slots):
+            if set(slots).isdisjoint(pending.slots):
                 continue
-            command = pending.command
-            if not left or command.op not in MOVES:
+            if set(slots) >= set(pending.slots) or pending.command.op not in MOVES:
                 outstanding.remove(pending)
                 pending.is_done, pending.error = True, error
-                continue
-            payload = command.payload
-            if payload is not None:
-                payload = [self._share_of(pending, slot) for slot in left]
-            pending.command = command._replace(slots=left, payload=payload)
-            pending.part = self._router.part_of(left)
+            else:
+                self._take_out(pending, slots)
         for slot in slots:
-            self._traffic.lose(slot)
-        self._logbook.set_needs_reset(list(slots), True)
-        self._gatherer.mend_rows(slots)
+            self._inflight.lose(slot)
+        self._episodes.lose(list(slots))
+        self._batch_reader.mend_rows(slots)
 
     def _being_built(self, worker: int, error: EnvfleetError) -> int | None:
         """Whose environment a successor that did not come up was building, if that is known."""
         if isinstance(error, EnvConstructionFailed | EnvNotRegistered):
             return error.slot
         if isinstance(error, WorkerDied | StartTimeout):
-            return read_place(self._crew.control.posts[worker][1])[1]
+            return read_status_word(self._workers.control.status[worker][1])[1]
         return None
 
     def welcome(self) -> None:
         """Let successors that have come up go on; one that could not is one more failure."""
         for worker, loss in list(self.coming.items()):
             try:
-                if not self._crew.has_come(worker):
+                if not self._workers.has_come(worker):
                     continue
             except EnvfleetError as exc:
                 del self.coming[worker]
@@ -375,46 +446,70 @@ class Recovery:
 
     def _settle(self, loss: _Loss) -> None:
         assert loss.incident is not None
-        event, unreceived = loss.event, self._traffic.unreceived()
-        self._gatherer.forget_worker(loss.worker, unreceived)
-        self._gatherer.attach(loss.incident, event.slots, unreceived)
+        event, unreceived = loss.event, self._inflight.unreceived()
+        self._batch_reader.forget_worker(loss.worker, unreceived)
+        if not self._resumes:
+            self._batch_reader.attach(loss.incident, event.slots, unreceived)
         if loss.falls_back:
             warnings.warn(
                 f"{_who_goes(event.slots)} on in this process: {loss.error}",
                 RuntimeWarning,
                 stacklevel=level_of_caller(),
             )
-        held = self._traffic.let_go(loss.worker)
+        if self._resumes:
+            self._resume(loss.worker, event.slots)
+            return
+        held = self._inflight.let_go(loss.worker)
         self._bring_back(event)
         for pending in held:
-            self._traffic.again(pending)
+            self._inflight.again(pending)
 
-    def _bring_back(self, event: Event) -> None:
-        """Tell a new worker where its slots stand."""
-        part, control = self._router.part_of(event.slots), self._crew.control
-        later = [(slot, plan) for slot in event.slots for plan in self._logbook.queued(slot)]
+    def _resume(self, worker: int, slots: Sequence[int]) -> None:
+        """Bring a new worker to where the lost one stood, and ask it again what that one owes."""
+        orders = []
+        for slot in slots:
+            try:
+                owed = self._owed_by(worker, slot, (*MOVES, Op.RESTORE))
+                order = self._way_back(slot, owed)
+            except ResumeFailed as exc:
+                self._take_back(worker, slot)
+                self._end_episode(slot, exc)
+                queued = self._episodes.queued(slot)
+                order = Snapshot(None, None, SlotState.UNUSABLE, queued)
+            orders.append(order)
+        held = self._inflight.let_go(worker)
+        self._inflight.post_part(Op.RESUME, self._slot_sets.part_of(slots), orders)
+        for pending in held:
+            if pending.part is not None:
+                self._inflight.again(pending)
+
+    def _bring_back(self, event: FailureEvent) -> None:
+        """Tell a new worker that its slots owe a truncated row."""
+        part, control = self._slot_sets.part_of(event.slots), self._workers.control
+        later = [(slot, plan) for slot in event.slots for plan in self._episodes.queued(slot)]
         # an end that was written but never answered is not known to anybody
-        ended = self._logbook.ended.copy()
-        told = list(self._traffic.unreceived())
+        ended = self._episodes.ended.copy()
+        told = list(self._inflight.unreceived())
         ended[told] = control.terminated[told] | control.truncated[told]
         waits_for_reset = self._autoreset == "next_step"
         if self._autoreset == "same_step":
-            in_flight = self._traffic.in_flight
+            in_flight = self._inflight.in_flight
             # where the last told row was an end too, the flags may still be those of that one
-            untold = [s for s in event.slots if in_flight[s] and not self._logbook.ended[s]]
-            self._gatherer.take_back_resets(untold)
+            untold = [s for s in event.slots if in_flight[s] and not self._episodes.ended[s]]
+            self._batch_reader.take_back_resets(untold)
         orders = [
             (
-                self._logbook.plan_restart(slot),
-                self._gatherer.spills.get(slot),
-                waits_for_reset and bool(ended[slot]),
+                self._episodes.plan_restart(slot, has_ended=has_ended),
+                self._batch_reader.spills.get(slot),
+                has_ended,
             )
             for slot in event.slots
+            for has_ended in [waits_for_reset and bool(ended[slot])]
         ]
-        self._traffic.post_part(Op.RESUME, part, orders)
+        self._inflight.post_part(Op.RESUME, part, orders)
         if later:
             slots, plans = [slot for slot, _ in later], [plan for _, plan in later]
-            self._traffic.post_part(Op.QUEUE, part, plans, slots)
+            self._inflight.post_part(Op.QUEUE, part, plans, slots)
 
     def _fail(self, worker: int, error: EnvfleetError) -> None:
         """Give the worker up; the caller hears of it next."""
@@ -422,32 +517,34 @@ class Recovery:
         self.errors.append(error)
 
     def _give_up(self, worker: int, error: EnvfleetError) -> None:
-        handle = self._crew.handles[worker]
-        self._crew.dismiss(worker)
-        for pending in self._traffic.let_go(worker):
+        handle = self._workers.handles[worker]
+        self._workers.dismiss(worker)
+        for pending in self._inflight.let_go(worker):
             pending.is_done, pending.error = True, error
         for slot in self._slots_of(handle):
-            self._traffic.lose(slot)
+            self._inflight.lose(slot)
             self.blocked.setdefault(slot, error)
 
-    def _plan_of(self, pending: Pending, slot: int) -> ResetPlan:
+    def _plan_of(self, pending: Pending | None, slot: int) -> ResetPlan:
         """How `slot` is reset by this command: as its caller said, or by itself."""
-        if pending.command.op is not Op.RESET:
-            return self._logbook.next_plan(slot)
-        return self._logbook.with_seed(slot, self._share_of(pending, slot))
+        if pending is None or pending.command.op is not Op.RESET:
+            return self._episodes.next_plan(slot)
+        return self._episodes.with_seed(slot, self._share_of(pending, slot))
 
     def _share_of(self, pending: Pending, slot: int) -> Any:
         """What a command's payload has for this slot."""
         command = pending.command
-        handle = self._crew.handles[int(self._router.worker_of[slot])]
+        handle = self._workers.handles[int(self._slot_sets.worker_of[slot])]
         asked = command.slots if command.slots is not None else self._slots_of(handle)
         return command.payload[list(asked).index(slot)]
 
-    def _event_of(self, pending: Pending, failure: Failure, slots: tuple[int, ...]) -> Event:
+    def _event_of(
+        self, pending: Pending | None, failure: EnvFailure, slots: tuple[int, ...]
+    ) -> FailureEvent:
         slot = failure.slot
-        return Event(
+        return FailureEvent(
             "exception",
-            int(self._router.worker_of[slot]),
+            int(self._slot_sets.worker_of[slot]),
             slot,
             slots,
             failure.doing,
@@ -457,16 +554,16 @@ class Recovery:
         )
 
     def _quarantine(self, slot: int, incident: Incident, error: EnvfleetError) -> EnvfleetError:
-        failures = len(self._logbook.ledgers[slot].failures)
+        failures = len(self._episodes.failures_of[slot].failures)
         quarantined = SlotQuarantined(slot, failures, self._restarts.window_s, str(incident))
         quarantined.__cause__ = error
         self.blocked.update(dict.fromkeys(self._together(slot), quarantined))
         return quarantined
 
-    def _judge(self, slot: int, *, is_lost: bool, was_late: bool = False) -> Verdict:
-        ledgers, now_s = self._logbook.ledgers, time.monotonic()
-        ledgers[slot], verdict = judge(
-            ledgers[slot],
+    def _decide(self, slot: int, *, is_lost: bool, was_late: bool = False) -> Decision:
+        failures_of, now_s = self._episodes.failures_of, time.monotonic()
+        failures_of[slot], verdict = decide(
+            failures_of[slot],
             now_s,
             self._on_failure,
             self._restarts,
@@ -479,11 +576,16 @@ class Recovery:
         return tuple(range(handle.first, handle.first + handle.count))
 
 
+def _is_move(owed: Sequence[Pending]) -> bool:
+    """Whether the oldest of what is owed is a step or a reset, and not the replay of some."""
+    return bool(owed) and owed[0].command.op in MOVES
+
+
 def _who_goes(slots: tuple[int, ...]) -> str:
     return f"slot {slots[0]} goes" if len(slots) == 1 else f"slots {slots[0]} to {slots[-1]} go"
 
 
-def env_failed(failure: Failure, slots: Sequence[int] = ()) -> EnvfleetError:
+def env_failed(failure: EnvFailure, slots: Sequence[int] = ()) -> EnvfleetError:
     """The error for an exception in an environment, with the remote traceback as its cause."""
     error: EnvfleetError = EnvFailed(failure.slot, failure.doing, failure.reason, slots)
     if failure.kind == "AttributeError" and failure.doing not in ("step", "reset"):

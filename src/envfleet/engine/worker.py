@@ -1,448 +1,260 @@
-"""The main function of a worker process: come up, wait, serve, never outlive the parent.
+"""What every worker does, wherever it runs: build hosts, carry out commands, answer.
 
-    parent                                worker
-      ring entry (+ message) ── bell ──►  wait: spin briefly on a hint, then block in the kernel
-                                          serve: rows in shared memory, the rest as a message
-      take the bell, read rows ◄── bell ──  done
-
-Commands are served in the order of the ring and answered in that order, so the count that the bell
-carries identifies what is done. A worker ignores Ctrl-C (the parent decides), dies with its parent,
-uses one BLAS thread, and can be asked by a signal to write its stack, even while native code holds
-the interpreter.
+A servant knows nothing of processes, threads or pipes. It never raises out of `handle` because of
+an environment, and builds nothing by halves: if one constructor fails, those already built are
+closed.
 """
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
-import faulthandler
-import gc
-import multiprocessing
-import os
-import pickle
-import re
-import select
-import signal
-import sys
-import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
-from multiprocessing import forkserver, reduction
-from typing import Any, Literal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
-import cloudpickle
-import numpy as np
-import numpy.typing as npt
+import gymnasium
+from gymnasium.vector import VectorEnv
 
-from envfleet.engine.channel import WorkerChannel
-from envfleet.engine.guard import Guard
-from envfleet.engine.messages import Command, EnvFacts, Failure, Op, Reply
-from envfleet.engine.options import Autoreset
-from envfleet.engine.rng import has_usual_stream
-from envfleet.engine.servant import BuildFailed, Servant
-from envfleet.engine.signals import Bell
-from envfleet.engine.slab import Control, ControlPlan, Data, Slab
+from envfleet.engine.detached_copy import detached_copy
+from envfleet.engine.host import EnvHost, Guard
+from envfleet.engine.memory import Control, Data
+from envfleet.engine.messages import Command, EnvFacts, EnvFailure, Op, Reply, status_word
+from envfleet.engine.options import Autoreset, EnvFn
+from envfleet.engine.vector_host import VectorHost
+from envfleet.errors import ConfigError
+from envfleet.layout import are_same
 
-HAS_MESSAGE = 1
-"""Ring flag set by the parent: the command's slots and payload follow on the control path."""
-HAS_REPLY = 2
-"""Ring flag set by the worker: a reply was put on the control path before the bell rang."""
-PARTIAL = 4
-"""Ring flag set by the parent: only the slots whose ticket is this request."""
-_NOT_ALL = HAS_MESSAGE | PARTIAL
-PAGE_SHIFT = 8
-"""Above these bits the ring flags are the page of a step."""
-STACK_SIGNAL = signal.SIGUSR1 if hasattr(signal, "SIGUSR1") else None
-SPIN_LIMIT_NS = 1_000_000
-"""Longer pauses are slept through: a spin costs a core, but a sleeper some 50 us to be woken, and
-at times it wakes on the core of another."""
-LATE_NS, ROUNDS_TO_SLEEP = 1_000_000, 64
-"""Whoever gives way and comes back this late to nothing new, and that again within so many rounds,
-shares its core with other work: it had better sleep for as many, because a sleeper is woken at once
-and a spinner waits for its turn. Once in a while it is the parent that thinks, as a learner does
-between rollouts."""
-_OPS = tuple(Op)
-_PLAIN_TYPES = frozenset((bool, int, float, complex, str, bytes))
-_PR_SET_PDEATHSIG = 1
-THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-
-
-class Descriptors:
-    """File descriptors that travel to a new process, however that process is started."""
-
-    def __init__(self, **fds: int) -> None:
-        self.fds = fds
-
-    def __getstate__(self) -> Any:
-        # one name may share a descriptor with another, and each descriptor may be passed only once
-        return self.fds, {fd: reduction.DupFd(fd) for fd in set(self.fds.values())}
-
-    def __setstate__(self, state: Any) -> None:
-        names, handles = state
-        fds = {fd: handle.detach() for fd, handle in handles.items()}
-        self.fds = {name: fds[fd] for name, fd in names.items()}
+Host = EnvHost | VectorHost
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerSpec:
-    """All a worker process needs to come up."""
+class NativeFn:
+    """Marks a function that builds a natively vectorised environment of a given size."""
 
-    worker: int
-    first: int
-    env_fns: bytes
-    autoreset: Autoreset
-    control: ControlPlan
-    parent_pid: int
-    may_spin: bool
-    is_from_server: bool
+    build: Callable[[int], VectorEnv]
+
+    def __call__(self) -> VectorEnv:
+        """Build one of size 1, so that a marker is an `EnvFn` too."""
+        return self.build(1)
 
 
-@dataclass(frozen=True, slots=True)
-class Ready:
-    """First message of a worker: its environments are built."""
+class BuildFailed(Exception):
+    """A constructor raised; carries what the parent needs to name it."""
 
-    facts: bytes
-    """Pickled on its own: the parent may lack what a custom space needs."""
-
-
-@dataclass(frozen=True, slots=True)
-class NotReady:
-    """First message of a worker that could not come up."""
-
-    why: Literal["import", "build"]
-    failure: Failure
+    def __init__(self, failure: EnvFailure) -> None:
+        super().__init__(failure)
+        self.failure = failure
 
 
-def main(spec: WorkerSpec, descriptors: Descriptors) -> None:
-    """Run one worker process until the parent says close or is gone."""
-    gc.freeze()  # what a fork inherits is not ours to collect, and looking at it would copy it
-    _settle(spec, descriptors.fds["stack"])
-    fds = descriptors.fds
-    channel = WorkerChannel(fds["channel"])
-    doing: Literal["import", "build"] = "import"
-    try:
-        env_fns = pickle.loads(spec.env_fns)
-        doing = "build"
-        slab = Slab(fds["slab"])
-        control = Control(spec.control, slab.map(0, spec.control.nbytes))
-        post = control.posts[spec.worker]
-        servant = Servant(spec.first, env_fns, spec.autoreset, post, Guard())
-        ready = _dumps(Ready(_dumps(servant.facts())))
-    except BuildFailed as exc:
-        _decline(channel, NotReady(doing, exc.failure))
-        return
-    except BaseException as exc:
-        _decline(channel, NotReady(doing, Failure.of(spec.first, "start-up", exc)))
-        return
-    try:
-        channel.send(ready)
-        offset, length, kinds, page_plan = pickle.loads(channel.recv())
-    except (OSError, EOFError):  # Ctrl-C while it waited for us: the parent wants us no longer
-        return
-    servant.bind(control, Data(kinds, slab.map(offset, length), page_plan=page_plan))
-    slab.close()
-    gc.collect()
-    gc.freeze()  # what start-up built is there to stay: later collections need not look at it
-    with contextlib.suppress(OSError):
-        os.nice(1)  # where cores are few, who hands out work goes before those who wait for it
-    commands = Bell(fds["commands"], fds["commands_write"])
-    done = Bell(fds["done_read"], fds["done"])
-    _serve(spec, servant, control, channel, commands, done)
+class Worker:
+    """The environments of one worker, in one or several hosts side by side."""
 
+    def __init__(
+        self,
+        first: int,
+        env_fns: Sequence[EnvFn],
+        autoreset: Autoreset,
+        status: memoryview,
+        guard: Guard,
+    ) -> None:
+        self._status, self._guard = status, guard
+        self.hosts: list[Host] = _build(first, env_fns, autoreset, status, guard)
+        self._only = self.hosts[0] if len(self.hosts) == 1 else None
 
-def _decline(channel: WorkerChannel, why: NotReady) -> None:
-    with contextlib.suppress(OSError):  # a parent that has gone does not ask
-        channel.send(_dumps(why))
+    def facts(self) -> list[EnvFacts]:
+        """What each slot's environment is like, in the order of slots."""
+        return _sharing_spaces([facts for host in self.hosts for facts in host.facts()])
 
+    def bind(self, control: Control, data: Data) -> None:
+        """Take the shared rows."""
+        self._data = data
+        first, count = self.hosts[0].first, sum(host.count for host in self.hosts)
+        self._rows = slice(first, first + count)
+        for host in self.hosts:
+            host.bind(control, data, self._status)
 
-def _serve(
-    spec: WorkerSpec,
-    servant: Servant,
-    control: Control,
-    channel: WorkerChannel,
-    commands: Bell,
-    done: Bell,
-) -> None:
-    ring, post = control.rings[spec.worker], control.posts[spec.worker]
-    size, served = len(ring) // 3, 0
-    num_slots = sum(host.count for host in servant.hosts)
-    tickets = control.tickets[spec.first : spec.first + num_slots]
-    step, ring_done, clock = servant.step, done.ring, time.perf_counter_ns
-    wait = _waiter(post, commands, spec.may_spin)
-    busy_until = clock()
-    while True:
-        count = wait(served)
-        for _ in range(count):
-            started = clock()
-            entry = served % size * 3
-            op, flags = _OPS[ring[entry + 1]], ring[entry + 2]
-            if op is Op.STEP and not flags & _NOT_ALL:
-                reply = step(None, None, flags >> PAGE_SHIFT)
-                post[2] += clock() - started
-            else:
-                reply = _handled(spec, servant, channel, tickets, ring[entry], op, flags)
-            if reply is not None:
-                channel.send(encode_reply(reply))
-                ring[entry + 2] = flags | HAS_REPLY
-            served += 1
-            ended = clock()
-            post[3] += started - busy_until
-            busy_until = ended
-            ring_done()
-            if op is Op.CLOSE:
-                return
-            servant.idle()
-
-
-def _handled(
-    spec: WorkerSpec,
-    servant: Servant,
-    channel: WorkerChannel,
-    tickets: npt.NDArray[np.uint32],
-    request: int,
-    op: Op,
-    flags: int,
-) -> Reply | None:
-    """Carry out any command."""
-    if flags & HAS_MESSAGE:
-        slots, blob = pickle.loads(channel.recv())
-        try:
-            command = Command(request, op, slots, pickle.loads(blob))
-        except BaseException as exc:  # its payload cannot be read here
-            asked = range(spec.first, spec.first + len(tickets)) if slots is None else slots
-            return Reply(failures=[Failure.of(slot, op.phrase, exc) for slot in asked])
-    elif flags & PARTIAL:
-        chosen = (tickets == request & 0xFFFFFFFF).nonzero()[0] + spec.first
-        command = Command(request, op, chosen.tolist())
-    else:
-        command = Command(request, op, page=flags >> PAGE_SHIFT)
-    return servant.handle(command)
-
-
-def _waiter(post: memoryview, commands: Bell, may_spin: bool) -> Callable[[int], int]:
-    """How to wait for commands: spin first, if the parent's last pause was short."""
-    clock, give_way = time.perf_counter_ns, getattr(os, "sched_yield", None)
-    if not may_spin or give_way is None:
-        return lambda served: commands.take()
-    last_pause, rounds_to_sleep, rounds_in_time = SPIN_LIMIT_NS, 0, ROUNDS_TO_SLEEP
-
-    def wait(served: int) -> int:
-        nonlocal last_pause, rounds_to_sleep, rounds_in_time
-        started = now = clock()
-        rounds_in_time += 1
-        if rounds_to_sleep:
-            rounds_to_sleep -= 1
-        elif last_pause <= SPIN_LIMIT_NS:
-            give_up = started + SPIN_LIMIT_NS
-            # the hint only shortens the wait; the bell below is what says that a command is there
-            while post[0] == served and now < give_up:
-                give_way()
-                before, now = now, clock()
-                if now - before > LATE_NS and post[0] == served:
-                    if rounds_in_time <= ROUNDS_TO_SLEEP:
-                        rounds_to_sleep = ROUNDS_TO_SLEEP
-                    rounds_in_time = 0
-                    break
-        count = commands.take()
-        last_pause = clock() - started
-        return count
-
-    return wait
-
-
-def encode_reply(reply: Reply) -> bytes:
-    """Pickle a reply; what cannot travel is replaced by what it looked like.
-
-    Of a slot whose answer cannot travel at all it is told that it failed: nothing that an
-    environment says can end its worker.
-    """
-    try:
-        has_values = reply.infos or reply.final_infos or reply.spills or reply.values
-        if has_values and not (_always_travels(reply.infos) and _always_travels(reply.final_infos)):
-            reply = _readable(reply)
-        return _dumps(reply)
-    except BaseException:
-        pass
-    try:
-        return _dumps(_readable(reply))
-    except BaseException as exc:
-        return _dumps(_unanswered(reply, exc))
-
-
-def _unanswered(reply: Reply, exc: BaseException) -> Reply:
-    """What is left of a reply that cannot travel: who has failed, and who has failed by that."""
-    said = (reply.infos, reply.final_infos, reply.spills, reply.final_spills, reply.values)
-    failed = {failure.slot for failure in reply.failures}
-    slots = sorted({slot for by_slot in said for slot in by_slot} - failed)
-    failures = [Failure.of(slot, "sending an answer", exc) for slot in slots]
-    return Reply(failures=[*reply.failures, *failures], schemas=reply.schemas)
-
-
-def _readable(reply: Reply) -> Reply:
-    failures = list(reply.failures)
-    kept: dict[str, dict[int, Any]] = {}
-    for name, doing in (
-        ("values", "sending a result"),
-        ("spills", "sending an observation"),
-        ("final_spills", "sending an observation"),
-    ):
-        kept[name] = {}
-        for slot, value in getattr(reply, name).items():
-            problem = _why_it_cannot_travel(value)
-            if problem is None:
-                kept[name][slot] = value
-            else:
-                failures.append(Failure.of(slot, doing, problem))
-    return Reply(
-        failures=failures,
-        infos={slot: _readable_items(info) for slot, info in reply.infos.items()},
-        final_infos={slot: _readable_items(info) for slot, info in reply.final_infos.items()},
-        schemas=reply.schemas,
-        values=kept["values"],
-        spills=kept["spills"],
-        final_spills=kept["final_spills"],
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class Unpicklable:
-    """Stands in an info for a value that could not travel between processes."""
-
-    type_name: str
-    text: str
-
-
-def _readable_items(info: dict[Any, Any]) -> dict[Any, Any]:
-    """An info of which everything can travel, or stands for what cannot."""
-    if _always_travels(info):
-        return info
-    return {_readable_item(key): _readable_item(item) for key, item in info.items()}
-
-
-def _readable_item(value: Any) -> Any:
-    try:
-        return _readable_value(value)
-    except RecursionError:  # it nests too deep, or in itself
-        return _stand_in(value)
-
-
-def _readable_value(value: Any) -> Any:
-    if _always_travels(value) or _why_it_cannot_travel(value) is None:
-        return value
-    if isinstance(value, dict):
-        return {_readable_value(key): _readable_value(item) for key, item in value.items()}
-    return _stand_in(value)
-
-
-def _stand_in(value: Any) -> Unpicklable:
-    try:
-        text = repr(value)[:500]
-    except BaseException as exc:
-        text = f"<its repr raises {type(exc).__name__}>"
-    return Unpicklable(type(value).__name__, text)
-
-
-def _always_travels(value: Any) -> bool:
-    try:
-        return _is_plain(value)
-    except RecursionError:
-        return False
-
-
-def _is_plain(value: Any) -> bool:
-    """Whether a value is made of what always travels, so that nobody has to try."""
-    if type(value) is dict:
-        return all(_is_plain(key) and _is_plain(item) for key, item in value.items())
-    if type(value) in (list, tuple):
-        return all(map(_is_plain, value))
-    if type(value) is np.ndarray:
-        return bool(value.dtype.kind != "O")
-    return value is None or isinstance(value, np.generic) or type(value) in _PLAIN_TYPES
-
-
-def _why_it_cannot_travel(value: Any) -> BaseException | None:
-    try:
-        pickle.loads(_dumps(value))
-    except BaseException as exc:
-        return exc
-    return None
-
-
-def _dumps(value: Any) -> bytes:
-    try:
-        return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
-    except BaseException:  # classes of __main__, closures
-        blob: bytes = cloudpickle.dumps(value)
-        return blob
-
-
-def load_facts(blob: bytes) -> list[EnvFacts]:
-    """What `Ready` carries."""
-    facts: list[EnvFacts] = pickle.loads(blob)
-    return facts
-
-
-def _settle(spec: WorkerSpec, stack_fd: int) -> None:
-    """Make this process a good worker: signals, stack dumps, threads, an end with its parent."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    faulthandler.enable(file=stack_fd, all_threads=True)
-    if STACK_SIGNAL is not None and hasattr(faulthandler, "register"):
-        faulthandler.register(STACK_SIGNAL, file=stack_fd, all_threads=True, chain=False)
-    # an environment may need children of its own, which a daemonic process may not have
-    multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
-    for name in THREAD_VARIABLES:
-        os.environ.setdefault(name, "1")
-    torch = sys.modules.get("torch")
-    if torch is not None:
-        torch.set_num_threads(1)
-    if spec.is_from_server:
-        _let_server_end()
-    if has_usual_stream():
-        # a fork begins with its parent's: repeatable still, but not what its neighbours draw
-        state = np.random.get_state(legacy=False)["state"]
-        seed = np.random.SeedSequence([*state["key"], state["pos"], spec.worker])
-        np.random.seed(seed.generate_state(8))
-    # The kernel ends us with the thread that started us, which lives as long as its process. Where
-    # there is no such service a thread watches, but not a hang in native code or a stopped process.
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    threading.Thread(target=_end_with, args=(spec.parent_pid,), daemon=True).start()
-
-
-def _let_server_end() -> None:
-    """Give up our share of the pipe that keeps the fork server alive: it ends with the parent."""
-    server: Any = forkserver._forkserver
-    fd, server._forkserver_alive_fd = server._forkserver_alive_fd, None
-    if fd is not None:
-        os.close(fd)
-
-
-def without_watcher(dump: str) -> str:
-    """What faulthandler wrote, less the thread that only waits for the end of the parent."""
-    frame = re.compile(rf'worker\.py", line \d+ in {_end_with.__name__}$', re.MULTILINE)
-    threads = dump.split("\n\n")
-    return "\n\n".join(thread for thread in threads if not frame.search(thread))
-
-
-def _end_with(pid: int) -> None:
-    if hasattr(os, "pidfd_open"):
-        try:
-            fd = os.pidfd_open(pid)
-        except ProcessLookupError:
-            os._exit(1)
-        except OSError:
-            pass
+    def handle(self, command: Command) -> Reply | None:
+        """Carry out one command; a reply is given only if there is something to say."""
+        started = time.perf_counter_ns()
+        if command.op is Op.STEP:
+            reply = self.step(command.slots, command.payload, command.page)
         else:
-            poll = select.poll()
-            poll.register(fd, select.POLLIN)
-            poll.poll()
-            os._exit(1)
-    while True:
-        try:
-            os.kill(pid, 0)
-        except OSError:
-            os._exit(1)
-        time.sleep(0.5)
+            reply = self._fan_out(command)
+            self._status[1] = 0
+        self._status[2] += time.perf_counter_ns() - started
+        return reply
+
+    def handle_here(self, command: Command) -> Reply | None:
+        """`handle` for whoever shares this memory: infos are copied, as if they had travelled."""
+        reply = self.handle(command)
+        if reply is not None:
+            for infos in (reply.infos, reply.final_infos):
+                for slot, info in infos.items():
+                    infos[slot] = detached_copy(info)
+        return reply
+
+    def step(
+        self, slots: Sequence[int] | None, payload: Sequence[Any] | None, page: int
+    ) -> Reply | None:
+        """`handle` of the most common command, without a command, and without taking its time."""
+        if self._only is None:
+            reply = self._fan_out(Command(0, Op.STEP, slots, payload))
+        else:
+            try:
+                spills = None if payload is None else self._spills(slots, payload)
+                reply = self._only.step(slots, spills)
+            except BaseException as exc:
+                self._guard.let_pass(exc)
+                slot = self._only.first if slots is None else slots[0]
+                reply = Reply(failures=[EnvFailure.of(slot, "step", exc)])
+        if page:
+            self._data.keep(page, self._rows)
+        self._status[1] = 0
+        return reply
+
+    def idle(self) -> None:
+        """The last command is answered: do what can be done before the next one."""
+        for host in self.hosts:
+            host.idle()
+
+    def _spills(self, slots: Sequence[int] | None, payload: Sequence[Any]) -> dict[int, Any]:
+        chosen = range(self.hosts[0].first, self.hosts[0].first + len(payload))
+        return _spills(slots or chosen, payload, range(len(payload))) or {}
+
+    def _fan_out(self, command: Command) -> Reply | None:
+        whole = Reply()
+        for host in self.hosts:
+            span = range(host.first, host.first + host.count)
+            chosen = span if command.slots is None else command.slots
+            positions = [index for index, slot in enumerate(chosen) if slot in span]
+            if not positions:
+                continue
+            slots = [chosen[index] for index in positions]
+            try:
+                part = _carry_out(host, command, slots, positions)
+            except BaseException as exc:
+                self._guard.let_pass(exc)
+                part = Reply(failures=[EnvFailure.of(slots[0], command.op.phrase, exc)])
+            if part is not None:
+                for field in fields(Reply):
+                    mine, theirs = getattr(whole, field.name), getattr(part, field.name)
+                    mine.extend(theirs) if isinstance(mine, list) else mine.update(theirs)
+        return whole if whole != Reply() else None
+
+
+def _sharing_spaces(facts: list[EnvFacts]) -> list[EnvFacts]:
+    """These, with one object for spaces that are the same: each travels, and is compared, once."""
+    first = facts[0]
+    return [
+        one
+        if not are_same(first.observation_space, one.observation_space)
+        or not are_same(first.action_space, one.action_space)
+        else replace(
+            one, observation_space=first.observation_space, action_space=first.action_space
+        )
+        for one in facts
+    ]
+
+
+def _spills(
+    slots: Sequence[int], payload: Sequence[Any] | None, positions: Sequence[int]
+) -> dict[int, Any] | None:
+    """What the actions of these slots spilled, by slot."""
+    if payload is None:
+        return None
+    return {slot: payload[index] for slot, index in zip(slots, positions, strict=True)}
+
+
+def _carry_out(
+    host: Host, command: Command, slots: Sequence[int], positions: Sequence[int]
+) -> Reply | None:
+    payload = command.payload
+    match command.op:
+        case Op.STEP:
+            return host.step(slots, _spills(slots, payload, positions))
+        case Op.RESET:
+            return host.reset(slots, [payload[index] for index in positions])
+        case Op.QUEUE:
+            return host.queue(slots, [payload[index] for index in positions])
+        case Op.REBUILD if isinstance(host, EnvHost):
+            return host.rebuild(slots, [payload[index] for index in positions])
+        case Op.RESUME:
+            return host.resume(slots, [payload[index] for index in positions])
+        case Op.CALL:
+            return host.call(slots, *payload)
+        case Op.GET:
+            return host.get(slots, payload)
+        case Op.APPLY:
+            return host.apply(slots, payload)
+        case Op.SET:
+            return host.set_attr(slots, [payload[index] for index in positions])
+        case Op.SNAPSHOT:
+            return host.snapshot(slots)
+        case Op.RESTORE:
+            return host.restore(slots, [payload[index] for index in positions])
+        case Op.CLOSE:
+            return host.close()
+        case _:
+            raise ConfigError(f"a worker cannot carry out {command.op!r}")
+
+
+def _build(
+    first: int, env_fns: Sequence[EnvFn], autoreset: Autoreset, status: memoryview, guard: Guard
+) -> list[Host]:
+    hosts: list[Host] = []
+    scalars: list[Any] = []
+    built: list[Any] = []
+    row = 0
+
+    def flush() -> None:
+        if scalars:
+            start = row - len(scalars)
+            fns = env_fns[start:row]
+            hosts.append(EnvHost(first + start, list(scalars), fns, autoreset, guard))
+            scalars.clear()
+
+    try:
+        while row < len(env_fns):
+            status[1] = status_word(Op.BUILD, first + row)
+            env_fn, left = env_fns[row], len(env_fns) - row
+            size = next((i for i in range(left) if env_fns[row + i] is not env_fn), left)
+            if isinstance(env_fn, NativeFn):
+                env = guard.wrap(env_fn.build)(size)
+            else:
+                env = guard.wrap(env_fn)()
+            built.append(env)
+            if isinstance(env_fn, NativeFn) and not isinstance(env, VectorEnv):
+                raise ConfigError(
+                    "envfleet.native needs a function that builds a gymnasium.vector.VectorEnv, "
+                    f"this one returned {type(env).__name__}"
+                )
+            if isinstance(env, VectorEnv):
+                if env.num_envs > size:
+                    raise ConfigError(
+                        f"the function of slot {first + row} built a {type(env).__name__} of "
+                        f"{env.num_envs} environments, but from there on {size} slots of its "
+                        "worker are that function's; make the slots of each worker a multiple of "
+                        "it (num_envs, num_workers), or pass envfleet.native(build), where build "
+                        "takes how many it shall have"
+                    )
+                flush()
+                hosts.append(VectorHost(first + row, env, autoreset, guard))
+                row += env.num_envs
+            elif isinstance(env, gymnasium.Env):
+                scalars.append(env)
+                row += 1
+            else:
+                raise ConfigError(
+                    f"the function returned {type(env).__name__}, not a gymnasium.Env or VectorEnv"
+                )
+        flush()
+    except BaseException as exc:
+        guard.let_pass(exc)
+        for env in built:
+            try:
+                guard.wrap(env.close)()
+            except BaseException as second:  # the first failure is the one to report
+                guard.let_pass(second)
+        raise BuildFailed(EnvFailure.of(first + row, "the constructor", exc)) from exc
+    status[1] = 0
+    return hosts

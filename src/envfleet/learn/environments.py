@@ -11,9 +11,9 @@ import gymnasium
 
 from envfleet.adapters.gymnasium import FleetVectorEnv, make_vec
 from envfleet.adapters.names import find
-from envfleet.engine.auto import Plan, choose_start_method, plan_fleet
 from envfleet.engine.machine import usable_cores
 from envfleet.engine.options import Deadlines
+from envfleet.engine.plan import Plan, choose_start_method, plan_fleet
 from envfleet.learn.ppo import PPOOptions, PPOTrainer
 from envfleet.learn.torch_setup import threads, usable_device
 from envfleet.learn.train_options import TrainOptions

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envfleet.engine.channel import ParentChannel, WorkerChannel
+from envfleet.engine.backends.process.channel import ParentChannel, WorkerChannel
 
 LARGE = 20 << 20
 """Far more than a socket holds."""

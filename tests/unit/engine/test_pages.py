@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import envfleet
-from envfleet.engine.slab import Data, PagePlan, group_kinds
+from envfleet.engine.memory import Data, PagePlan, group_spaces
 from envfleet.errors import ConfigError, FleetClosed
 from envfleet.testing import Counter, Crashing
 
@@ -141,7 +141,7 @@ def test_a_page_that_is_not_there_is_refused(page):
         with pytest.raises(ConfigError, match=f"there is no page {page!r}: this fleet has 1 to 13"):
             envs.fleet.step(np.zeros(4, np.int64), page=page)
         envs.step(np.zeros(4, np.int64))
-        assert len(envs.fleet._logbook.journal.log_of(0).actions) == 1
+        assert len(envs.fleet._episodes.action_log.log_of(0).actions) == 1
 
 
 def test_numbers_of_pages_may_be_numpys():
@@ -201,13 +201,17 @@ def test_what_is_no_float_is_kept_as_it_comes():
 
 @pytest.mark.parametrize("name", ["int8", "single", np.float32, 4])
 def test_a_type_that_pages_cannot_have_is_refused(name):
-    with pytest.raises(ConfigError, match="rollout_floats must be 'float16', 'float32', 'float64'"):
+    with pytest.raises(
+        ConfigError, match="rollout_floats must be one of 'float16', 'float32', 'float64'"
+    ):
         envfleet.make_vec("CartPole-v1", 2, rollout_steps=4, rollout_floats=name)
 
 
 def test_parts_have_no_pages():
-    kinds = group_kinds([(Parts.observation_space, Parts.action_space)] * 4)
-    assert Data.measure(kinds, PagePlan(10**6)) == Data.measure(kinds), "and no room for them"
+    space_groups = group_spaces([(Parts.observation_space, Parts.action_space)] * 4)
+    assert Data.measure(space_groups, PagePlan(10**6)) == Data.measure(space_groups), (
+        "and no room for them"
+    )
     with opened(Parts, backend="serial") as envs:
         assert envs.fleet.pages is None
         with pytest.raises(ConfigError, match="there is no page 1: this fleet has none"):
@@ -216,5 +220,5 @@ def test_parts_have_no_pages():
 
 @pytest.mark.parametrize("steps", [-1, 1.5, "3", True])
 def test_a_number_of_steps_is_a_whole_one(steps):
-    with pytest.raises(ConfigError, match="rollout_steps must be a whole number from 0 on"):
+    with pytest.raises(ConfigError, match="rollout_steps must be a whole number, 0 or more"):
         envfleet.make_vec("CartPole-v1", 2, rollout_steps=steps)

@@ -774,7 +774,7 @@ def test_minibatches_that_a_memory_cannot_have_are_told_of():
 
 
 def test_a_state_that_cannot_hold_the_environments_holds_the_rest(monkeypatch):
-    monkeypatch.setattr("envfleet.engine.journal.LIMIT_BYTES", 1000)
+    monkeypatch.setattr("envfleet.engine.episodes.LIMIT_BYTES", 1000)
     endless = functools.partial(UnpicklableInfo, length=None)
     options = dataclasses.replace(SMALL, normalise_rewards=True)
     with opened(endless) as envs:

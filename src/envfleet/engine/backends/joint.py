@@ -8,19 +8,19 @@ from __future__ import annotations
 import time
 from collections.abc import Set
 
-from envfleet.engine.backends.lane import ProcessLane
-from envfleet.engine.backends.serial import SerialLane
-from envfleet.engine.whole import whole
+from envfleet.engine.backends.process.fast_path import ProcessFastPath
+from envfleet.engine.backends.serial import SerialFastPath
+from envfleet.engine.interrupts import uninterrupted
 
 SPIN_S = 50e-6
 """Being woken takes as long. Elsewhere this process must not spin, because its core is a worker's;
 here it is one of the workers."""
 
 
-class JointLane:
+class JointFastPath:
     """One lane over two; each knows its own workers."""
 
-    def __init__(self, away: ProcessLane, here: SerialLane, workers_here: Set[int]) -> None:
+    def __init__(self, away: ProcessFastPath, here: SerialFastPath, workers_here: Set[int]) -> None:
         self._away, self._here, self._workers_here = away, here, frozenset(workers_here)
         self.under_way = here.under_way = away.under_way
         self._splits: dict[tuple[int, ...], tuple[tuple[int, ...], tuple[int, ...]]] = {}
@@ -28,7 +28,7 @@ class JointLane:
     def post(self, workers: tuple[int, ...], request: int, page: int) -> None:
         """Start the processes; what is to be done here waits for `collect`."""
         here, away = self._split(workers)
-        with whole:
+        with uninterrupted:
             self._away.post(away, request, page)
             self._here.post(here, request, page)
 
@@ -68,7 +68,7 @@ class JointLane:
         here, away = self._split(workers)
         return self._here.can_resume(here) and self._away.resume(away) and self._here.resume(here)
 
-    def _of(self, worker: int) -> ProcessLane | SerialLane:
+    def _of(self, worker: int) -> ProcessFastPath | SerialFastPath:
         return self._here if worker in self._workers_here else self._away
 
     def _split(self, workers: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:

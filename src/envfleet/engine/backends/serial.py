@@ -11,11 +11,11 @@ import time
 from collections import deque
 from collections.abc import Sequence
 
-from envfleet.engine.backends import Binding, Ground, Launch, WorkerHandle
-from envfleet.engine.guard import Guard
-from envfleet.engine.messages import Command, EnvFacts, Failure, Op, Reply
-from envfleet.engine.servant import BuildFailed, Servant
-from envfleet.engine.whole import whole
+from envfleet.engine.backends.base import Launch, RowBinding, SharedMemory, WorkerHandle
+from envfleet.engine.host import Guard
+from envfleet.engine.interrupts import uninterrupted
+from envfleet.engine.messages import Command, EnvFacts, EnvFailure, Op, Reply
+from envfleet.engine.worker import BuildFailed, Worker
 
 
 class SerialHandle:
@@ -24,32 +24,32 @@ class SerialHandle:
     is_dead = False
     pid: int | None = None
 
-    def __init__(self, launch: Launch, ground: Ground) -> None:
+    def __init__(self, launch: Launch, shared_memory: SharedMemory) -> None:
         self.worker, self.first, self.count = launch.worker, launch.first, len(launch.env_fns)
         self.facts: list[EnvFacts] | None = None
-        self.start_failure: tuple[str, Failure] | None = None
-        self._control = ground.control
+        self.start_failure: tuple[str, EnvFailure] | None = None
+        self._control = shared_memory.control
         self._commands: deque[Command] = deque()
         self._done: list[Reply | None] = []
         self.last = Command(0, Op.IDLE)
         """What was posted last."""
-        post = ground.control.posts[launch.worker]
+        status = shared_memory.control.status[launch.worker]
         try:
-            self._servant = Servant(
+            self._worker = Worker(
                 launch.first,
                 launch.env_fns,
                 launch.autoreset,
-                post,
+                status,
                 Guard(passes=(KeyboardInterrupt,)),
             )
         except BuildFailed as exc:
             self.start_failure = ("build", exc.failure)
         else:
-            self.facts = self._servant.facts()
+            self.facts = self._worker.facts()
 
-    def bind(self, binding: Binding) -> None:
+    def bind(self, binding: RowBinding) -> None:
         """Give the host its rows."""
-        self._servant.bind(self._control, binding.data)
+        self._worker.bind(self._control, binding.data)
 
     def post(self, command: Command) -> None:
         """Keep it until somebody waits."""
@@ -70,14 +70,14 @@ class SerialHandle:
         """Carry out the oldest command."""
         command, num_before = self._commands[0], len(self._done)
         try:
-            self._servant.idle()  # no sooner: until now the environments were their caller's too
-            self._done.append(self._servant.handle_here(command))
+            self._worker.idle()  # no sooner: until now the environments were their caller's too
+            self._done.append(self._worker.handle_here(command))
             self._commands.popleft()
         except BaseException as exc:  # Ctrl-C: the command is over all the same
-            with whole:
+            with uninterrupted:
                 if len(self._done) == num_before:  # who knows how far they got
                     slots = command.slots or range(self.first, self.first + self.count)
-                    failures = [Failure.of(slot, command.op.phrase, exc) for slot in slots]
+                    failures = [EnvFailure.of(slot, command.op.phrase, exc) for slot in slots]
                     self._done.append(Reply(failures=failures))
                 if self._commands and self._commands[0] is command:
                     self._commands.popleft()
@@ -109,11 +109,11 @@ class SerialHandle:
     def stop(self) -> None:
         """Nothing to end; let go of the rows."""
         self._commands.clear()
-        self.__dict__.pop("_servant", None)
+        self.__dict__.pop("_worker", None)
         self.__dict__.pop("_control", None)
 
 
-class SerialLane:
+class SerialFastPath:
     """Plain steps are served while somebody collects them."""
 
     def __init__(self, num_workers: int) -> None:
@@ -131,7 +131,7 @@ class SerialLane:
                 self.under_way[worker] = 1
                 self._handles[worker].post(Command(request, Op.STEP, page=page))
         except BaseException:  # a signal's handler: all of it is posted, or nothing
-            with whole:
+            with uninterrupted:
                 for worker in workers:
                     self._handles[worker].withdraw(request)
                     self.under_way[worker] = 0
@@ -176,7 +176,7 @@ class SerialLane:
                 handle.take()
                 self.under_way[handle.worker] = 0
         except BaseException:  # a signal's handler: all of it is taken, or nothing
-            with whole:
+            with uninterrupted:
                 for handle in done:
                     handle.take_back()
                     self.under_way[handle.worker] = 1
@@ -206,14 +206,14 @@ class SerialLane:
 class SerialBackend:
     """Everything in the calling thread."""
 
-    def __init__(self, ground: Ground, num_workers: int) -> None:
-        self._ground = ground
-        self.lane = SerialLane(num_workers)
+    def __init__(self, shared_memory: SharedMemory, num_workers: int) -> None:
+        self._shared_memory = shared_memory
+        self.fast_path = SerialFastPath(num_workers)
 
     def launch(self, launch: Launch) -> SerialHandle:
         """Build the environments here and now."""
-        handle = SerialHandle(launch, self._ground)
-        self.lane.add(handle)
+        handle = SerialHandle(launch, self._shared_memory)
+        self.fast_path.add(handle)
         return handle
 
     def wait(

@@ -14,10 +14,10 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from envfleet.engine.backends import Binding, Ground, Lane, Launch, WorkerHandle
-from envfleet.engine.guard import Guard
-from envfleet.engine.messages import Command, EnvFacts, Failure, Op, Reply
-from envfleet.engine.servant import BuildFailed, Servant
+from envfleet.engine.backends.base import FastPath, Launch, RowBinding, SharedMemory, WorkerHandle
+from envfleet.engine.host import Guard
+from envfleet.engine.messages import Command, EnvFacts, EnvFailure, Op, Reply
+from envfleet.engine.worker import BuildFailed, Worker
 
 
 class _Abandoned(BaseException):
@@ -30,12 +30,12 @@ class ThreadHandle:
     pid: int | None = None
 
     def __init__(
-        self, launch: Launch, ground: Ground, news: queue.SimpleQueue[ThreadHandle]
+        self, launch: Launch, shared_memory: SharedMemory, news: queue.SimpleQueue[ThreadHandle]
     ) -> None:
         self.worker, self.first, self.count = launch.worker, launch.first, len(launch.env_fns)
         self.facts: list[EnvFacts] | None = None
-        self.start_failure: tuple[str, Failure] | None = None
-        self._launch, self._control, self._news = launch, ground.control, news
+        self.start_failure: tuple[str, EnvFailure] | None = None
+        self._launch, self._control, self._news = launch, shared_memory.control, news
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._done: queue.SimpleQueue[Reply | None] = queue.SimpleQueue()
         self._gate = threading.Lock()
@@ -45,7 +45,7 @@ class ThreadHandle:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
-    def bind(self, binding: Binding) -> None:
+    def bind(self, binding: RowBinding) -> None:
         """Give the host its rows."""
         self._commands.put(Command(0, Op.BIND, payload=binding))
 
@@ -85,24 +85,24 @@ class ThreadHandle:
 
     def _run(self) -> None:
         launch = self._launch
-        post = self._control.posts[launch.worker]
+        status = self._control.status[launch.worker]
         try:
             with self._gate:
                 try:
-                    servant = Servant(
+                    worker = Worker(
                         launch.first,
                         launch.env_fns,
                         launch.autoreset,
-                        post,
+                        status,
                         Guard(self._outside_the_gate, (_Abandoned,)),
                     )
-                    self.facts = servant.facts()
+                    self.facts = worker.facts()
                 except BuildFailed as exc:
                     self.start_failure = ("build", exc.failure)
                     return
                 finally:
                     self._news.put(self)
-                while self._serve(servant):
+                while self._serve(worker):
                     pass
         except _Abandoned:
             return
@@ -111,12 +111,12 @@ class ThreadHandle:
             self._news.put(self)
             raise
 
-    def _serve(self, servant: Servant) -> bool:
+    def _serve(self, worker: Worker) -> bool:
         command = self._outside_the_gate(self._commands.get)()
         if command.op is Op.BIND:
-            servant.bind(command.payload.control, command.payload.data)
+            worker.bind(command.payload.control, command.payload.data)
             return True
-        self._done.put(servant.handle_here(command))
+        self._done.put(worker.handle_here(command))
         self._news.put(self)
         return command.op is not Op.CLOSE
 
@@ -139,14 +139,14 @@ class ThreadHandle:
 class ThreadBackend:
     """Every worker a daemon thread; one queue brings news of all of them."""
 
-    def __init__(self, ground: Ground) -> None:
-        self._ground = ground
+    def __init__(self, shared_memory: SharedMemory) -> None:
+        self._shared_memory = shared_memory
         self._news: queue.SimpleQueue[ThreadHandle] = queue.SimpleQueue()
-        self.lane: Lane | None = None
+        self.fast_path: FastPath | None = None
 
     def launch(self, launch: Launch) -> ThreadHandle:
         """Start a thread that builds the environments."""
-        return ThreadHandle(launch, self._ground, self._news)
+        return ThreadHandle(launch, self._shared_memory, self._news)
 
     def wait(
         self, pending: Sequence[WorkerHandle], timeout_s: float | None, *, want_all: bool

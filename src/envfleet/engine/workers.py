@@ -1,0 +1,298 @@
+"""The workers of one fleet: started together, replaced one by one, ended for certain.
+
+The crew owns every resource of a fleet: shared block, backend, workers. Half-built means undone;
+`stop` is idempotent, bounded, and safe to call from a finalizer or at exit.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence, Set
+from typing import Any
+
+import cloudpickle
+import gymnasium
+
+from envfleet.engine.backends.base import (
+    Backend,
+    FastPath,
+    Launch,
+    RowBinding,
+    SharedMemory,
+    WorkerHandle,
+)
+from envfleet.engine.backends.joint import JointFastPath
+from envfleet.engine.backends.process.backend import GUARD_EXIT, ProcessBackend, ProcessHandle
+from envfleet.engine.backends.process.fast_path import ProcessFastPath
+from envfleet.engine.backends.serial import SerialBackend, SerialHandle
+from envfleet.engine.backends.thread import ThreadBackend
+from envfleet.engine.interrupts import uninterrupted
+from envfleet.engine.memory import Control, ControlPlan, Data, PagePlan, Slab, group_spaces
+from envfleet.engine.messages import Command, EnvFacts, EnvFailure, Op, read_status_word
+from envfleet.engine.options import Autoreset, BackendName, Deadlines, EnvFn, StartMethod
+from envfleet.engine.slots import deal
+from envfleet.errors import (
+    ConfigError,
+    EnvConstructionFailed,
+    EnvNotImportable,
+    EnvNotRegistered,
+    RemoteTraceback,
+    StartTimeout,
+    WorkerDied,
+)
+
+_UNREGISTERED = ("NameNotFound", "NamespaceNotFound", "VersionNotFound", "UnregisteredEnv")
+
+
+class AbsentEnv(gymnasium.Env[Any, Any]):
+    """Stands in the place of an environment that has been given up; it is never asked anything."""
+
+    observation_space = action_space = gymnasium.spaces.Discrete(1)
+
+
+class Workers:
+    """Workers, the block they share, and how they are come by."""
+
+    def __init__(
+        self,
+        env_fns: Sequence[EnvFn],
+        *,
+        backend: BackendName,
+        start_method: StartMethod,
+        num_workers: int,
+        autoreset: Autoreset,
+        deadlines: Deadlines,
+        page_plan: PagePlan,
+        num_here: int,
+    ) -> None:
+        self.env_fns, self.deadlines = tuple(env_fns), deadlines
+        self.bounds = deal(len(self.env_fns), num_workers, num_here or None)
+        self._autoreset, self._page_plan = autoreset, page_plan
+        self.owner_pid = os.getpid()
+        self.handles: list[WorkerHandle] = []
+        self._here: set[int] = {num_workers - 1} if num_here else set()
+        """Workers that are none: their slots live in this process, among processes."""
+        self._dismissed: set[int] = set()
+        self._launched_s: dict[int, float] = {}
+        """When workers were launched that are to replace others and are not there yet."""
+        self._is_stopped = False
+        self._backend: Backend | None = None
+        self._joint: JointFastPath | None = None
+        self._slab = Slab.create(is_shared=backend == "process")
+        try:
+            plan = ControlPlan.of(self.bounds)
+            self._slab.grow(plan.nbytes, len(self.env_fns))
+            self.control = Control(plan, self._slab.map(0, plan.nbytes))
+            self._shared_memory = SharedMemory(self._slab, plan, self.control)
+            self._local = SerialBackend(self._shared_memory, num_workers)
+            self._backend = chosen = self._open(backend, start_method, num_workers)
+            launched_s = time.monotonic()
+            for worker in range(num_workers):
+                home = self._local if worker in self._here else chosen
+                self.handles.append(home.launch(self._launch(worker)))
+            self.facts: list[EnvFacts] = [
+                facts for handle in self.handles for facts in self._await(handle, launched_s)
+            ]
+            self._binding = self._bind_all(plan.nbytes)
+        except BaseException:
+            self.stop()
+            raise
+
+    def _open(self, backend: BackendName, start_method: StartMethod, num_workers: int) -> Backend:
+        if backend == "process":
+            return ProcessBackend(self._shared_memory, start_method, num_workers)
+        return ThreadBackend(self._shared_memory) if backend == "thread" else self._local
+
+    @property
+    def data(self) -> Data:
+        """The bound columns."""
+        return self._binding.data
+
+    def wait(
+        self, pending: Sequence[WorkerHandle], timeout_s: float | None, *, want_all: bool
+    ) -> None:
+        """Wait for news of `pending`; those that live in this process are served first."""
+        assert self._backend is not None
+        if not self._here:
+            self._backend.wait(pending, timeout_s, want_all=want_all)
+            return
+        local = [handle for handle in pending if handle.worker in self._here]
+        if local:
+            self._local.wait(local, timeout_s, want_all=False)
+            timeout_s = 0.0
+            pending = [handle for handle in pending if handle not in local]
+        self._backend.wait(pending, timeout_s, want_all=want_all)
+
+    @property
+    def fast_path(self) -> FastPath | None:
+        """The backend's, if it has one and all workers are there."""
+        if self._backend is None or self._launched_s:
+            return None
+        if not self._here:
+            return self._backend.fast_path
+        if self._joint is None and isinstance(self._backend.fast_path, ProcessFastPath):
+            self._joint = JointFastPath(self._backend.fast_path, self._local.fast_path, self._here)
+        return self._joint
+
+    def check_payload(self, payload: Any, what: str) -> None:
+        """Refuse what could not reach a worker process, before anything is under way."""
+        if isinstance(self._backend, ProcessBackend):
+            try:
+                cloudpickle.dumps(payload)
+            except Exception as exc:
+                raise ConfigError(
+                    f"{what} cannot be sent to a worker process: {exc}. Pass plain data, or use "
+                    "backend='thread' or 'serial'"
+                ) from exc
+
+    def dismiss(self, worker: int) -> None:
+        """End one worker and everything held for it."""
+        if worker in self._dismissed:
+            return  # its descriptors may be another's by now
+        handle = self.handles[worker]
+        self._dismissed.add(worker)
+        self._launched_s.pop(worker, None)
+        if isinstance(handle, ProcessHandle) and isinstance(self._backend, ProcessBackend):
+            self._backend.forget(handle)
+        handle.stop()
+
+    def replace(self, worker: int, *, in_process: bool, absent: Set[int]) -> None:
+        """Dismiss a worker and launch a new one in its place; `has_come` says when it is there.
+
+        It builds no environments for slots that are `absent`.
+        """
+        assert self._backend is not None
+        self.dismiss(worker)
+        if in_process:
+            self._here.add(worker)
+            self._joint = None
+        backend = self._local if worker in self._here else self._backend
+        self.handles[worker] = backend.launch(self._launch(worker, absent))
+        self._dismissed.discard(worker)
+        self._launched_s[worker] = time.monotonic()
+
+    def has_come(self, worker: int) -> bool:
+        """Whether a replaced worker is up (it is bound then), or the error that keeps it down."""
+        handle = self.handles[worker]
+        if not self._is_up(handle, self._launched_s[worker]):
+            return False
+        handle.bind(self._binding)
+        del self._launched_s[worker]
+        return True
+
+    def close(self, owed: Sequence[int]) -> list[EnvFailure]:
+        """Ask every worker to close its environments, wait a bounded time, end what is left.
+
+        `owed` says how many replies each worker still owes, so that the last one is recognised.
+        """
+        if os.getpid() != self.owner_pid:
+            return []  # a forked copy: the workers answer to the original
+        try:
+            return self._ask_to_close(owed)
+        finally:
+            self.stop()
+
+    def _ask_to_close(self, owed: Sequence[int]) -> list[EnvFailure]:
+        failures: list[EnvFailure] = []
+        gone = self._dismissed | self._launched_s.keys()  # who is not bound cannot be asked
+        closing = [h for h in self.handles if not h.is_dead and h.worker not in gone]
+        for handle in closing:
+            handle.post(Command(0, Op.CLOSE))
+        give_up_s = time.monotonic() + self.deadlines.close_s
+        waiting = {handle.worker: owed[handle.worker] + 1 for handle in closing}
+        while waiting and (left_s := give_up_s - time.monotonic()) > 0:
+            pending = [handle for handle in closing if handle.worker in waiting]
+            self.wait(pending, left_s, want_all=False)
+            for handle in pending:
+                for reply in handle.take():
+                    waiting[handle.worker] -= 1
+                    if waiting[handle.worker] == 0 and reply is not None:
+                        failures += [one for one in reply.failures if one.doing == Op.CLOSE.phrase]
+                if waiting[handle.worker] <= 0 or handle.is_dead:
+                    del waiting[handle.worker]
+        return failures
+
+    def stop(self) -> None:
+        """End all workers at once; in a forked copy of this process that is not its business."""
+        if os.getpid() != self.owner_pid or self._is_stopped:
+            return
+        self._is_stopped = True
+        with uninterrupted:
+            for handle in self.handles:
+                self.dismiss(handle.worker)
+            if self._backend is not None:
+                self._backend.close()
+            self._slab.close()
+        # a map holds a descriptor of its own until the last view of it is gone
+        self.handles = []
+        for name in ("control", "_shared_memory", "_binding", "_local", "_backend", "_joint"):
+            self.__dict__.pop(name, None)
+
+    def _launch(self, worker: int, absent: Set[int] = frozenset()) -> Launch:
+        lo, hi = self.bounds[worker]
+        env_fns = [AbsentEnv if slot in absent else self.env_fns[slot] for slot in range(lo, hi)]
+        return Launch(worker, lo, env_fns, self._autoreset)
+
+    def _bind_all(self, offset: int) -> RowBinding:
+        space_groups = group_spaces([(f.observation_space, f.action_space) for f in self.facts])
+        length = Data.measure(space_groups, self._page_plan)
+        self._slab.grow(offset + length, len(self.facts))
+        data = Data(space_groups, self._slab.map(offset, length), page_plan=self._page_plan)
+        binding = RowBinding(self.control, data, offset, length, self._page_plan)
+        for handle in self.handles:
+            handle.bind(binding)
+        return binding
+
+    def _await(self, handle: WorkerHandle, launched_s: float) -> list[EnvFacts]:
+        assert self._backend is not None
+        while not self._is_up(handle, launched_s):
+            left_s = launched_s + self._start_limit_s - time.monotonic()
+            self._backend.wait([handle], max(left_s, 0.0), want_all=False)
+        assert handle.facts is not None
+        return handle.facts
+
+    def _is_up(self, handle: WorkerHandle, launched_s: float) -> bool:
+        """Whether the environments are built, or the error that says why they will never be."""
+        if handle.facts is not None:
+            return True
+        slots = range(handle.first, handle.first + handle.count)
+        if handle.start_failure is not None:
+            is_here = isinstance(handle, SerialHandle)
+            raise _start_error(*handle.start_failure, slots, is_here=is_here)
+        if handle.is_dead:
+            raise self._death_at_start(handle, slots)
+        if time.monotonic() >= launched_s + self._start_limit_s:
+            raise StartTimeout(handle.worker, slots, self._start_limit_s, handle.stack())
+        return False
+
+    @property
+    def _start_limit_s(self) -> float:
+        return max(self.deadlines.start_s, self.deadlines.reset_s or 0.0)
+
+    def _death_at_start(self, handle: WorkerHandle, slots: Sequence[int]) -> Exception:
+        exit_code = handle.exit_code()
+        if exit_code == GUARD_EXIT and isinstance(self._backend, ProcessBackend):
+            return self._backend.guard_error()
+        op, slot = read_status_word(self.control.status[handle.worker][1])
+        doing = "start-up" if slot is None else f"{op.phrase} of slot {slot}"
+        # a fleet restarts what it has had, not what never came up
+        return WorkerDied(
+            handle.worker, slots, exit_code, doing, handle.stack(), restart_helps=False
+        )
+
+
+def _start_error(
+    why: str, failure: EnvFailure, slots: Sequence[int], *, is_here: bool
+) -> Exception:
+    error: Exception
+    if why == "import":
+        error = EnvNotImportable(slots, failure.reason)
+    elif failure.kind in _UNREGISTERED:
+        error = EnvNotRegistered(failure.slot, failure.reason)
+    elif failure.kind == ConfigError.__name__:
+        error = ConfigError(failure.reason.partition(": ")[2])
+    else:
+        error = EnvConstructionFailed(failure.slot, failure.reason, is_here)
+    error.__cause__ = RemoteTraceback(failure.traceback)
+    return error
