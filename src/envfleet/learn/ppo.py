@@ -25,7 +25,6 @@ import torch
 
 from envfleet.adapters.gymnasium import FleetVectorEnv
 from envfleet.engine.machine import usable_cores
-from envfleet.engine.options import check_count
 from envfleet.errors import ConfigError, NotFinite
 from envfleet.learn.advantages import advantages, explained_variance
 from envfleet.learn.agent import Agent
@@ -34,9 +33,10 @@ from envfleet.learn.collect import Collector, Experience, flattened
 from envfleet.learn.fast.gradients import closed_form
 from envfleet.learn.fast.optimiser import FlatAdam
 from envfleet.learn.loss import LossGradient, LossWeights, TrainingRows, by_autograd
-from envfleet.learn.options import PPOOptions, check_seed
+from envfleet.learn.options import PPOOptions
 from envfleet.learn.sequences import stretches
 from envfleet.learn.torch_setup import threads, threads_for_pictures, usable_device
+from envfleet.options import Count, Seed, check
 from envfleet.runs.plain_data import check_structure
 from envfleet.runs.time_report import Setup
 
@@ -98,7 +98,7 @@ class PPOTrainer:
             )
         if not isinstance(options, PPOOptions):
             raise ConfigError(f"options must be PPOOptions(...), got a {type(options).__name__}")
-        check_seed(seed)
+        check("seed", seed, Seed)
         if envs.fleet.autoreset != "same_step":
             raise ConfigError(
                 "PPO needs every row to be a transition: make the fleet with autoreset='same_step'"
@@ -141,7 +141,7 @@ class PPOTrainer:
 
     def train(self, total_steps: int) -> list[Learned]:
         """Iterate until the fleet has made this many steps."""
-        check_count("total_steps", total_steps)
+        check("total_steps", total_steps, Count)
         per_iteration = self.options.n_steps * self.envs.num_envs
         number, of = self.env_steps // per_iteration, -(-total_steps // per_iteration)
         return [self.learn(self.collect(), done / of) for done in range(number, of)]

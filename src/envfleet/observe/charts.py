@@ -1,7 +1,7 @@
 """Figures in, pictures out: line charts and a bar of shares as inline SVG. Pure.
 
     figure.chart
-      svg.plot        stretched to whatever room there is: 1000 x 1000 units, lines keep their width
+      svg.plot        stretched to the room there is: 1000 x 1000 units, lines keep their width
       span.tick       labels, placed in percent beside it, so that text never shrinks with the page
 
 A plot says its range in ``data-range`` ("x0 x1 y0 y1"), from which a script or a test finds the
@@ -26,7 +26,7 @@ MOST_POINTS = 500
 """A line has at most so many points; more would not be seen, and would make the page slow."""
 
 _HAIR = 1e-9
-"""So much is nothing: 0.3 / 0.1 is not 3."""
+"""Differences below this are rounding errors: 0.3 / 0.1 is not 3."""
 
 Point = tuple[float, float]
 

@@ -87,7 +87,7 @@ def record(
             with closing(env_fn()) as env:
                 frames, total, is_whole = _play(act, env, unfinished, seed, max_frames, drawn)
         if _written(unfinished) != frames:
-            raise OSError("it could not be written as a whole; is the disk full?")
+            raise OSError("it could not be written completely; is the disk full?")
         unfinished.replace(path)
     except Exception as exc:
         reason = " ".join(str(exc).split()) or type(exc).__name__

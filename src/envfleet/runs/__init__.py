@@ -1,4 +1,4 @@
-"""What every long job shares, whatever it computes: nothing here knows PPO or imports torch.
+"""What every long job shares; nothing here knows PPO, or imports torch when it is imported.
 
 job.py          what a kind of job has to provide: its options, its state, one iteration
 run.py          the loop: iterate, evaluate, save, stop, and go on later with the same results

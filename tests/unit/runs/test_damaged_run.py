@@ -7,6 +7,7 @@ import warnings
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -121,7 +122,7 @@ def test_the_command_line_says_one_sentence_if_all_are_damaged(run_dir, capsys):
 
 # ---- fields ------------------------------------------------------------------------------------
 
-OTHERS = (
+OTHERS: tuple[Any, ...] = (
     *(None, True, 7, -0.5, "text", b"bytes", [], [1], (), {}, {"a": 1}),
     *(np.zeros(3), np.zeros((), np.int8), torch.zeros(2, 2), object),
 )
@@ -293,7 +294,7 @@ def test_every_field_of_run_json_that_is_missing_or_of_another_type_is_found(run
     about = json.loads((run_dir / "run.json").read_text())
     about["earlier_lengths"] = [{"iterations": 2, "total_steps": 9, "num_episodes": 2}]
     about["resumed"] = [{"env_steps": 64, "versions": {}, "changed": {}}]
-    others = (None, True, 7, -0.5, "text", [], [1], {}, {"a": 1})
+    others: tuple[Any, ...] = (None, True, 7, -0.5, "text", [], [1], {}, {"a": 1})
     for _, _, changed in variants(about, others):
         (run_dir / "run.json").write_text(json.dumps(changed))
         for use in (resumed_options, load_agent, lambda folder: read_record(folder, PPO_KIND)):

@@ -1,5 +1,6 @@
 """The user's key: made once, readable for its user only, and never used where it is not."""
 
+import os
 import stat
 import subprocess
 import sys
@@ -7,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from envfleet.runs import signing
 from envfleet.runs.signing import NoKey, is_signed, key_path, sign, user_key
 
 
@@ -53,7 +53,7 @@ def test_a_key_that_others_can_read_is_not_used(mode):
 
 def test_a_key_that_belongs_to_another_user_is_not_used(monkeypatch):
     user_key()
-    monkeypatch.setattr(signing.os, "geteuid", lambda: 12345)
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)
     with pytest.raises(NoKey, match="belongs to another user"):
         user_key()
 
