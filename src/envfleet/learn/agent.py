@@ -16,6 +16,7 @@ from envfleet.learn.inputs import MASK, Leaves, batch_of_one
 from envfleet.learn.networks import ActorCritic
 from envfleet.learn.normalise import ObservationNormaliser
 from envfleet.learn.options import PPOOptions
+from envfleet.runs.plain_data import check_structure
 
 Array = npt.NDArray[Any]
 Act = Callable[[Any, Mapping[str, Any]], Any]
@@ -132,11 +133,13 @@ class Agent:
         """What a checkpoint keeps."""
         return {
             "policy": deepcopy(self.policy.state_dict()),
-            "normalisers": [one and one.state() for one in self._normalisers],
+            "normalisers": tuple(one and one.state() for one in self._normalisers),
         }
 
     def load(self, state: dict[str, Any]) -> None:
-        """Become the agent that gave this state."""
+        """Become the agent that gave this state; other entries of the mapping are ignored."""
+        mine = self.state()
+        check_structure(mine, {name: state[name] for name in mine}, "the agent's state")
         self.policy.load_state_dict(state["policy"])
         for normaliser, kept in zip(self._normalisers, state["normalisers"], strict=True):
             if normaliser is not None:

@@ -27,15 +27,15 @@ from envfleet.adapters.gymnasium import FleetVectorEnv
 from envfleet.engine import Batch
 from envfleet.engine.machine import usable_cores
 from envfleet.errors import SnapshotError
-from envfleet.learn.accounting import OF_ROLLOUTS, fleet_seconds
-from envfleet.learn.acting import QuickActor
 from envfleet.learn.advantages import successor_values
 from envfleet.learn.agent import Agent
-from envfleet.learn.finite import check_finals, check_obs, check_rewards
+from envfleet.learn.checks import check_finals, check_obs, check_rewards
+from envfleet.learn.fast.acting import QuickActor
 from envfleet.learn.inputs import Leaves
 from envfleet.learn.normalise import RewardScaler
 from envfleet.learn.options import PPOOptions
 from envfleet.learn.sequences import stretches
+from envfleet.runs.time_report import OF_ROLLOUTS, fleet_seconds
 
 Array = npt.NDArray[Any]
 Floats = npt.NDArray[np.float32]
@@ -49,7 +49,7 @@ _ROWS_AT_ONCE = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Rollout:
+class Experience:
     """One iteration's experience, [time, slot]."""
 
     obs: Leaves
@@ -174,10 +174,10 @@ class Collector:
         self.seconds = dict.fromkeys(OF_ROLLOUTS, 0.0)
         """Where the time of all rollouts went."""
 
-    # ---- to go on exactly where it was ---------------------------------------------------------
+    # ---- to continue exactly where it was --------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """All that the coming rollouts depend on, environments included."""
+        """All that the coming rollouts depend on, except the environments."""
         return {
             "generator": self._generator.get_state(),
             "scaler": self._scaler and self._scaler.state(),
@@ -186,35 +186,37 @@ class Collector:
             "obs": tuple(leaf.copy() for leaf in self._obs),
             "masks": None if self._masks is None else self._masks.copy(),
             "states": self._states.clone(),
-            "slots": self._snapshot(),
         }
 
-    def _snapshot(self) -> Any:
-        """The environments' states, or None where they cannot be taken: the rest is worth more."""
+    def slots(self) -> Any:
+        """The environments' states, or None with a warning if they cannot be taken."""
         try:
             return self._envs.snapshot()
         except SnapshotError as exc:
             warnings.warn(
-                f"{exc}. Until then states are kept without the environments: whoever goes on from "
-                "one begins new episodes",
+                f"{exc}. Until then states are kept without the environments: a run that goes on "
+                "from one begins new episodes",
                 RuntimeWarning,
                 stacklevel=2,
             )
             return None
 
-    def load(self, state: dict[str, Any]) -> None:
-        """Become the collector that gave this state; the fleet is brought to its states too."""
+    def load(self, state: dict[str, Any], slots: Any) -> None:
+        """Continue exactly where this state and these slots were taken."""
         self._generator.set_state(state["generator"].cpu())
         if self._scaler is not None:
             self._scaler.load(state["scaler"])
         self._returns, self._lengths = state["returns"].copy(), state["lengths"].copy()
         self._obs = tuple(leaf.copy() for leaf in state["obs"])
-        self._masks = None if state["masks"] is None else state["masks"].copy()
+        masks = state["masks"]
+        if masks is not None and (masks.dtype != np.bool_ or len(masks) != self._envs.num_envs):
+            raise ValueError("its masks are no flags for each slot")
+        self._masks = None if masks is None else masks.copy()
         self._states = state["states"].to(self._agent.device).clone()
-        if state["slots"] is None:
+        if slots is None:
             self._begin_anew()
         else:
-            self._envs.restore(state["slots"])
+            self._envs.restore(slots)
 
     def _begin_anew(self) -> None:
         """New episodes everywhere, by seeds that follow from the state."""
@@ -235,7 +237,7 @@ class Collector:
 
     # ---- the loop -------------------------------------------------------------------------------
 
-    def collect(self) -> Rollout:
+    def collect(self) -> Experience:
         """Step every slot `n_steps` times; observations may be the fleet's, until the next time."""
         with self._accounted():
             return self._collected()
@@ -258,7 +260,7 @@ class Collector:
                 self.seconds[name] += spent_s
 
     @torch.inference_mode()
-    def _collected(self) -> Rollout:
+    def _collected(self) -> Experience:
         times, slots, head = self._times, self._envs.num_envs, self._agent.policy.head
         noise = head.noise((times, slots), self._generator).to(self._agent.device)
         actions = torch.zeros((times, slots, *head.shape), dtype=head.dtype)
@@ -365,7 +367,7 @@ class Collector:
 
     # ---- afterwards -----------------------------------------------------------------------------
 
-    def _finished(self, store: _Store, states: Tensor) -> Rollout:
+    def _finished(self, store: _Store, states: Tensor) -> Experience:
         check_rewards(store.rewards, store.valid)
         check_obs(store.obs, store.valid)
         begun_s = time.perf_counter()
@@ -384,7 +386,7 @@ class Collector:
             worth = self._worth(leaves, torch.cat(kept.states), slots)
             finals[tuple(zip(*kept.places, strict=True))] = worth
         self._inference_s += time.perf_counter() - begun_s
-        return Rollout(
+        return Experience(
             obs=obs,
             actions=actions,
             masks=masks,

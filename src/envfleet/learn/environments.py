@@ -14,9 +14,8 @@ from envfleet.adapters.names import find
 from envfleet.engine.machine import usable_cores
 from envfleet.engine.options import Deadlines
 from envfleet.engine.plan import Plan, choose_start_method, plan_fleet
-from envfleet.learn.device import usable_device
 from envfleet.learn.ppo import PPOOptions, PPOTrainer
-from envfleet.learn.threads import threads
+from envfleet.learn.torch_setup import threads, usable_device
 from envfleet.learn.train_options import TrainOptions
 
 MIN_GAIN = 1.5

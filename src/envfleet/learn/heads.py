@@ -1,7 +1,7 @@
 """From what an actor's body says to actions: one head for each kind of action space.
 
 Randomness comes in from outside as noise, drawn for a whole rollout at once from a generator of the
-run's own: a run repeats whatever else draws random numbers, and acting is a handful of operations.
+run's own: a run can be repeated although other code draws random numbers, and acting is short.
 
 `pull` is the gradient in closed form, for learning without an autograd graph; tests hold it equal
 to what autograd says.
