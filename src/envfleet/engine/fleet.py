@@ -10,6 +10,7 @@ thread may use a fleet at a time.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 import warnings
@@ -435,11 +436,12 @@ class Fleet:
 
     def _hand_out(self, slots: Slots, rows: slice | Slots, page: int = 0) -> Batch:
         batch = self._batch_reader.batch(slots, rows, page)
-        if not self._is_native and (batch.has_events or self._episodes.has_ended):
+        if batch.has_events or self._episodes.has_ended:
             inflight = self._inflight
             is_noted = (
                 self.autoreset == "next_step"
                 and isinstance(rows, slice)
+                and not self._is_native
                 and not inflight.reset_slots
                 and self._episodes.note_rows(rows.start, batch)
             )
@@ -575,7 +577,10 @@ class Fleet:
     def _note_episodes(
         self, slots: Slots, rows: slice | Slots, ended: Flags, invalid: Flags
     ) -> None:
-        """Keep the logbook in step with what the hosts did by themselves."""
+        """Take note of what the hosts of these slots did by themselves."""
+        if self.autoreset == "same_step":
+            # from now on flags that are set tell of ends that no caller knows of
+            self._workers.control.flags[:2, rows] = False
         if self._is_native:
             return  # such slots cannot be replayed one by one, and their resets cannot be planned
         self._episodes.note_ends(rows, ended)
@@ -648,7 +653,30 @@ class Fleet:
         slot_set = self._named(slots, plans, "reset plans")
         self._check_scalar(slot_set, "resets itself; nothing can be queued")
         self._workers.check_payload(list(plans), "an option for reset")
-        self._results(self._ask(lambda: self._inflight.post(slot_set, Op.QUEUE, plans)))
+        group: list[Pending] = []
+
+        def post() -> list[Pending]:
+            group.extend(self._inflight.post(slot_set, Op.QUEUE, plans))
+            return group
+
+        try:
+            self._results(self._ask(post))
+        except EnvfleetError:
+            self._unqueue(group)
+            raise
+
+    def _unqueue(self, group: list[Pending]) -> None:
+        """Some slots could not be given their plans: take back those that the others have."""
+        while not all(pending.is_done for pending in group):
+            with contextlib.suppress(EnvfleetError):  # the first of them is on its way
+                self._advance(None, want_all=True)
+        with uninterrupted:
+            for pending in group:
+                has_failed = pending.error or (pending.reply and pending.reply.failures)
+                if pending.part is not None and not has_failed:
+                    self._episodes.unqueue(pending.slots)
+                    none = [None] * len(pending.slots)
+                    self._inflight.post_part(Op.QUEUE, pending.part, none, pending.slots)
 
     def drop(self, slots: Sequence[int] | None = None) -> None:
         """Nobody will receive what these slots (None: all) have in flight or ready."""

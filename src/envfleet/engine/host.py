@@ -21,6 +21,7 @@ from envfleet.engine import rng
 from envfleet.engine import snapshot as snapshots
 from envfleet.engine.detached_copy import detached_copy
 from envfleet.engine.infos import Info, InfoWriter
+from envfleet.engine.interrupts import is_from_handler
 from envfleet.engine.memory import Control, Data
 from envfleet.engine.messages import EnvFacts, EnvFailure, Op, Reply, read_reset, status_word
 from envfleet.engine.options import PLAIN_RESET, Autoreset, EnvFn, ResetPlan
@@ -40,11 +41,13 @@ class Guard:
 
     wrap: Callable[[Callable[..., Any]], Callable[..., Any]] = _directly
     passes: tuple[type[BaseException], ...] = ()
-    """Raised by somebody else than the environment: Ctrl-C in this thread, the end of a worker."""
+    """Not raised by the environment: Ctrl-C in this thread, the end of a worker."""
+    has_handlers: bool = False
+    """Handlers of signals run in this thread, and what they raise is not the environment's."""
 
     def let_pass(self, exc: BaseException) -> None:
         """Raise `exc` again if it is not the environment's."""
-        if isinstance(exc, self.passes):
+        if isinstance(exc, self.passes) or (self.has_handlers and is_from_handler(exc)):
             raise exc
 
 
@@ -216,9 +219,15 @@ class EnvHost:
         self._mark(rows, [], rows)
         return self._take_reply()
 
-    def queue(self, slots: Sequence[int], plans: Sequence[ResetPlan]) -> Reply | None:
-        """Keep a plan for each slot's next autoreset that has none yet, in order."""
+    def queue(self, slots: Sequence[int], plans: Sequence[ResetPlan | None]) -> Reply | None:
+        """Keep a plan for each slot's next autoreset that has none yet, in order.
+
+        None takes back the plan that came last.
+        """
         for slot, plan in zip(slots, plans, strict=True):
+            if plan is None:  # the last one is taken back
+                self._queues[slot - self.first].pop()
+                continue
             self._queues[slot - self.first].append(plan.detached())
             self._ready[slot - self.first] = 0
         return None
@@ -458,6 +467,8 @@ class EnvHost:
         if info:
             self._reply.final_infos[slot] = detached_copy(dict(info))
             self._is_plain = False
+        # so that the parent knows of the end even if this worker is lost in the same step
+        _, self._marks[0][row], self._marks[1][row] = self._ends[-1]
         self._try_reset(row, self._next_plan(row))
 
     def _try_reset(self, row: int, plan: ResetPlan) -> None:

@@ -494,9 +494,7 @@ class Recovery:
         waits_for_reset = self._autoreset == "next_step"
         if self._autoreset == "same_step":
             in_flight = self._inflight.in_flight
-            # where the last told row was an end too, the flags may still be those of that one
-            untold = [s for s in event.slots if in_flight[s] and not self._episodes.ended[s]]
-            self._batch_reader.take_back_resets(untold)
+            self._batch_reader.take_back_resets([slot for slot in event.slots if in_flight[slot]])
         orders = [
             (
                 self._episodes.plan_restart(slot, has_ended=has_ended),
