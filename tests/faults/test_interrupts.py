@@ -271,11 +271,12 @@ def test_what_a_handler_raises_in_an_environment_ends_the_call(where, at, error,
             fleet.reset(plans)
             fleet.step(np.zeros(4, np.int64))
             fleet.set_attr("is_armed", [True], [3])
+            call, argument = {
+                "step": (fleet.step, np.zeros(4, np.int64)),
+                "reset": (fleet.reset, plans),
+            }[at]
             with pytest.raises(error, match="enough"):
-                if at == "step":
-                    fleet.step(np.zeros(4, np.int64))
-                else:
-                    fleet.reset(plans)
+                call(argument)
             fleet.reset(plans)
             assert fleet.step(np.zeros(4, np.int64)).obs.tolist() == [[1]] * 4
     finally:

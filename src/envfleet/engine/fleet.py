@@ -377,6 +377,9 @@ class Fleet:
                 batch = self._hand_out(found.slots, found.rows, page)
                 self._copy_s += time.perf_counter() - now_s
                 return batch
+            recovery = self._recovery
+            limit_s = recovery.check_s if timeout_s is None else min(recovery.check_s, timeout_s)
+            recovery.note_wait(now_s - called_s, limit_s, time.monotonic())
         except BaseException:
             self._note_taken(slot_set or self._slot_sets.everything, noted_before)
             raise
@@ -482,8 +485,10 @@ class Fleet:
             busy = [handle for handle in busy if handle.worker not in recovery.coming]
             want_all = False  # the bells of some and the first words of others
         limit_s = recovery.check_s if timeout_s is None else min(recovery.check_s, timeout_s)
+        started_s = time.monotonic()
         self._workers.wait(busy, limit_s, want_all=want_all)
         now_s = time.monotonic()
+        recovery.note_wait(now_s - started_s, limit_s, now_s)
         is_check_due = recovery.is_check_due(now_s)
         if is_check_due:  # who has answered is not silent: take in what the wait above left out
             self._workers.wait(busy, 0.0, want_all=False)
