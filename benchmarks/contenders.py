@@ -1,9 +1,9 @@
-"""The ways to step many environments that the rows put side by side.
+"""The ways to step many environments that the rows compare.
 
-Each is opened once per row, reset, and then runs one slice per round; while another one runs, it
-blocks and uses no processor. All processes are forked, whatever a library's own default is, so that
-slices compare stepping and not starting. Other people's packages are imported when their contender
-is opened: one that is not installed fails its own lines only.
+Each contender is opened and reset once per row, and then runs one slice per round. While another
+one runs, it blocks and uses no processor time. All processes are forked, regardless of a library's
+default, so that slices compare stepping and not starting. Other libraries are imported when their
+contender is opened. A library that is not installed fails only its own lines.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from envfleet.cli.measure import Slice
 
 
 class Stepped:
-    """Anything that has `step(actions)` for all environments, and `close()`."""
+    """Any object with `step(actions)` for all environments and `close()`."""
 
     def __init__(
         self, key: str, label: str, work: Workload, build: Callable[[], Any], dtype: Any = None
     ) -> None:
-        """Name it and say how to build it, reset and ready to step.
+        """Describe the contender.
 
         Args:
             key: Its name in results.
             label: Its name in tables.
             work: What it steps.
             build: Starts it and resets its environments.
-            dtype: What it wants actions to be, so that it need not convert them in the slice.
+            dtype: The type it wants for actions, so that it need not convert them in a slice.
         """
         self.key, self.label, self._work, self._build = key, label, work, build
         self._dtype = dtype
@@ -68,7 +68,7 @@ class Stepped:
 
 
 def gymnasium_async(work: Workload) -> Stepped:
-    """Gymnasium's AsyncVectorEnv as it is by default: a process per environment, shared memory."""
+    """Gymnasium's AsyncVectorEnv by default: one process per environment, shared memory."""
 
     def build() -> AsyncVectorEnv:
         envs = AsyncVectorEnv(work.env_fns, context="fork")
@@ -105,7 +105,7 @@ def sb3_subproc(work: Workload) -> Stepped:
 
 
 def native_alone(work: Workload) -> Stepped:
-    """A natively vectorised environment as Gymnasium makes it, in this process, without a fleet."""
+    """A natively vectorised environment made by Gymnasium, in this process, without a fleet."""
 
     def build() -> Any:
         mode = gymnasium.VectorizeMode.VECTOR_ENTRY_POINT
@@ -122,7 +122,7 @@ def envpool_step(work: Workload, num_threads: int) -> Stepped:
     def build() -> Any:
         import envpool
 
-        # the bounds of its spaces, each time they are read: nothing that matters here
+        # it warns about the bounds of its spaces each time they are read; harmless here
         warnings.filterwarnings("ignore", message=".*precision lowered")
         envs = envpool.make(
             work.env,
@@ -145,13 +145,13 @@ class FleetStep:
     def __init__(
         self, work: Workload, *, key: str = "step", label: str = "envfleet, step", **options: Any
     ) -> None:
-        """Take what `make_vec` takes as `options`; processes and fork unless they say otherwise."""
+        """Pass `options` to `make_vec`; the default is forked processes."""
         self.key, self.label, self._work = key, label, work
         self._options = {"backend": "process", "start_method": "fork", **options}
         self._pool = ActionPool(work)
         self._envs: envfleet.FleetVectorEnv | None = None
         self.plan = ""
-        """What runs where, and why, once it was opened."""
+        """The fleet's plan, once it is open."""
 
     @property
     def envs(self) -> envfleet.FleetVectorEnv:
@@ -173,11 +173,11 @@ class FleetStep:
             envs.step(actions(num_envs))
             return num_envs
 
-        step()  # a worker books its long idle time when the next command comes: not in the slice
+        step()  # a worker counts its idle time at its next command; keep that out of the slice
         return self.timed(step, seconds)
 
     def timed(self, step: Callable[[], int], seconds: float) -> Slice:
-        """A slice, with where its time went by the fleet's own clocks."""
+        """A slice, with the shares of its time from the fleet's own clocks."""
         before, start_s = self.envs.timings, time.perf_counter()
         measured = timed(step, seconds)
         elapsed_s = time.perf_counter() - start_s
@@ -192,7 +192,7 @@ class FleetStep:
 
 
 class FleetFirstReady(FleetStep):
-    """envfleet: `recv` what is ready and `send` it on while the other slots are in flight."""
+    """envfleet: `recv` the slots that are ready and `send` them again, over and over."""
 
     def __init__(self, work: Workload, *, min_slots: int, label: str, **options: Any) -> None:
         """Wait for `min_slots` at a time."""
@@ -200,7 +200,7 @@ class FleetFirstReady(FleetStep):
         self._min_slots = min_slots
 
     def run(self, seconds: float) -> Slice:
-        """Put everything in flight, then take and answer what is ready."""
+        """Send all slots, then receive and send again what is ready."""
         envs, actions, min_slots = self.envs, self._pool.next, self._min_slots
 
         def step() -> int:
@@ -208,11 +208,11 @@ class FleetFirstReady(FleetStep):
             envs.send(actions(len(slots)), slots)
             return len(slots)
 
-        envs.step(actions(envs.num_envs))  # as in `step`: idle time is booked
+        envs.step(actions(envs.num_envs))  # counts the idle time, as in FleetStep.run
         parts: Any = np.array_split(np.arange(envs.num_envs), envs.num_envs // min_slots)
         for part in parts:
             envs.send(actions(len(part)), part)
-        # at both ends of the measurement every slot is in flight, so none is counted half
+        # every slot is in flight at both ends of the measurement, so no step counts half
         measured = self.timed(step, seconds)
         envs.recv()
         return measured

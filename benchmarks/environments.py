@@ -1,7 +1,7 @@
-"""The environments that no package ships: large observations for nothing, and steps that only wait.
+"""Two environments for the benchmarks: one with large observations, one whose steps sleep.
 
-Both are as cheap as an environment can be, so that what a slice measures is the vectoriser. They
-live in a module of their own because workers under spawn import them by name.
+Both compute almost nothing, so a slice measures the vector environment around them. They have their
+own module because workers under spawn import them by name.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ LONG_SHARE = 0.1
 
 
 class StoredImages(gymnasium.Env[npt.NDArray[np.uint8], np.int64]):
-    """Hands out stored frames of 4x84x84 bytes in turn: nothing is computed, all is transport."""
+    """Returns stored frames of 4x84x84 bytes in turn and computes nothing."""
 
     observation_space = spaces.Box(0, 255, (4, 84, 84), np.uint8)
     action_space = spaces.Discrete(6)
@@ -42,13 +42,13 @@ class StoredImages(gymnasium.Env[npt.NDArray[np.uint8], np.int64]):
     def step(
         self, action: np.int64
     ) -> tuple[npt.NDArray[np.uint8], float, bool, bool, dict[str, Any]]:
-        """The next frame; an episode never ends."""
+        """Return the next frame; an episode never ends."""
         self._at = (self._at + 1) % self.num_frames
         return self._frames[self._at], 1.0, False, False, {}
 
 
 class Sleeper(gymnasium.Env[npt.NDArray[np.float32], np.int64]):
-    """Sleeps 1 ms in nine of ten steps and 20 ms in the tenth, drawn by the slot's own seed."""
+    """Sleeps 20 ms in a tenth of its steps and 1 ms in the others; the seed decides which."""
 
     observation_space = spaces.Box(-1.0, 1.0, (4,), np.float32)
     action_space = spaces.Discrete(2)
@@ -56,7 +56,7 @@ class Sleeper(gymnasium.Env[npt.NDArray[np.float32], np.int64]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[npt.NDArray[np.float32], dict[str, Any]]:
-        """Draw how long the coming steps take; they repeat after 4096."""
+        """Draw the lengths of the next 4096 steps; then they repeat."""
         super().reset(seed=seed)
         is_long = self.np_random.random(4096) < LONG_SHARE
         self._naps_s = np.where(is_long, LONG_S, SHORT_S).tolist()

@@ -1,15 +1,16 @@
-"""The limit: as many processes as envfleet has workers, each looping over its environments.
+"""The limit: as many processes as envfleet has workers, each stepping its environments in a loop.
 
     parent ── how many passes ──► process   warms up
            ◄── armed ────────────
            ── go ────────────────►          steps its environments with prepared actions
            ◄── start, end ───────
 
-No action is received, no observation kept, no clock read between the first step and the last. The
-rate is all steps over the time from the first start to the last end, so the slower process counts.
-An ended episode is reset in the next pass and that counts as a step, as in every vectoriser's
-next-step mode: the environments do the same work per counted step as everywhere else. Between
-slices the processes block on a pipe.
+Between the first step and the last, a process receives no action, keeps no observation and reads no
+clock. The rate is the number of all steps over the time from the first start to the last end, so
+the slower process counts. An ended episode is reset in the next pass, and that counts as a step, as
+in the next-step mode of every vector environment. So the environments do the same work per counted
+step. (A fleet in same-step mode resets without counting a step, so it does slightly more work per
+counted step than the limit.) Between slices the processes block on a pipe.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ from envfleet.engine.slots import deal
 
 _GO, _STOP = -1, 0
 ANSWER_S = 120.0
-"""Longest a process may take to answer beyond the slice itself."""
+"""How long a process may take to answer, beyond the slice itself."""
 
 
 class Limit:
-    """The environments without any vectoriser: what `num_workers` processes can do at most."""
+    """The environments in `num_workers` processes that exchange nothing."""
 
     key = "limit"
 
@@ -45,8 +46,8 @@ class Limit:
         self._passes_per_s = 0.0
 
     def open(self) -> None:
-        """Start the processes and learn how fast they are."""
-        # the same start method as all other contenders of its rows
+        """Start the processes and measure their speed."""
+        # the start method of all other contenders
         context = multiprocessing.get_context("fork")
         for first, end in deal(self._work.num_envs, self._work.num_workers):
             here, there = context.Pipe()
@@ -62,14 +63,14 @@ class Limit:
         self._passes_per_s = passes / elapsed_s
 
     def run(self, seconds: float) -> Slice:
-        """Let all processes make as many passes as should take `seconds`."""
+        """Let all processes make as many passes as take about `seconds`."""
         passes, elapsed_s = self._run(max(1, round(self._passes_per_s * seconds)))
         self._passes_per_s = passes / elapsed_s
         return Slice(passes * self._work.num_envs, elapsed_s)
 
     def close(self) -> None:
         """Stop the processes."""
-        # a word, not the end of the pipe: processes forked later hold copies of its other end
+        # send a message: closing the pipe is not enough, because processes forked later hold copies
         with contextlib.suppress(OSError):
             self._tell(_STOP)
         for process in self._processes:

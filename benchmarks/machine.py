@@ -1,4 +1,4 @@
-"""On what a benchmark ran: machine and versions, as plain data and as two lines, and the commit."""
+"""The machine, versions and commit that a benchmark ran on."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ PACKAGES = ("envfleet", "gymnasium", "numpy", "mujoco", "stable_baselines3", "to
 ROOT = Path(__file__).resolve().parents[1]
 CODE = Path(envfleet.__file__).resolve()
 WRITTEN = (":(exclude)benchmarks/results", ":(exclude)*.md")
-"""What benchmarks themselves write, of the files that git knows: no code."""
+"""Tracked files that benchmarks write themselves; a change of these is no change of code."""
 GIT_TIMEOUT_S = 30.0
-"""A benchmark can wait, and a busy machine takes its time."""
+"""Generous, because the machine may be busy."""
 
 
 def facts() -> dict[str, Any]:
-    """Everything a reader needs to place the figures."""
+    """What a reader needs to know about the machine, as plain data."""
     return {
         "processor": processor(),
         "cores": usable_cores(),
@@ -50,11 +50,11 @@ def describe(found: Mapping[str, Any]) -> list[str]:
 
 
 def commit(root: Path = ROOT, code: Path = CODE) -> str | None:
-    """The commit of what is measured, cut short; with a + if other tracked files are changed.
+    """The short commit of the measured code, with a + if tracked code has uncommitted changes.
 
-    None outside of a checkout, and where envfleet was imported from elsewhere.
+    None outside a checkout, and if envfleet was imported from another place.
     """
-    # without the first, a copy inside of somebody else's checkout would go by that one's commits
+    # the first check keeps a copy inside another project's checkout from using its commits
     if not (root / ".git").exists() or not code.is_relative_to(root / "src"):
         return None
     state = git_state(root, GIT_TIMEOUT_S)
@@ -75,12 +75,12 @@ def processor() -> str:
 
 
 def _is_changed(root: Path) -> bool:
-    """Whether code differs from its commit; where git does not tell, it may."""
+    """Whether code differs from its commit. True if git does not answer."""
     try:
         done = subprocess.run(
             ["git", "status", "--porcelain", "--untracked-files=no", "--", ".", *WRITTEN],
             cwd=root,
-            env=os.environ | {"GIT_OPTIONAL_LOCKS": "0"},  # looking must not touch the index
+            env=os.environ | {"GIT_OPTIONAL_LOCKS": "0"},  # git status must not write the index
             capture_output=True,
             timeout=GIT_TIMEOUT_S,
             check=True,

@@ -1,7 +1,7 @@
-"""gym-sokoban as a contender: levels and steps, ours beside theirs.
+"""gym-sokoban as a contender: making levels and stepping.
 
-It wants the package `gym` and an old `pkg_resources`. Gymnasium has everything of gym's that it
-uses under the same names, so it answers for gym while gym-sokoban is imported, and only then.
+gym-sokoban imports `gym` and `pkg_resources`. Gymnasium has the same names as gym, so it takes the
+place of gym in `sys.modules` while gym-sokoban is imported, and only then.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ _GYM = ("", ".spaces", ".spaces.discrete", ".utils", ".utils.seeding", ".envs.re
 
 
 class NotInstalled(RuntimeError):
-    """A contender's package is missing."""
+    """The package of a contender is not installed."""
 
 
 def gym_sokoban() -> Any:
-    """The module with its environment, whose globals hold its generator too."""
+    """The module of its environment, which also has its level generator."""
     if find_spec("gym_sokoban") is None:
         raise NotInstalled(f"gym-sokoban is not installed; run: {INSTALL}")
     with _gymnasium_for_gym(), warnings.catch_warnings():
@@ -67,20 +67,20 @@ def _resource(package: str, name: str) -> str:
 
 
 class TheirLevels:
-    """gym-sokoban's generator, as its environment calls it, one level after another."""
+    """gym-sokoban's generator with the settings of its environment, one level after another."""
 
     key, label = "gym-sokoban", "gym-sokoban's generator"
 
     def open(self) -> None:
         """Import it."""
         module = gym_sokoban()
-        # what its environment takes unless told otherwise, without making a level of it
+        # its environment's default, without generating a level
         usual = module.SokobanEnv((SIDE, SIDE), num_boxes=NUM_BOXES, reset=False).num_gen_steps
         self._settings = {"dim": (SIDE, SIDE), "num_steps": usual, "num_boxes": NUM_BOXES}
         self._generate, self._seeds = module.generate_room, count()
 
     def run(self, seconds: float) -> Slice:
-        """Make levels; one that it gives up counts as what led to the next."""
+        """Make levels. A failed attempt counts towards the time of the next level."""
         return timed(self._level, seconds)
 
     def _level(self) -> int:
@@ -99,7 +99,7 @@ class TheirLevels:
 
 
 class TheirSteps:
-    """gym-sokoban's step, in one of its two forms."""
+    """gym-sokoban's step, with one of its two kinds of observation."""
 
     def __init__(self, mode: str, label: str) -> None:
         self.key, self.label, self._mode = f"gym-sokoban-{mode}", label, mode
@@ -128,7 +128,7 @@ class TheirSteps:
 
 
 class OurSteps:
-    """A step of our Sokoban, with its text."""
+    """A step of envfleet's Sokoban, with its text observation."""
 
     key, label = "text", "envfleet, text"
 
@@ -141,7 +141,7 @@ class OurSteps:
         self._actions = cycle(_directions())
 
     def run(self, seconds: float) -> Slice:
-        """Walk about; a room that happens to be solved begins anew."""
+        """Walk about; reset a room that happens to be solved."""
         env, actions = self._env, self._actions
 
         def steps() -> int:

@@ -1,10 +1,9 @@
-"""The rows of ppo.py's table: what is learned, who is faster, and what the trainer costs.
+"""The rows of ppo.py's table: returns, training speed, and the trainer's own time.
 
-The published returns are the RL zoo's, each of one trained policy: mean and deviation of its
-episodes. What is reached here is a mean over seeds, and must lie no more than that deviation below;
-better is welcome. The episodes of the zoo's Hopper hardly differ (a deviation of 10), which says
-nothing about how far the policies of several seeds lie apart: there the deviation over seeds that
-CleanRL publishes for Hopper, 272, is taken. `ROWS` names them all.
+The published returns are the RL zoo's: mean and deviation over the episodes of one trained policy.
+Here the mean over seeds must be at most that deviation below. The deviation of the zoo's Hopper is
+10, because the episodes of that one policy hardly differ. It says nothing about other seeds, so
+Hopper uses the deviation over seeds that CleanRL publishes, 272. `ROWS` has all rows by name.
 """
 
 from __future__ import annotations
@@ -12,11 +11,11 @@ from __future__ import annotations
 import statistics
 from dataclasses import replace
 
-from benchmarks.apart import EndedEarly
-from benchmarks.learning import Lesson, learn
-from benchmarks.outcome import Outcome, Pace, Rounds, Row
-from benchmarks.tables import Floor, Line
-from benchmarks.trainers import FleetTraining, TakenApart, Training, sb3_ways
+from benchmarks.fresh_process import EndedEarly
+from benchmarks.rounds import Outcome, Pace, Rounds, Row
+from benchmarks.tables import Line, Target
+from benchmarks.trainers import FleetTraining, TrainerOverhead, Training, sb3_ways
+from benchmarks.training_runs import TrainingTask, learn
 from benchmarks.workload import Workload
 from envfleet.learn.ppo import PPOOptions
 from envfleet.learn.recipes import RECIPES, Recipe
@@ -40,18 +39,18 @@ REMEMBERING = Recipe(
         memory="lstm",
     ),
 )
-LESSONS = {
-    "cartpole": Lesson("CartPole-v1", RECIPES["CartPole-v1"]),
-    "acrobot": Lesson("Acrobot-v1", RECIPES["Acrobot-v1"]),
-    "pendulum": Lesson("Pendulum-v1", RECIPES["Pendulum-v1"]),
-    "mountaincar": Lesson("MountainCar-v0", RECIPES["MountainCar-v0"]),
-    "halfcheetah": Lesson("HalfCheetah-v5", RECIPES["HalfCheetah-v5"]),
-    "hopper": Lesson("Hopper-v5", RECIPES["Hopper-v5"]),
-    "memory": Lesson("benchmarks.partial:CartPoleNoVel-v1", REMEMBERING),
+TRAINING_TASKS = {
+    "cartpole": TrainingTask("CartPole-v1", RECIPES["CartPole-v1"]),
+    "acrobot": TrainingTask("Acrobot-v1", RECIPES["Acrobot-v1"]),
+    "pendulum": TrainingTask("Pendulum-v1", RECIPES["Pendulum-v1"]),
+    "mountaincar": TrainingTask("MountainCar-v0", RECIPES["MountainCar-v0"]),
+    "halfcheetah": TrainingTask("HalfCheetah-v5", RECIPES["HalfCheetah-v5"]),
+    "hopper": TrainingTask("Hopper-v5", RECIPES["Hopper-v5"]),
+    "memory": TrainingTask("benchmarks.cartpole_no_velocity:CartPoleNoVel-v1", REMEMBERING),
 }
-"""By row; docs/ppo.md has for each the command that trains the same."""
+"""By row. docs/ppo.md has a command for each that trains the same."""
 LEAST_SEEDS = 5
-"""Where every single seed must reach the figure, a few prove nothing."""
+"""At least this many seeds where every single one must reach the target."""
 HALF_CHEETAH = Training(
     Workload("HalfCheetah-v5", 16),
     PPOOptions(n_steps=128, batch_size=512, n_epochs=10, learning_rate=3e-4),
@@ -59,62 +58,74 @@ HALF_CHEETAH = Training(
 
 
 def cartpole(pace: Pace, progress: Progress, title: str) -> Outcome:
-    """The highest return there is, for every seed."""
+    """The highest possible return, with every seed."""
     if pace.part == 1:
         pace = replace(pace, seeds=max(pace.seeds, LEAST_SEEDS))
     return _learned(
-        LESSONS["cartpole"], "RL zoo, 500 ± 0", 500.0, pace, progress, title, is_for_each=True
+        TRAINING_TASKS["cartpole"],
+        "RL zoo, 500 ± 0",
+        500.0,
+        pace,
+        progress,
+        title,
+        is_for_each=True,
     )
 
 
 def acrobot(pace: Pace, progress: Progress, title: str) -> Outcome:
-    """Swing up two links, in few steps."""
-    return _learned(LESSONS["acrobot"], "RL zoo, -73.5 ± 18", -73.5 - 18, pace, progress, title)
+    """Swing up two links in few steps."""
+    return _learned(
+        TRAINING_TASKS["acrobot"], "RL zoo, -73.5 ± 18", -73.5 - 18, pace, progress, title
+    )
 
 
 def pendulum(pace: Pace, progress: Progress, title: str) -> Outcome:
-    """Swing up and balance, by continuous actions."""
-    return _learned(LESSONS["pendulum"], "RL zoo, -172 ± 104", -172.0 - 104, pace, progress, title)
+    """Swing up and balance with continuous actions."""
+    return _learned(
+        TRAINING_TASKS["pendulum"], "RL zoo, -172 ± 104", -172.0 - 104, pace, progress, title
+    )
 
 
 def mountaincar(pace: Pace, progress: Progress, title: str) -> Outcome:
-    """No reward tells the way: it has to be found."""
-    return _learned(LESSONS["mountaincar"], "RL zoo, -110 ± 19", -110.0 - 19, pace, progress, title)
+    """Reach a goal that gives no reward on the way."""
+    return _learned(
+        TRAINING_TASKS["mountaincar"], "RL zoo, -110 ± 19", -110.0 - 19, pace, progress, title
+    )
 
 
 def halfcheetah(pace: Pace, progress: Progress, title: str) -> Outcome:
-    """Run, with six joints."""
+    """Run with six joints."""
     return _learned(
-        LESSONS["halfcheetah"], "RL zoo, 5819 ± 664", 5819.0 - 664, pace, progress, title
+        TRAINING_TASKS["halfcheetah"], "RL zoo, 5819 ± 664", 5819.0 - 664, pace, progress, title
     )
 
 
 def hopper(pace: Pace, progress: Progress, title: str) -> Outcome:
     """Hop on one leg without falling."""
     against = "RL zoo, 2410; ± 272 over CleanRL's seeds"
-    return _learned(LESSONS["hopper"], against, 2410.0 - 272, pace, progress, title)
+    return _learned(TRAINING_TASKS["hopper"], against, 2410.0 - 272, pace, progress, title)
 
 
 def memory(pace: Pace, progress: Progress, title: str) -> Outcome:
-    """What an observation lacks has to be remembered: CartPole without its velocities."""
-    return _learned(LESSONS["memory"], "RL zoo, 500 ± 0", 450.0, pace, progress, title)
+    """CartPole without velocities, which needs a memory."""
+    return _learned(TRAINING_TASKS["memory"], "RL zoo, 500 ± 0", 450.0, pace, progress, title)
 
 
 def cartpole_speed(pace: Pace, progress: Progress, title: str) -> Outcome:
-    """Cheap environments and small minibatches: everything around the arithmetic shows."""
+    """Cheap environments and small minibatches, so that overhead matters most."""
     return _raced(CARTPOLE, 3.0, pace, progress, title)
 
 
 def halfcheetah_speed(pace: Pace, progress: Progress, title: str) -> Outcome:
-    """Environments that take as long as learning from them."""
+    """Stepping takes about as long as learning."""
     return _raced(HALF_CHEETAH, 1.7, pace, progress, title)
 
 
 def overhead(pace: Pace, progress: Progress, title: str) -> Outcome:
-    """What a trainer takes besides stepping, acting and learning."""
-    trainers = [TakenApart(CARTPOLE), TakenApart(HALF_CHEETAH)]
+    """The trainer's time besides stepping, acting and learning."""
+    trainers = [TrainerOverhead(CARTPOLE), TrainerOverhead(HALF_CHEETAH)]
     rounds = Rounds("iterations", trainers, pace, progress, title)
-    ceiling = Floor(10.0, "%", is_ceiling=True)
+    ceiling = Target(10.0, "%", is_ceiling=True)
     against = "wall time, beyond fleet, acting and minibatches"
     lines = []
     for one in trainers:
@@ -140,20 +151,20 @@ ROWS: dict[str, Row] = {
 
 
 def _learned(
-    lesson: Lesson,
+    task: TrainingTask,
     against: str,
-    floor: float,
+    target: float,
     pace: Pace,
     progress: Progress,
     title: str,
     *,
     is_for_each: bool = False,
 ) -> Outcome:
-    """A line for the mean over all seeds, or one value per seed, and the curves."""
-    bound, work = Floor(floor, ""), lesson.title(pace.part)
+    """A line with the mean over all seeds, or with one value per seed, and the curves."""
+    bound, work = Target(target, ""), task.title(pace.part)
     named = f"{work}, {pace.seeds} seed{'s' if pace.seeds > 1 else ''}"
     try:
-        curves = learn(lesson, pace, progress, title)
+        curves = learn(task, pace, progress, title)
     except EndedEarly as exc:
         return Outcome([Line(named, against, bound, (), failure=str(exc))])
     values = curves.last if is_for_each else (statistics.mean(curves.last),)
@@ -161,10 +172,12 @@ def _learned(
     return Outcome([Line(said, against, bound, values, (curves.last,))], curves=[curves])
 
 
-def _raced(training: Training, floor: float, pace: Pace, progress: Progress, title: str) -> Outcome:
-    """A line against the best of the ways SB3 can be run here."""
+def _raced(
+    training: Training, target: float, pace: Pace, progress: Progress, title: str
+) -> Outcome:
+    """A line against SB3 in its fastest setup here."""
     own, others = FleetTraining(training), sb3_ways(training)
     rounds = Rounds(str(training), [own, *others], pace, progress, title)
     keys = [other.key for other in others]
-    line = rounds.line(f"{training}", "SB3 PPO, its best way here", floor, own.key, keys)
+    line = rounds.line(f"{training}", "SB3 PPO, its best way here", target, own.key, keys)
     return Outcome([line], rounds.entries(), own.notes)

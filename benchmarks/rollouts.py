@@ -1,8 +1,8 @@
-"""Managers as contenders: the same rollouts of the same environments, placed in different ways.
+"""EnvStateManager as a contender: the same rollouts, with environments in different places.
 
-Law: every contender of a row gets the same seeds and the same answers. They are those of a random
-policy with a seed of its own, written down once in this process, before any clock starts: what a
-policy takes is no part of a slice.
+Every contender of a row gets the same seeds and the same answers. A random policy with a fixed seed
+gives the answers. They are recorded once, before any clock starts, so the policy's time is not
+measured.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from benchmarks.limit import ANSWER_S
 from benchmarks.workload import timed
 from envfleet.cli.measure import Slice
 from envfleet.llm.config import load_config
-from envfleet.llm.entries import Cache
 from envfleet.llm.manager import EnvStateManager
+from envfleet.llm.manager_types import Cache
 
 Inputs = list[dict[str, Any]]
 
 NUM_ROLLOUTS = 4
-"""Different ones, played in turn."""
+"""Number of different rollouts, played in turn."""
 _ACTIONS_PER_TURN = 3
 _OFFERED = re.compile(r"You must choose from these actions:(.*)\.$", re.DOTALL)
 _WORD = re.compile(r"[a-z]{3,}")
@@ -39,23 +39,23 @@ _WORD = re.compile(r"[a-z]{3,}")
 
 @dataclass(frozen=True)
 class Rollouts:
-    """Which environments, how many of each, and how many turns."""
+    """The number of environments of each kind, and the number of turns."""
 
     counts: Mapping[str, int]
-    """Of environments by tag."""
+    """Number of environments by tag."""
     num_turns: int
     custom_envs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Tags beside those of the preset, or in their place."""
+    """Tags added to the preset, or replacing its own."""
     max_workers: int = 2
     start_method: str | None = None
 
     @property
     def num_envs(self) -> int:
-        """Of all tags together."""
+        """Number of environments of all tags."""
         return sum(self.counts.values())
 
     def config(self, use_multiprocessing: bool | str) -> dict[str, Any]:
-        """What a manager is told."""
+        """The configuration of a manager."""
         config = load_config("base")
         block = {
             "env_groups": self.num_envs,
@@ -73,7 +73,7 @@ class Rollouts:
 
     @cached_property
     def recorded(self) -> list[tuple[int, list[Inputs]]]:
-        """Seeds with the inputs of every turn."""
+        """For each rollout, its seed and the inputs of every turn."""
         with EnvStateManager(self.config(False)) as manager:
             return [self._record(manager, number) for number in range(NUM_ROLLOUTS)]
 
@@ -87,7 +87,7 @@ class Rollouts:
 
 
 def _answer(manager: EnvStateManager, cache: Cache, chance: random.Random) -> dict[str, Any]:
-    """What a player without a plan says."""
+    """A random answer."""
     entry = manager.envs[cache["env_id"]]
     names = getattr(entry["config"], "action_lookup", None)
     state = cache["history"][-1]["state"]
@@ -107,7 +107,7 @@ def _answer(manager: EnvStateManager, cache: Cache, chance: random.Random) -> di
 
 
 def _shopping(offered: Sequence[str], state: str, chance: random.Random) -> str:
-    """Search for words of the instruction where that is possible, click on anything elsewhere."""
+    """Search for words of the instruction if possible, otherwise click on a random item."""
     if any(action.startswith("search[") for action in offered):
         words = _WORD.findall(state.partition("\n")[0].lower())
         return f"search[{' '.join(chance.sample(words, min(4, len(words))))}]"
@@ -115,7 +115,7 @@ def _shopping(offered: Sequence[str], state: str, chance: random.Random) -> str:
 
 
 class Managed:
-    """A manager that plays rollouts, or only begins them if they have no turns."""
+    """A manager that plays rollouts; without turns it only resets."""
 
     def __init__(
         self, rollouts: Rollouts, key: str, label: str, use_multiprocessing: bool | str
@@ -135,7 +135,7 @@ class Managed:
         return timed(self.play, seconds)
 
     def play(self) -> int:
-        """One rollout; how often an environment began or took a turn."""
+        """Play one rollout and return the number of resets and turns."""
         assert self.manager is not None
         seed, turns = next(self._next)
         count = len(self.manager.reset(seed=seed))
@@ -146,7 +146,7 @@ class Managed:
 
     @property
     def plan(self) -> list[str]:
-        """Where it put what, and why."""
+        """Where it placed each kind of environment, and why."""
         if self.manager is None:
             return []
         return [f"{self.label} chose: {line}" for line in self.manager.plan.splitlines()]
@@ -158,17 +158,17 @@ class Managed:
 
 
 class OneTurn(Managed):
-    """The same, turn by turn of episodes that never end; a slice begins no rollout."""
+    """Plays turns of endless episodes, without a reset in a slice."""
 
     def open(self) -> None:
-        """Begin the one rollout there is."""
+        """Reset once."""
         super().open()
         assert self.manager is not None
         seed, (self._inputs,) = self._rollouts.recorded[0]
         self.manager.reset(seed=seed)
 
     def run(self, seconds: float) -> Slice:
-        """Play turns; none to warm up, because they wait most of the time."""
+        """Play turns, without a warm-up, because they mostly wait."""
         assert self.manager is not None
         steps, start_s = 0, time.perf_counter()
         while not steps or time.perf_counter() - start_s < seconds:
@@ -176,13 +176,13 @@ class OneTurn(Managed):
         return Slice(steps, time.perf_counter() - start_s)
 
 
-class Apart:
-    """The limit: as many processes as there are workers, each with a manager of its share.
+class SeparateProcesses:
+    """The limit: as many processes as there are workers, each with its own manager.
 
-    Nothing travels but seeds; a rollout is over when the last of them has begun all its episodes.
+    The processes exchange only seeds. A rollout ends when the last of them has reset.
     """
 
-    key = "apart"
+    key = "separate"
 
     def __init__(self, rollouts: Rollouts) -> None:
         self._rollouts, self._seed = rollouts, 0
@@ -202,11 +202,11 @@ class Apart:
             self._processes.append(process)
 
     def run(self, seconds: float) -> Slice:
-        """Begin rollouts."""
+        """Reset again and again."""
         return timed(self.play, seconds)
 
     def play(self) -> int:
-        """Begin every episode of one rollout."""
+        """Reset all environments once."""
         for pipe, share in zip(self._pipes, self._shares(), strict=True):
             pipe.send(self._seed)
             self._seed += share.num_envs
@@ -249,7 +249,7 @@ def _heard(pipe: Connection) -> int:
 
 
 def both_ways(rollouts: Rollouts, kind: Callable[..., Managed] = Managed) -> list[Managed]:
-    """Placed automatically, and all in one process."""
+    """A manager that chooses placement itself, and one with all environments in this process."""
     return [
         kind(rollouts, "auto", "envfleet, auto", "auto"),
         kind(rollouts, "here", "envfleet, one process", False),

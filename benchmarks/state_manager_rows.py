@@ -1,6 +1,6 @@
-"""The rows of state_manager.py's table: who plays what, against whom, and what must be reached.
+"""The rows of state_manager.py's table: contenders, comparisons and targets.
 
-A quick run takes part of the numbers of environments, products and turns. `ROWS` names them all.
+A quick run uses fewer environments, products and turns. `ROWS` has all rows by name.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ import gc
 import statistics
 import time
 
-from benchmarks.costs import memory_of_children, own_memory
-from benchmarks.outcome import Outcome, Pace, Rounds, Row
 from benchmarks.peer_sokoban import NUM_BOXES, SIDE, OurSteps, TheirLevels, TheirSteps
-from benchmarks.rollouts import Apart, Managed, OneTurn, Rollouts, both_ways
-from benchmarks.shop import NUM_WORKERS, Searching, Weighed, built, size_of
-from benchmarks.tables import Floor, Line, ratios
+from benchmarks.rollouts import Managed, OneTurn, Rollouts, SeparateProcesses, both_ways
+from benchmarks.rounds import Outcome, Pace, Rounds, Row
+from benchmarks.startup_and_idle import memory_of_children, own_memory
+from benchmarks.tables import Line, Target, ratios
 from benchmarks.text_environments import Computing, Waiting
+from benchmarks.webshop_search import NUM_WORKERS, Searching, Weighed, built, size_of
 from envfleet.llm.registry import register_env
 from envfleet.observe.progress import Progress
 
@@ -24,38 +24,38 @@ ENDLESS = 10**9
 
 
 ROOM: dict[str, object] = {"dim_room": [SIDE, SIDE], "num_boxes": NUM_BOXES, "search_depth": 300}
-"""A Sokoban room as it is usually measured."""
+"""The usual Sokoban room of the benchmarks."""
 
 
 def sokoban_levels(pace: Pace, progress: Progress, title: str) -> Outcome:
-    """Levels that take long to make and are then played in microseconds."""
+    """Levels take long to make, and their steps take microseconds."""
     num = _part(256, pace)
     rollouts = Rollouts({"Room": num}, 0, {"Room": _sokoban(ROOM)})
     name = f"Sokoban: making {num} levels, {SIDE}x{SIDE}, {NUM_BOXES} boxes"
-    ours, theirs, apart = both_ways(rollouts), TheirLevels(), Apart(rollouts)
-    rounds = Rounds(name, [*ours, apart, theirs], pace, progress, title)
+    ours, theirs, separate = both_ways(rollouts), TheirLevels(), SeparateProcesses(rollouts)
+    rounds = Rounds(name, [*ours, separate, theirs], pace, progress, title)
     lines = [
         rounds.line(f"{name}, auto, 2 workers", ONE_PROCESS, 1.7, "auto", "here"),
         rounds.line(f"{name}, one process", "gym-sokoban", 5.0, "here", theirs.key),
     ]
-    notes = [*ours[0].plan, *_against_the_limit(rounds, apart)]
+    notes = [*ours[0].plan, *_against_the_limit(rounds, separate)]
     return Outcome(lines, rounds.entries(), notes)
 
 
-def _against_the_limit(rounds: Rounds, apart: Apart) -> list[str]:
-    """What could be gained at most when this was measured, and how much of it was."""
-    if rounds.failures.keys() & {"auto", "here", apart.key}:
+def _against_the_limit(rounds: Rounds, separate: SeparateProcesses) -> list[str]:
+    """A note on the largest possible gain here, and how much of it was reached."""
+    if rounds.failures.keys() & {"auto", "here", separate.key}:
         return []
-    limit = statistics.median(ratios(rounds.slices[apart.key], rounds.slices["here"]))
-    part = statistics.median(ratios(rounds.slices["auto"], rounds.slices[apart.key]))
+    limit = statistics.median(ratios(rounds.slices[separate.key], rounds.slices["here"]))
+    part = statistics.median(ratios(rounds.slices["auto"], rounds.slices[separate.key]))
     return [
-        f"making levels: {apart.label} were {limit:.2f} times as fast as one, and auto reached "
+        f"making levels: {separate.label} were {limit:.2f} times as fast as one, and auto reached "
         f"{part:.2f} of that"
     ]
 
 
 def sokoban_step(pace: Pace, progress: Progress, title: str) -> Outcome:
-    """A step whose observation is text, not a picture."""
+    """A step with a text observation."""
     name = f"Sokoban: a step, {SIDE}x{SIDE}, {NUM_BOXES} boxes"
     theirs = [
         TheirSteps("rgb_array", "gym-sokoban, picture"),
@@ -67,7 +67,7 @@ def sokoban_step(pace: Pace, progress: Progress, title: str) -> Outcome:
 
 
 def mixed(pace: Pace, progress: Progress, title: str) -> Outcome:
-    """All six types side by side: what must not be shared must not cost."""
+    """All six types together: environments that stay in this process must not get slower."""
     counts = {
         "SimpleSokoban": 16,
         "Room": 40,
@@ -84,7 +84,7 @@ def mixed(pace: Pace, progress: Progress, title: str) -> Outcome:
 
 
 def cpu_bound(pace: Pace, progress: Progress, title: str) -> Outcome:
-    """Large levels and dear steps: what can be shared must be."""
+    """Large levels and expensive steps, which workers must speed up."""
     register_env("computing", Computing, replace=True)
     num = _part(64, pace, least=4)
     rollouts = Rollouts(
@@ -100,7 +100,7 @@ def cpu_bound(pace: Pace, progress: Progress, title: str) -> Outcome:
 
 
 def waiting(pace: Pace, progress: Progress, title: str) -> Outcome:
-    """Steps that wait for somebody else: one at a time is the worst way."""
+    """Steps that wait, for example for a remote service, must wait in parallel."""
     register_env("waiting", Waiting, replace=True)
     rollouts = Rollouts(
         {"Waiting": _part(64, pace)},
@@ -113,14 +113,14 @@ def waiting(pace: Pace, progress: Progress, title: str) -> Outcome:
 
 
 def webshop(pace: Pace, progress: Progress, title: str) -> Outcome:
-    """A catalogue that lies on disk once, whoever searches it."""
+    """All workers search one catalogue on disk."""
     num = _part(100_000, pace)
     folder, built_s = built(num, progress)
     searching, weighed = Searching(num), Weighed(num, num_turns=_part(20, pace, least=3))
     name = f"WebShop, {num:,} generated products"
     searches = Rounds(f"{name}, searches", [searching], pace, progress, title)
     weights = Rounds(name, [weighed], pace.scaled(rounds=1 / 10), progress, title)
-    limit, copy = Floor(10.0, "ms", is_ceiling=True), Floor(1.3, is_ceiling=True)
+    limit, copy = Target(10.0, "ms", is_ceiling=True), Target(1.3, is_ceiling=True)
     times_ms = tuple(1e3 * one for one in searching.times_s)
     copies = tuple(one / size_of(folder) for one in weighed.extra_bytes)
     lines = [
@@ -139,7 +139,7 @@ def webshop(pace: Pace, progress: Progress, title: str) -> Outcome:
 
 
 def scale(pace: Pace, progress: Progress, title: str) -> Outcome:
-    """Ten times as many environments take ten times as long."""
+    """Ten times as many environments must not take much more than ten times as long."""
     few, many = (_Sized(_part(number, pace)) for number in (1_000, 10_000))
     name = "FrozenLake, Bandit and Sokoban in one manager, reset and 1 turn"
     contenders = [few, many]
@@ -148,7 +148,7 @@ def scale(pace: Pace, progress: Progress, title: str) -> Outcome:
     values: tuple[float, ...] = ()
     if not rounds.failures:
         values = ratios(rounds.slices[few.key], rounds.slices[many.key])
-    ceiling = Floor(1.3, is_ceiling=True)
+    ceiling = Target(1.3, is_ceiling=True)
     line = _median(work, against, ceiling, values, rounds.failures)
     return Outcome([line], rounds.entries(), [one.note for one in contenders])
 
@@ -165,7 +165,7 @@ ROWS: dict[str, Row] = {
 
 
 class _Sized(Managed):
-    """A manager of so many environments, with what building it took and what it weighs."""
+    """A manager that reports its build time and its memory."""
 
     def __init__(self, num_envs: int) -> None:
         kinds = ("FrozenLake", "Bandit", "SimpleSokoban")
@@ -177,8 +177,8 @@ class _Sized(Managed):
         self.note = ""
 
     def open(self) -> None:
-        """Build, and play once."""
-        assert self._rollouts.recorded  # before anything is weighed, and what it left is gone
+        """Build, play once, and note time and memory."""
+        assert self._rollouts.recorded  # record before the memory is measured
         gc.collect()
         before, start_s = own_memory() + memory_of_children(), time.perf_counter()
         super().open()
@@ -194,30 +194,30 @@ class _Sized(Managed):
 def _shared(
     name: str,
     rollouts: Rollouts,
-    floor: float,
+    target: float,
     pace: Pace,
     progress: Progress,
     title: str,
     kind: type[Managed] = Managed,
 ) -> Outcome:
-    """A line for what is chosen automatically against all in one process."""
+    """A line that compares automatic placement with one process."""
     ways = both_ways(rollouts, kind)
     rounds = Rounds(name, ways, pace, progress, title)
-    line = rounds.line(f"{name}, auto", ONE_PROCESS, floor, "auto", "here")
+    line = rounds.line(f"{name}, auto", ONE_PROCESS, target, "auto", "here")
     return Outcome([line], rounds.entries(), ways[0].plan)
 
 
 def _median(
     work: str,
     against: str,
-    floor: Floor,
+    target: Target,
     values: tuple[float, ...],
     failures: dict[str, str],
 ) -> Line:
     failed = next((f"{key}: {reason}" for key, reason in failures.items()), None)
     if failed is not None:
-        return Line(work, against, floor, (), failure=failed)
-    return Line(work, against, floor, (statistics.median(values),), (values,))
+        return Line(work, against, target, (), failure=failed)
+    return Line(work, against, target, (statistics.median(values),), (values,))
 
 
 def _sokoban(settings: dict[str, object]) -> dict[str, object]:
@@ -225,5 +225,5 @@ def _sokoban(settings: dict[str, object]) -> dict[str, object]:
 
 
 def _part(number: int, pace: Pace, least: int = 8) -> int:
-    """As many as a quick run takes of them."""
+    """`number`, or fewer in a quick run."""
     return max(least, round(number * pace.part))

@@ -1,9 +1,9 @@
-"""Figures to judgements to text: the pure half of the benchmark.
+"""Turn measured figures into tables.
 
-Owns what a line of the table is, when its floor holds, how it looks in a terminal and in Markdown,
-and where in a document it goes. Law: a ratio is taken within a round and the median of the ratios
-counts; a line whose contender failed never holds; no figure is rounded to the better side. Nothing
-here reads a clock, starts a process or opens a file.
+A line of a table has a target, and knows whether its figures meet it. Tables are printed for a
+terminal or as Markdown, and filled into documents. A ratio is taken within a round, and the median
+of the ratios counts. A line whose contender failed never meets its target. No figure is rounded to
+the better side. Nothing here reads a clock, starts a process or opens a file.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from envfleet.cli.screen import table_lines
 
 
 @dataclass(frozen=True, slots=True)
-class Floor:
-    """A bound that a measured figure must keep."""
+class Target:
+    """The bound that a measured figure must meet."""
 
     bound: float
     unit: str = "x"
-    """"x" for ratios, "%" for shares, "ms" for times, nothing for what is counted."""
+    """"x" for ratios, "%" for shares, "ms" for times, empty for counts."""
     is_ceiling: bool = False
 
-    def holds(self, value: float) -> bool:
-        """Whether `value` keeps it."""
+    def is_met_by(self, value: float) -> bool:
+        """Whether `value` meets the target."""
         return value <= self.bound if self.is_ceiling else value >= self.bound
 
     def __str__(self) -> str:
@@ -39,9 +39,9 @@ class Floor:
         return f"{sign} {self.bound:g}{_suffix(self.unit)}"
 
     def show(self, value: float) -> str:
-        """A figure with as many digits as mean something, never rounded to the better side."""
+        """A figure with two or three digits, never rounded to the better side."""
         scale = 10 if self.unit == "%" or abs(value) >= 10 else 100
-        # a hair of tolerance, or 1.15 * 100 = 114.99999999999999 would show as 1.14
+        # a small tolerance, or 1.15 * 100 = 114.99999999999999 would show as 1.14
         worse, hair = (math.ceil, -1e-9) if self.is_ceiling else (math.floor, 1e-9)
         rounded = worse(value * scale + hair)
         return f"{rounded / scale:.{1 if scale == 10 else 2}f}{_suffix(self.unit)}"
@@ -53,18 +53,20 @@ class Line:
 
     work: str
     against: str
-    floor: Floor
+    target: Target
     values: tuple[float, ...]
-    """One, or several that must all keep the floor; none if it failed."""
+    """One value, or several that must all meet the target; none if the line failed."""
     rounds: tuple[tuple[float, ...], ...] = ()
-    """What each value was taken from: the ratios of rounds, the returns of seeds."""
+    """What each value is the median or mean of: ratios of rounds, returns of seeds."""
     failure: str | None = None
 
     @property
-    def is_kept(self) -> bool:
-        """Whether the floor holds for every value, and there is one."""
+    def is_met(self) -> bool:
+        """Whether there are values and all of them meet the target."""
         return (
-            bool(self.values) and self.failure is None and all(map(self.floor.holds, self.values))
+            bool(self.values)
+            and self.failure is None
+            and all(map(self.target.is_met_by, self.values))
         )
 
     @property
@@ -72,11 +74,11 @@ class Line:
         """The figures as text."""
         if self.failure is not None:
             return f"failed: {self.failure}"
-        return " / ".join(map(self.floor.show, self.values))
+        return " / ".join(map(self.target.show, self.values))
 
     def as_json(self) -> dict[str, Any]:
         """Plain data; `line_from` reads it back."""
-        return {**asdict(self), "ok": self.is_kept}
+        return {**asdict(self), "ok": self.is_met}
 
 
 def line_from(data: Mapping[str, Any]) -> Line:
@@ -84,7 +86,7 @@ def line_from(data: Mapping[str, Any]) -> Line:
     return Line(
         data["work"],
         data["against"],
-        Floor(**data["floor"]),
+        Target(**data["target"]),
         tuple(data["values"]),
         tuple(tuple(one) for one in data["rounds"]),
         data["failure"],
@@ -93,7 +95,7 @@ def line_from(data: Mapping[str, Any]) -> Line:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """How one contender did: its steps per second, and where the time of a fleet went."""
+    """Steps per second of one contender, and for a fleet, where its time went."""
 
     row: str
     label: str
@@ -118,19 +120,19 @@ def entry_from(data: Mapping[str, Any]) -> Entry:
 
 @dataclass(frozen=True, slots=True)
 class Curves:
-    """How a policy did while it was trained, once for each seed."""
+    """Returns of a policy during training, for each seed."""
 
     work: str
     runs: dict[int, tuple[tuple[int, float, float], ...]]
-    """By seed: environment steps made, mean and deviation of the returns, at each evaluation."""
+    """By seed: environment steps so far, mean and deviation of the returns, at each evaluation."""
 
     @property
     def last(self) -> tuple[float, ...]:
-        """What each seed's policy returned in the end."""
+        """The mean return of each seed's last policy."""
         return tuple(points[-1][1] for points in self.runs.values())
 
     def mean_at(self, part: float) -> float:
-        """The mean over all seeds when this part of the evaluations was over."""
+        """The mean over all seeds after this part of the evaluations."""
         each = [points[max(round(part * len(points)), 1) - 1][1] for points in self.runs.values()]
         return statistics.mean(each)
 
@@ -140,7 +142,7 @@ class Curves:
 
 
 def curves_from(data: Mapping[str, Any]) -> Curves:
-    """Curves from what `as_json` gave, also after JSON has made the seeds text."""
+    """Curves from what `as_json` gave; JSON turns the seeds into text."""
     runs = {
         int(seed): tuple((int(steps), mean, std) for steps, mean, std in points)
         for seed, points in data["runs"].items()
@@ -153,15 +155,14 @@ def _suffix(unit: str) -> str:
 
 
 def ratios(own: Sequence[Slice], other: Sequence[Slice]) -> tuple[float, ...]:
-    """Speed over the other's speed, round by round."""
+    """The speed of `own` over the speed of `other`, round by round."""
     return tuple(one.rate / two.rate for one, two in zip(own, other, strict=True))
 
 
 def better(slices: Mapping[str, Sequence[Slice]], keys: Sequence[str]) -> str:
     """Which of these has the higher median rate.
 
-    One is chosen for all rounds: the best of several in each round would be a contender that does
-    not exist, lucky every time.
+    One is chosen for all rounds. The best of each round would be a contender that does not exist.
     """
     return max(keys, key=lambda key: statistics.median(one.rate for one in slices[key]))
 
@@ -169,14 +170,14 @@ def better(slices: Mapping[str, Sequence[Slice]], keys: Sequence[str]) -> str:
 def compared(
     work: str,
     against: str,
-    floor: float,
+    target: float,
     slices: Mapping[str, Sequence[Slice]],
     failures: Mapping[str, str],
     own: str,
     others: Sequence[str],
 ) -> Line:
     """A line: the median of `own`'s ratios to the better of `others`."""
-    bound = Floor(floor)
+    bound = Target(target)
     missing = [key for key in (own, *others) if key not in slices]
     if missing:
         reason = failures.get(missing[0], "it was not measured")
@@ -186,12 +187,12 @@ def compared(
 
 
 def joined(lines: Sequence[Line], work: str) -> Line:
-    """Several lines of one floor as one, under a common name; it holds if all of them do."""
+    """Join lines with the same target into one. It meets the target if all of them do."""
     first = lines[0]
     return Line(
         work,
         first.against,
-        first.floor,
+        first.target,
         tuple(value for line in lines for value in line.values),
         tuple(one for line in lines for one in line.rounds),
         next((line.failure for line in lines if line.failure is not None), None),
@@ -201,7 +202,7 @@ def joined(lines: Sequence[Line], work: str) -> Line:
 def entries(
     row: str, labels: Mapping[str, str], slices: Mapping[str, Sequence[Slice]]
 ) -> list[Entry]:
-    """One entry per contender that got through, with the medians of its shares."""
+    """One entry for each contender that did not fail, with the medians of its shares."""
     return [
         Entry(row, labels[key], tuple(one.rate for one in own), median_shares(own))
         for key, own in slices.items()
@@ -211,16 +212,16 @@ def entries(
 # ---- how it looks -----------------------------------------------------------------------------
 
 
-def floors_table(
+def targets_table(
     lines: Sequence[Line], rows: Sequence[str] = (), commands: Sequence[str] = ()
 ) -> Table:
-    """The table of floors; each line may begin with its row's name and end with its command."""
+    """The main table. A line may begin with its row's name and end with its command."""
     cells: list[tuple[str, ...]] = [
-        (line.work, line.against, str(line.floor), line.measured, "yes" if line.is_kept else "NO")
+        (line.work, line.against, str(line.target), line.measured, "yes" if line.is_met else "NO")
         for line in lines
     ]
-    right = frozenset({"floor", "measured"})
-    columns: tuple[str, ...] = ("work", "against", "floor", "measured", "ok")
+    right = frozenset({"target", "measured"})
+    columns: tuple[str, ...] = ("work", "against", "target", "measured", "met")
     if rows:
         columns = ("row", *columns)
         cells = [(row, *rest) for row, rest in zip(rows, cells, strict=True)]
@@ -230,8 +231,14 @@ def floors_table(
     return Table(columns, tuple(cells), right)
 
 
+def summary_table(lines: Sequence[Line]) -> Table:
+    """The figures alone, for a reader who does not care about targets."""
+    cells = tuple((line.work, line.against, line.measured) for line in lines)
+    return Table(("work", "against", "speed-up"), cells, frozenset({"speed-up"}))
+
+
 def rates_table(found: Sequence[Entry]) -> Table:
-    """Steps per second of everybody, and the shares of the fleets if anybody has some."""
+    """Steps per second of every contender, and where the time of fleets went."""
     shares = ("env", "waiting", "copying") if any(entry.shares for entry in found) else ()
     return Table(
         ("work", "contender", "steps/s", "rounds", *shares),
@@ -253,7 +260,7 @@ CURVE_PARTS = (0.1, 0.2, 0.4, 0.6, 0.8, 1.0)
 
 
 def curves_table(found: Sequence[Curves]) -> Table:
-    """Evaluations along the way, as means over the seeds, and the last one of each seed."""
+    """Evaluations during training, as means over the seeds, and the last one of each seed."""
     parts = tuple(f"{part:.0%}" for part in CURVE_PARTS)
     return Table(
         ("work", *parts, "each seed at the end"),
@@ -270,7 +277,7 @@ def curves_table(found: Sequence[Curves]) -> Table:
 
 
 def provenance(commits: Mapping[str, str | None]) -> str | None:
-    """One sentence on which rows were measured on which commit; None if that of none is known."""
+    """One sentence on which rows were measured on which commit; None if no commit is known."""
     known = list(dict.fromkeys(commits.values()))
     if known == [None] or not known:
         return None
@@ -282,11 +289,11 @@ def provenance(commits: Mapping[str, str | None]) -> str | None:
     *first, last = said
     sentence = f"Measured on {', '.join(first)}{' and ' if first else ''}{last}"
     has_changes = any(commit and commit.endswith("+") for commit in known)
-    return f"{sentence}; + stands for changes since" if has_changes else sentence
+    return f"{sentence}; + means with uncommitted changes" if has_changes else sentence
 
 
 def _spans(commits: Mapping[str, str | None], wanted: str | None) -> str:
-    """The rows of one commit: three or more that follow each other by the first and the last."""
+    """The rows of one commit; three or more neighbours are shown as "first to last"."""
     spans: list[str] = []
     for commit, group in itertools.groupby(commits, key=lambda row: commits[row]):
         rows = list(group)
@@ -302,12 +309,12 @@ def _shares(shares: Shares | None) -> tuple[str, str, str]:
 
 
 def text_table(table: Table) -> str:
-    """For a terminal: lined up with spaces."""
+    """The table for a terminal, aligned with spaces."""
     return "\n".join(table_lines(table))
 
 
 def markdown_table(table: Table) -> str:
-    """For a document."""
+    """The table as Markdown."""
     rules = ["---:" if name in table.right else "---" for name in table.columns]
     rows = [table.columns, rules, *table.rows]
     return "\n".join("| " + " | ".join(_cell(cell) for cell in row) + " |" for row in rows)
@@ -318,23 +325,23 @@ def _cell(text: str) -> str:
 
 
 class NoMarker(ValueError):
-    """A file has no place for any table."""
+    """A document has no marker for any of the tables."""
 
 
 def fill_in(document: str, tables: Mapping[str, str]) -> str:
     """Put each table between its markers, `<!-- table:NAME -->` and `<!-- /table -->`.
 
     Raises:
-        NoMarker: The document has a place for none of them.
+        NoMarker: The document has no marker for any of them.
     """
     found = 0
     for name, text in tables.items():
-        # a marker without its end must not swallow what lies before the end of the next one
+        # a marker without an end must not match up to the end of the next one
         place = rf"(?s)<!-- table:{re.escape(name)} -->\n(?:(?!<!-- table:).)*?<!-- /table -->"
         filled = f"<!-- table:{name} -->\n{text}\n<!-- /table -->"
         document, count = re.subn(place, filled.replace("\\", r"\\"), document)
         found += count
     if not found:
         markers = " or ".join(f"<!-- table:{name} -->" for name in tables)
-        raise NoMarker(f"no place to put a table: it needs a line {markers} and a <!-- /table -->")
+        raise NoMarker(f"no place to put a table: add the lines {markers} and <!-- /table -->")
     return document

@@ -1,6 +1,6 @@
-"""Text environments that no package ships: one whose steps wait, one whose steps compute.
+"""Two text environments for the benchmarks: one whose steps wait, one whose steps compute.
 
-They live in a module of their own because workers under spawn import them by name.
+They have their own module because workers under spawn import them by name.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ _INFO = {"action_is_effective": True, "action_is_valid": True, "success": False}
 
 @dataclass(slots=True, kw_only=True)
 class WaitingConfig(TextEnvConfig):
-    """How long."""
+    """How long a step waits."""
 
     wait_s: float = 0.02
 
 
 class Waiting(TextEnv):
-    """A step waits, as for somebody else's answer; an episode never ends."""
+    """Every step sleeps, like a call to a remote service; an episode never ends."""
 
     config_class = WaitingConfig
     config: WaitingConfig
@@ -41,14 +41,14 @@ class Waiting(TextEnv):
 
 @dataclass(slots=True, kw_only=True)
 class ComputingConfig(TextEnvConfig):
-    """How much."""
+    """How much a step computes."""
 
     num_additions: int = 60_000
-    """Work, not time: some 2 ms on a core of its own, and the same work on one that is shared."""
+    """A fixed amount of work, about 2 ms on an idle core, also if the core is shared."""
 
 
 class Computing(TextEnv):
-    """A step keeps a processor busy; an episode never ends."""
+    """Every step computes; an episode never ends."""
 
     config_class = ComputingConfig
     config: ComputingConfig

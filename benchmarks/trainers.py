@@ -1,7 +1,7 @@
-"""Trainers that take turns: whole iterations of PPO on the same environments and settings.
+"""PPO trainers as contenders: whole iterations on the same environments and settings.
 
-Each is opened once per row and runs one slice of whole iterations per round; while another one
-runs, it blocks and uses no processor. PyTorch gets its number of threads for each slice anew.
+Each is opened once per row and runs whole iterations for one slice per round. While another one
+runs, it blocks and uses no processor time. The number of PyTorch threads is set for each slice.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ DEFAULT_THREADS = torch.get_num_threads()
 
 @dataclass(frozen=True)
 class Training:
-    """What everybody trains on, and how."""
+    """The environments and options that all trainers share."""
 
     work: Workload
     options: PPOOptions
@@ -49,7 +49,7 @@ class Training:
 
 
 class FleetTraining:
-    """envfleet: `PPOTrainer` on what `backend="auto"` chooses, as `envfleet train` runs it."""
+    """envfleet: `PPOTrainer` with `backend="auto"`, as `envfleet train` runs it."""
 
     key, label = "envfleet", "envfleet"
 
@@ -71,7 +71,7 @@ class FleetTraining:
 
     @property
     def notes(self) -> list[str]:
-        """What runs where, and where the trainer's time went."""
+        """The fleet's plan, and the shares of the trainer's time."""
         if self._envs is None:
             return []
         seconds = self.trainer.seconds
@@ -86,7 +86,7 @@ class FleetTraining:
             return timed(self.iterate, seconds)
 
     def iterate(self) -> int:
-        """One iteration; how many environment steps it made."""
+        """Make one iteration and return its number of environment steps."""
         self.trainer.learn(self.trainer.collect())
         return self.training.steps_per_iteration
 
@@ -97,7 +97,7 @@ class FleetTraining:
 
 
 class SB3Training:
-    """SB3's PPO with one of its vector environments and a number of threads for PyTorch."""
+    """SB3's PPO with one of its vector environments and a number of PyTorch threads."""
 
     def __init__(self, training: Training, *, is_subproc: bool, num_threads: int) -> None:
         self._training, self._is_subproc, self._threads = training, is_subproc, num_threads
@@ -137,7 +137,7 @@ class SB3Training:
             seed=self._training.work.seed,
             device="cpu",
         )
-        self._model.set_logger(Logger(None, []))  # or `learn` would open a new one each time
+        self._model.set_logger(Logger(None, []))  # otherwise `learn` would open a new one each time
 
     def run(self, seconds: float) -> Slice:
         """Collect and learn."""
@@ -156,7 +156,7 @@ class SB3Training:
 
 
 def sb3_ways(training: Training) -> list[SB3Training]:
-    """All the ways SB3 is given a chance: both vector environments, one thread and its default."""
+    """SB3 in all its setups: both vector environments, with one thread and with its default."""
     return [
         SB3Training(training, is_subproc=is_subproc, num_threads=num_threads)
         for is_subproc in (False, True)
@@ -164,17 +164,17 @@ def sb3_ways(training: Training) -> list[SB3Training]:
     ]
 
 
-class TakenApart(FleetTraining):
-    """A trainer whose iterations are made again in parts that lie ready, to see what it adds."""
+class TrainerOverhead(FleetTraining):
+    """Repeats the parts of its iterations with prepared inputs, to see what the trainer adds."""
 
     def __init__(self, training: Training) -> None:
         super().__init__(training)
         self.key = training.work.env
         self.percents_added: list[float] = []
-        """Of the wall time, one per slice."""
+        """Percents of the wall time, one per slice."""
 
     def run(self, seconds: float) -> Slice:
-        """Iterate, then make the same steps, the same choices and the same updates apart."""
+        """Iterate, then repeat the same steps, actions and updates separately."""
         trainer, clock = self.trainer, time.perf_counter
         with threads(1):
             self.iterate()
@@ -195,7 +195,7 @@ class TakenApart(FleetTraining):
         return Slice(self.training.steps_per_iteration * len(rollouts), wall_s)
 
     def _stepping_s(self, rollout: Rollout, num_parts: int) -> float:
-        """The fleet alone; with two parts, one of them is under way while the other is taken."""
+        """Time of the fleet alone. With two parts, one is in flight while the other is received."""
         envs, fit = self.trainer.envs, self.trainer.agent.fit
         parts: list[Any] = np.array_split(np.arange(envs.num_envs), num_parts)
         ready = [[(fit(actions[part]), part) for part in parts] for actions in rollout.actions]
@@ -216,7 +216,7 @@ class TakenApart(FleetTraining):
 
     @torch.inference_mode()
     def _acting_s(self, rollout: Rollout) -> float:
-        """The policy alone: actions step by step, values and log-probabilities for all rows."""
+        """Time of the policy alone: actions step by step, values and log-probabilities at once."""
         agent, policy = self.trainer.agent, self.trainer.policy
         times, slots = rollout.rewards.shape
         steps = [agent.tensors(tuple(leaf[at] for leaf in rollout.obs)) for at in range(times)]
@@ -240,7 +240,7 @@ class TakenApart(FleetTraining):
         return time.perf_counter() - start_s
 
     def _learning_s(self, rollout: Rollout) -> float:
-        """The learner alone: gradients and steps on minibatches that lie ready."""
+        """Time of the updates alone: gradients and optimiser steps on prepared minibatches."""
         agent, options = self.trainer.agent, self.training.options
         numbers = (rollout.log_probs, rollout.values, rollout.rewards, rollout.successors)
         (actions,) = agent.tensors(flattened((rollout.actions,)))

@@ -1,7 +1,7 @@
-"""The rows of vector.py's table: who runs, against whom, and what must be reached.
+"""The rows of vector.py's table: contenders, comparisons and targets.
 
-The contenders of a row are open together and take turns. Those that load PyTorch or start threads
-stand last, because the others fork when they are opened. `ROWS` names them all.
+The contenders of a row are open at the same time and take turns. Those that load PyTorch or start
+threads come last, because the others fork when they are opened. `ROWS` has all rows by name.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ from collections.abc import Sequence
 
 import envfleet
 from benchmarks import contenders as ways
-from benchmarks.costs import Start, Thinking, async_start, fleet_start
 from benchmarks.environments import Sleeper, StoredImages
 from benchmarks.limit import Limit
-from benchmarks.outcome import Outcome, Pace, Rounds, Row
-from benchmarks.tables import Floor, Line, joined
+from benchmarks.rounds import Outcome, Pace, Rounds, Row
+from benchmarks.startup_and_idle import Start, Thinking, async_start, fleet_start
+from benchmarks.tables import Line, Target, joined
+from benchmarks.without_c import FleetWithoutC
 from benchmarks.workload import Workload
 from envfleet.cli.measure import Contender, Slice
 from envfleet.observe.progress import Progress
@@ -25,7 +26,7 @@ BETTER = "the better of serial and process"
 
 
 def cartpole(pace: Pace, progress: Progress, title: str) -> Outcome:
-    """A step of 3 us: everything the vectoriser does shows."""
+    """A step takes about 3 us, so the cost of the vector environment matters most."""
     work = Workload("CartPole-v1", 64, num_workers=2)
     name = "CartPole-v1, 64 envs, 2 workers"
     rounds = Rounds(
@@ -51,7 +52,7 @@ def cartpole(pace: Pace, progress: Progress, title: str) -> Outcome:
 
 
 def ant(pace: Pace, progress: Progress, title: str) -> Outcome:
-    """A step of some 100 us with many infos: the environment is what takes time."""
+    """A step takes about 100 us and has many infos."""
     work = Workload("Ant-v5", 16, num_workers=2)
     name = "Ant-v5, 16 envs, 2 workers"
     rounds = Rounds(
@@ -69,8 +70,32 @@ def ant(pace: Pace, progress: Progress, title: str) -> Outcome:
     return Outcome(lines, rounds.entries())
 
 
+def same_step(pace: Pace, progress: Progress, title: str) -> Outcome:
+    """Episodes that reset within the step that ends them, as SB3 and PPO need."""
+    outcome = Outcome()
+    for env, num_envs, target in (("CartPole-v1", 64, 0.72), ("Ant-v5", 16, 0.85)):
+        work = Workload(env, num_envs, num_workers=2)
+        name = f"{env}, {num_envs} envs, 2 workers, same_step"
+        fleet = ways.FleetStep(work, num_workers=2, autoreset="same_step")
+        rounds = Rounds(name, [fleet, Limit(work)], pace, progress, f"{title}: {name}")
+        line = rounds.line(f"{name}, step", "the limit", target, fleet.key, Limit.key)
+        outcome.lines.append(line)
+        outcome.entries += rounds.entries()
+    return outcome
+
+
+def without_c(pace: Pace, progress: Progress, title: str) -> Outcome:
+    """The package as it runs where no C compiler was found."""
+    work = Workload("CartPole-v1", 64, num_workers=2)
+    name = "CartPole-v1, 64 envs, 2 workers, without the C parts"
+    contenders: list[Contender] = [FleetWithoutC(work), Limit(work)]
+    rounds = Rounds(name, contenders, pace, progress, title)
+    line = rounds.line(f"{name}, step", "the limit", 0.55, FleetWithoutC.key, Limit.key)
+    return Outcome([line], rounds.entries())
+
+
 def images(pace: Pace, progress: Progress, title: str) -> Outcome:
-    """28 KB per observation and a step that takes nothing: transport only."""
+    """Observations of 28 KB and a step that computes nothing."""
     work = Workload(StoredImages, 32, num_workers=2)
     name = "4x84x84 uint8 observations, 32 envs, 2 workers"
     rounds = Rounds(
@@ -84,7 +109,7 @@ def images(pace: Pace, progress: Progress, title: str) -> Outcome:
 
 
 def sleeping(pace: Pace, progress: Progress, title: str) -> Outcome:
-    """Steps of uneven length: who waits for all waits for the slowest."""
+    """Steps of uneven length, received as they become ready."""
     work = Workload(Sleeper, 32, num_workers=32)
     name = "steps of 1 ms (9 in 10) or 20 ms, sleeping, 32 envs"
     rounds = Rounds(
@@ -99,12 +124,14 @@ def sleeping(pace: Pace, progress: Progress, title: str) -> Outcome:
         progress,
         title,
     )
-    line = rounds.line(f"{name}, recv(min_slots=8)", "own step", 2.5, "send/recv", "step")
+    line = rounds.line(
+        f"{name}, recv(min_slots=8)", "envfleet's own step", 2.5, "send/recv", "step"
+    )
     return Outcome([line], rounds.entries())
 
 
 def native(pace: Pace, progress: Progress, title: str) -> Outcome:
-    """An environment that is vectorised itself, as in `vector_entry_point`."""
+    """A natively vectorised environment (Gymnasium's `vector_entry_point`)."""
     work = Workload("CartPole-v1", 4096)
     hosted = Workload(envfleet.native("CartPole-v1"), 4096, actions_of="CartPole-v1")
     name = "CartPole-v1 natively vectorised, 4096 envs"
@@ -131,7 +158,7 @@ def native(pace: Pace, progress: Progress, title: str) -> Outcome:
 
 
 def auto(pace: Pace, progress: Progress, title: str) -> Outcome:
-    """What `backend="auto"` picks, against what it could have picked."""
+    """The choice of `backend="auto"` against the better of its two choices."""
     outcome = Outcome()
     for env, sizes in (("CartPole-v1", (1, 4, 64)), ("Ant-v5", (1, 4, 16))):
         lines = []
@@ -152,12 +179,12 @@ def auto(pace: Pace, progress: Progress, title: str) -> Outcome:
 
 
 def startup(pace: Pace, progress: Progress, title: str) -> Outcome:
-    """From nothing to the first observation, where processes start afresh."""
+    """Time and memory to start and reset under spawn."""
     work = Workload("CartPole-v1", 64, num_workers=2)
     name = "starting and resetting 64 CartPole-v1 envs under spawn"
     own, other = fleet_start(work), async_start(work)
     rounds = Rounds(name, [own, other], pace.scaled(rounds=1 / 20), progress, title)
-    ceiling, failures = Floor(0.2, is_ceiling=True), rounds.failures
+    ceiling, failures = Target(0.2, is_ceiling=True), rounds.failures
     if failures:
         key, reason = next(iter(failures.items()))
         failed = f"{key}: {reason}"
@@ -184,11 +211,11 @@ def startup(pace: Pace, progress: Progress, title: str) -> Outcome:
 
 
 def thinking(pace: Pace, progress: Progress, title: str) -> Outcome:
-    """A slow policy: nobody may spin while it thinks."""
+    """A slow policy: workers must not use the processor while they wait for it."""
     fleet = Thinking(Workload("CartPole-v1", 64, num_workers=2), think_s=0.05)
-    name = "policy thinks 50 ms between steps, CartPole-v1, 64 envs, 2 workers"
+    name = "policy takes 50 ms between steps, CartPole-v1, 64 envs, 2 workers"
     rounds = Rounds(name, [fleet], pace.scaled(rounds=1 / 12, seconds=24), progress, title)
-    ceiling, against = Floor(5.0, "%", is_ceiling=True), "one core, used by all workers"
+    ceiling, against = Target(5.0, "%", is_ceiling=True), "share of one core used by all workers"
     if rounds.failures:
         return Outcome([Line(name, against, ceiling, (), failure=rounds.failures[fleet.key])])
     shares = tuple(fleet.percents_of_a_core)
@@ -198,6 +225,8 @@ def thinking(pace: Pace, progress: Progress, title: str) -> Outcome:
 ROWS: dict[str, Row] = {
     "cartpole": cartpole,
     "ant": ant,
+    "same-step": same_step,
+    "without-c": without_c,
     "images": images,
     "sleeping": sleeping,
     "native": native,

@@ -1,8 +1,8 @@
-"""What the contenders of one row step: the same environments, built alike, with the same actions.
+"""The environments and actions that all contenders of a row share.
 
-Law: every contender gets the functions that envfleet builds its own slots with (for a Gymnasium id
-the passive checker sits in slot 0 only), so nobody pays for a wrapper that another one leaves out.
-Actions are drawn once, before any clock starts, and cycled.
+Every contender gets the functions that envfleet builds its own slots with, so all of them step the
+same wrappers. (For a Gymnasium id only slot 0 has the passive checker.) Actions are drawn once,
+before any clock starts, and repeated.
 """
 
 from __future__ import annotations
@@ -17,36 +17,36 @@ from typing import Any
 import gymnasium
 from gymnasium.vector.utils import batch_space, iterate
 
-from envfleet.adapters.gymnasium import _env_fns
+from envfleet.adapters.opening import env_functions
 from envfleet.cli.measure import Slice
 
 NUM_BATCHES = 16
-"""Prepared batches of actions: enough that no environment sees a short rhythm."""
+"""Number of prepared batches of actions."""
 WARM_SHARE = 0.1
-"""Part of a slice that is run before the clock starts: the others have just used the caches."""
+"""Part of a slice that runs before the clock starts, because other contenders used the caches."""
 
 
 @dataclass(frozen=True)
 class Workload:
-    """One environment, how many of it, and among how many workers."""
+    """An environment, the number of copies, and the number of workers."""
 
     env: Any
     num_envs: int
     num_workers: int = 2
     seed: int = 0
     actions_of: Any = None
-    """Whose actions to draw, where `env` itself builds no single environment."""
+    """The environment whose actions to draw, if `env` does not build a single environment."""
 
     @cached_property
     def env_fns(self) -> list[Callable[[], gymnasium.Env[Any, Any]]]:
-        """One builder per slot, the same as envfleet's."""
-        env_fns, _ = _env_fns(self.env, self.num_envs, {})
+        """The functions that build the environments, one per slot, the same as envfleet's."""
+        env_fns, _ = env_functions(self.env, self.num_envs)
         return env_fns
 
     @cached_property
     def action_space(self) -> gymnasium.Space[Any]:
-        """Of one environment."""
-        env_fns, _ = _env_fns(self.env if self.actions_of is None else self.actions_of, 1, {})
+        """The action space of one environment."""
+        env_fns, _ = env_functions(self.env if self.actions_of is None else self.actions_of, 1)
         env = env_fns[0]()
         try:
             return env.action_space
@@ -54,19 +54,19 @@ class Workload:
             env.close()
 
     def action_batches(self, count: int | None = None) -> list[Any]:
-        """Prepared actions for `count` environments (None: all), the same ones at every call."""
+        """Actions for `count` environments (None: all), the same ones at every call."""
         space = batch_space(self.action_space, count or self.num_envs)
         space.seed(self.seed)
         return [space.sample() for _ in range(NUM_BATCHES)]
 
     def single_actions(self, first: int, end: int) -> list[list[Any]]:
-        """The same batches, of the slots from `first` to before `end`, cut into single actions."""
+        """The same batches as lists of single actions, for the slots `first` to `end - 1`."""
         space = batch_space(self.action_space, self.num_envs)
         return [list(iterate(space, batch))[first:end] for batch in self.action_batches()]
 
 
 class ActionPool:
-    """Prepared actions for batches of any size: the next one costs a look-up."""
+    """Prepared actions for batches of any size."""
 
     def __init__(self, work: Workload) -> None:
         self._work = work
@@ -80,7 +80,7 @@ class ActionPool:
 
 
 def timed(step: Callable[[], int], seconds: float) -> Slice:
-    """Call `step`, which returns how many environment steps it made, for about `seconds`."""
+    """Call `step` for about `seconds`; it returns how many environment steps it made."""
     clock = time.perf_counter
     warm_until_s = clock() + seconds * WARM_SHARE
     step()

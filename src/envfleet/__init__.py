@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from envfleet import errors
-    from envfleet.adapters.gymnasium import FleetVectorEnv, ParallelEnv, make_vec, native
+    from envfleet.adapters.gymnasium import FleetVectorEnv, ParallelEnv, make_vec
+    from envfleet.adapters.opening import native
     from envfleet.engine import Batch, Incident, Snapshot
 
     __version__: str
@@ -41,6 +42,8 @@ def _named(name: str) -> object:
             return import_module(f"envfleet.{name}")
         case "Batch" | "Incident" | "Snapshot":
             return getattr(import_module("envfleet.engine"), name)
+        case "native":
+            return getattr(import_module("envfleet.adapters.opening"), name)
         case _:
             return getattr(import_module("envfleet.adapters.gymnasium"), name)
 

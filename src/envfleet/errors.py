@@ -3,10 +3,10 @@
     EnvfleetError
      ├─ ConfigError (ValueError)            an argument that cannot work; nothing was started
      ├─ MissingExtra (ImportError)          an optional dependency is not installed
-     ├─ SpacesDiffer (RuntimeError)         slots behind one Gymnasium door must have equal spaces
+     ├─ SpacesDiffer (RuntimeError)         the slots of a vector environment have different spaces
      ├─ ActionError (ValueError, TypeError) wrong number, shape or type of actions
      ├─ LayoutMismatch (ValueError)         a value does not fit the space it was declared with
-     ├─ OutOfOrder (RuntimeError)           a call that cannot come now
+     ├─ OutOfOrder (RuntimeError)           a call made at the wrong time
      │   ├─ ResetNeeded (gymnasium ResetNeeded)
      │   ├─ NothingSent
      │   ├─ StillInFlight
@@ -22,21 +22,19 @@
      │   ├─ EnvConstructionFailed
      │   └─ StartTimeout (TimeoutError)
      ├─ EnvFailed (RuntimeError)            an environment raised; the remote traceback is the cause
-     ├─ NothingCollected (RuntimeError)     environments failed in every step that was to be learned
-     from
+     ├─ NothingCollected (RuntimeError)     environments failed in every step of a rollout
      ├─ NoSuchAttribute (AttributeError)    an environment lacks what was called or read by name
-     ├─ WorkerDied (RuntimeError)           a worker process ended without being asked to
-     ├─ DeadlineExceeded (TimeoutError)     an environment did not answer in time; its stack is in
-     the text
+     ├─ WorkerDied (RuntimeError)           a worker process ended unexpectedly
+     ├─ DeadlineExceeded (TimeoutError)     an environment took too long; its stack is in the text
      ├─ SlotQuarantined (RuntimeError)      a slot failed more often than its restart budget allows
-     ├─ NotFinite (ArithmeticError)         numbers that nothing can be learned from
-     ├─ ResumeFailed (RuntimeError)         a lost slot could not be brought back to where it was
-     ├─ SnapshotError (RuntimeError)        the state of a slot cannot be taken or put back
+     ├─ NotFinite (ArithmeticError)         a reward, observation or parameter is inf or NaN
+     ├─ ResumeFailed (RuntimeError)         a lost slot could not be rebuilt to the same state
+     ├─ SnapshotError (RuntimeError)        the state of a slot cannot be saved or restored
      ├─ CheckpointError (RuntimeError)      a checkpoint cannot be written, read or used
      └─ VideoError (RuntimeError)           a video cannot be made
 
-Each class takes its data as constructor arguments, keeps them as attributes, pickles, and builds
-its own sentence: what happened, where, and what to do next.
+Each class takes its data as constructor arguments and keeps them as attributes, so it can be
+pickled. Its text says what happened, where, and what to do next.
 """
 
 from __future__ import annotations
@@ -48,58 +46,30 @@ from collections.abc import Iterable, Sequence
 import gymnasium.error
 
 __all__ = [
-    "ActionError",
-    "CheckpointError",
-    "ConfigError",
-    "DeadlineExceeded",
-    "EnvConstructionFailed",
-    "EnvFailed",
-    "EnvNotImportable",
-    "EnvNotPicklable",
-    "EnvNotRegistered",
-    "EnvfleetError",
-    "FleetClosed",
-    "LayoutMismatch",
-    "MainNotImportable",
-    "MissingExtra",
-    "MissingMainGuard",
-    "NoSuchAttribute",
-    "NotEnoughSharedMemory",
-    "NotFinite",
-    "NothingCollected",
-    "NothingSent",
-    "OutOfOrder",
-    "RemoteTraceback",
-    "ResetNeeded",
-    "ResumeFailed",
-    "SlotQuarantined",
-    "SnapshotError",
-    "SpacesDiffer",
-    "StartError",
-    "StartTimeout",
-    "StillInFlight",
-    "TooManyOpenFiles",
-    "VideoError",
-    "WorkerDied",
-    "did_you_mean",
-    "level_of_caller",
-]
+    "ActionError", "CheckpointError", "ConfigError", "DeadlineExceeded", "EnvConstructionFailed",
+    "EnvFailed", "EnvNotImportable", "EnvNotPicklable", "EnvNotRegistered", "EnvfleetError",
+    "FleetClosed", "LayoutMismatch", "MainNotImportable", "MissingExtra", "MissingMainGuard",
+    "NoSuchAttribute", "NotEnoughSharedMemory", "NotFinite", "NothingCollected", "NothingSent",
+    "OutOfOrder", "RemoteTraceback", "ResetNeeded", "ResumeFailed", "SlotQuarantined",
+    "SnapshotError", "SpacesDiffer", "StartError", "StartTimeout", "StillInFlight",
+    "TooManyOpenFiles", "VideoError", "WorkerDied", "did_you_mean", "level_of_caller",
+]  # fmt: skip
 
 
 class EnvfleetError(Exception):
-    """Root of the tree: one `except` covers the library."""
+    """Base of every exception that envfleet raises."""
 
 
 class ConfigError(EnvfleetError, ValueError):
-    """An argument that cannot work; raised before anything is started."""
+    """An argument that cannot work. Raised before anything is started."""
 
 
 class MissingExtra(EnvfleetError, ImportError):
-    """An optional dependency is needed and not installed."""
+    """A package of an optional extra is needed and not installed."""
 
 
 class SpacesDiffer(EnvfleetError, RuntimeError):
-    """Two slots have different spaces, which one batched array cannot hold."""
+    """Two slots have different spaces, so their values do not fit into one batched array."""
 
     def __init__(self, which: str, slot: int, expected: str, got: str) -> None:
         super().__init__(which, slot, expected, got)
@@ -108,15 +78,13 @@ class SpacesDiffer(EnvfleetError, RuntimeError):
     def __str__(self) -> str:
         return (
             f"slot {self.slot} has the {self.which} space {self.got} but slot 0 has "
-            f"{self.expected}; "
-            "a vector environment needs equal spaces. Make them equal with a wrapper, or run "
-            "them side "
-            "by side with envfleet.engine.Fleet, which takes mixed slots."
+            f"{self.expected}; a vector environment needs equal spaces. Make them equal with a "
+            "wrapper, or use envfleet.engine.Fleet, which takes environments with different spaces."
         )
 
 
 class ActionError(EnvfleetError, ValueError, TypeError):
-    """Wrong number, shape or type of actions; nothing was sent."""
+    """Wrong number, shape or type of actions. Nothing was sent."""
 
 
 class LayoutMismatch(EnvfleetError, ValueError):
@@ -131,11 +99,11 @@ class LayoutMismatch(EnvfleetError, ValueError):
 
 
 class OutOfOrder(EnvfleetError, RuntimeError):
-    """A call that cannot come now."""
+    """A call made at the wrong time."""
 
 
 class ResetNeeded(OutOfOrder, gymnasium.error.ResetNeeded):
-    """A slot was stepped that has no running episode."""
+    """A slot was stepped without a running episode."""
 
 
 class NothingSent(OutOfOrder):
@@ -151,11 +119,11 @@ class FleetClosed(OutOfOrder, gymnasium.error.ClosedEnvironmentError):
 
 
 class StartError(EnvfleetError, RuntimeError):
-    """The fleet could not be opened; everything that had been started is gone again."""
+    """The fleet could not be opened. Everything that it had started was ended again."""
 
 
 class MissingMainGuard(StartError):
-    """The main script starts a fleet while a worker is importing it."""
+    """The main script opens a fleet while a worker imports it."""
 
     def __init__(self, script: str, start_method: str) -> None:
         super().__init__(script, start_method)
@@ -163,11 +131,9 @@ class MissingMainGuard(StartError):
 
     def __str__(self) -> str:
         return (
-            f"{self.script} opens a fleet at its top level, and start method "
-            f"{self.start_method!r} makes "
-            "every worker import that file, which would open a fleet in every worker. Put the "
-            "code that "
-            "runs under a guard:\n\n"
+            f"{self.script} opens a fleet at its top level. Start method {self.start_method!r} "
+            "makes every worker import that file, so every worker would open a fleet. Put the "
+            "code under a guard:\n\n"
             "    def main():\n"
             "        envs = envfleet.make_vec(...)\n"
             "        ...\n\n"
@@ -177,7 +143,7 @@ class MissingMainGuard(StartError):
 
 
 class MainNotImportable(StartError):
-    """A worker cannot import the main script, as its start method demands."""
+    """A worker cannot import the main script, which its start method requires."""
 
     def __init__(self, script: str, start_method: str, reason: str) -> None:
         super().__init__(script, start_method, reason)
@@ -187,18 +153,18 @@ class MainNotImportable(StartError):
         every = f"start method {self.start_method!r} makes every worker import the main script"
         if self.script == "<stdin>":
             return (
-                f"{every}, and this one was read from standard input, where nobody can read it "
-                "again. Save it to a file, or use start_method='fork', which imports nothing."
+                f"{every}, but this one was read from standard input, which cannot be read again. "
+                "Save it to a file, or use start_method='fork', which imports nothing."
             )
         return (
-            f"{every}, and {self.script} cannot be imported there: {self.reason}. Put what only "
-            'the program itself may do under `if __name__ == "__main__":` (in a worker the name is '
-            "another), or use start_method='fork', which imports nothing."
+            f"{every}, but {self.script} cannot be imported there: {self.reason}. Put the code "
+            'that only the program itself may run under `if __name__ == "__main__":`, or use '
+            "start_method='fork', which imports nothing."
         )
 
 
 class TooManyOpenFiles(StartError):
-    """The process may not open as many descriptors as the workers need."""
+    """The workers need more file descriptors than this process may open."""
 
     def __init__(self, limit: int, in_use: int, need: int, num_workers: int) -> None:
         super().__init__(limit, in_use, need, num_workers)
@@ -206,15 +172,15 @@ class TooManyOpenFiles(StartError):
 
     def __str__(self) -> str:
         return (
-            f"{self.num_workers} workers need about {self.need} open files and {self.in_use} are "
-            f"in use, "
-            f"but this process may have {self.limit}. Use fewer workers (num_workers=), several "
-            f"environments share one, or raise the limit: ulimit -n {2 * (self.need + self.in_use)}"
+            f"{self.num_workers} workers need about {self.need} open files, and {self.in_use} are "
+            f"in use, but this process may have {self.limit}. Use fewer workers "
+            "(num_workers=; one worker can run several environments) or raise the limit: "
+            f"ulimit -n {2 * (self.need + self.in_use)}"
         )
 
 
 class NotEnoughSharedMemory(StartError):
-    """The shared block does not fit into the memory that is left."""
+    """The shared block does not fit into the free memory."""
 
     def __init__(self, need_bytes: int, available_bytes: int, num_slots: int, why: str) -> None:
         super().__init__(need_bytes, available_bytes, num_slots, why)
@@ -224,17 +190,15 @@ class NotEnoughSharedMemory(StartError):
     def __str__(self) -> str:
         mib = 1 << 20
         return (
-            f"the shared block for {self.num_slots} slots needs {self.need_bytes / mib:,.0f} MiB "
-            f"and "
-            f"{self.available_bytes / mib:,.0f} MiB are available ({self.why}). Use fewer "
-            f"environments, "
-            "smaller observations (a smaller dtype, a resized image), or give the container more "
-            "memory."
+            f"the shared block for {self.num_slots} slots needs {self.need_bytes / mib:,.0f} MiB, "
+            f"but {self.available_bytes / mib:,.0f} MiB are available ({self.why}). Use fewer "
+            "environments or smaller observations (a smaller dtype, a resized image), or give the "
+            "container more memory."
         )
 
 
 class EnvNotPicklable(StartError):
-    """The function that builds a slot's environment cannot travel to a worker."""
+    """The function that builds a slot's environment cannot be sent to a worker."""
 
     def __init__(self, slot: int, env_fn: str, reason: str) -> None:
         super().__init__(slot, env_fn, reason)
@@ -243,14 +207,13 @@ class EnvNotPicklable(StartError):
     def __str__(self) -> str:
         return (
             f"the function that builds slot {self.slot} ({self.env_fn}) cannot be sent to a "
-            f"worker: "
-            f"{self.reason}. Build the environment, with its locks, files and sockets, inside the "
-            "function instead of capturing it, or use backend='thread' or 'serial'."
+            f"worker: {self.reason}. Create the environment and its locks, files and sockets "
+            "inside the function instead of capturing them, or use backend='thread' or 'serial'."
         )
 
 
 class EnvNotImportable(StartError):
-    """A worker cannot import what builds an environment."""
+    """A worker cannot import the code that builds an environment."""
 
     def __init__(self, slots: Sequence[int], reason: str) -> None:
         super().__init__(tuple(slots), reason)
@@ -258,16 +221,14 @@ class EnvNotImportable(StartError):
 
     def __str__(self) -> str:
         return (
-            f"a worker could not import what builds slots {list(self.slots)}: {self.reason}. The "
-            f"module "
-            "must be installed or on PYTHONPATH for workers too; start_method='fork' inherits "
-            "what this "
-            "process has imported."
+            f"a worker could not import the code that builds slots {list(self.slots)}: "
+            f"{self.reason}. Install the module or put it on PYTHONPATH, so that workers find it "
+            "too, or use start_method='fork', which inherits what this process has imported."
         )
 
 
 class EnvNotRegistered(StartError):
-    """An environment id is not known inside a worker."""
+    """An environment id is not registered inside a worker."""
 
     def __init__(self, slot: int, reason: str) -> None:
         super().__init__(slot, reason)
@@ -276,14 +237,14 @@ class EnvNotRegistered(StartError):
     def __str__(self) -> str:
         return (
             f"slot {self.slot}'s worker does not know the environment: {self.reason} An id "
-            f"registered in "
-            "this process is not registered in a new one: pass the id itself to make_vec (its "
-            "registration then travels along), or call gymnasium.register inside the function."
+            "registered in this process is not registered in a new one. Pass the id itself to "
+            "make_vec, which sends its registration too, or call gymnasium.register inside the "
+            "function."
         )
 
 
 class EnvConstructionFailed(StartError):
-    """An environment's constructor raised, or what was tried at once; the cause has a traceback."""
+    """An environment could not be built, or failed when it was measured; see the cause."""
 
     def __init__(
         self, slot: int, reason: str, is_here: bool = False, doing: str = "the constructor"
@@ -291,24 +252,26 @@ class EnvConstructionFailed(StartError):
         super().__init__(slot, reason, is_here, doing)
         self.slot, self.reason = slot, reason
         self.is_here = is_here
-        """It was to be built in this process, without a worker."""
+        """It was built in this process, not in a worker."""
         self.doing = doing
 
     def __str__(self) -> str:
-        what = f"building the environment of slot {self.slot} failed: {self.reason}."
+        text = f"building the environment of slot {self.slot} failed: {self.reason}."
         if self.doing != "the constructor":
-            what = (
+            text = (
                 f"the environment of slot {self.slot} was built, but its {self.doing} failed when "
                 f"it was measured: {self.reason}."
             )
-        text = f"{what} Its cause has the"
         if self.is_here:
-            return f"{text} constructor's traceback."
-        return f"{text} worker's traceback; run with backend='serial' to debug it in this process."
+            return f"{text} The traceback is above, as the cause of this error."
+        return (
+            f"{text} The worker's traceback is above, as the cause of this error. To debug it in "
+            "this process, use backend='serial'."
+        )
 
 
 class StartTimeout(StartError, TimeoutError):
-    """A worker did not come up in time."""
+    """A worker was not ready in time."""
 
     def __init__(self, worker: int, slots: Sequence[int], seconds: float, doing: str) -> None:
         super().__init__(worker, tuple(slots), seconds, doing)
@@ -316,15 +279,14 @@ class StartTimeout(StartError, TimeoutError):
 
     def __str__(self) -> str:
         return (
-            f"worker {self.worker} was not ready after {self.seconds:g} s; it hosts slots "
-            f"{list(self.slots)} and stands at: {self.doing}. Slow constructors: raise "
-            f"reset_timeout_s; "
-            "hanging ones: run one with backend='serial'."
+            f"worker {self.worker} of slots {list(self.slots)} was not ready after "
+            f"{self.seconds:g} s. If the constructors are slow, raise reset_timeout_s; if one "
+            f"hangs, run it with backend='serial'. The worker is at: {self.doing}"
         )
 
 
 class RemoteTraceback(Exception):
-    """Carries a traceback that happened elsewhere, as text, to be shown as a cause."""
+    """The text of a traceback from another process or thread, shown as the cause of an error."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -341,26 +303,26 @@ class EnvFailed(EnvfleetError, RuntimeError):
         super().__init__(slot, doing, reason, tuple(slots))
         self.slot, self.doing, self.reason = slot, doing, reason
         self.slots = tuple(slots) or (slot,)
-        """All that the environment fills: a natively vectorised one has several."""
+        """All slots of the environment; a natively vectorised one has several."""
 
     def __str__(self) -> str:
         first, *others = self.slots
         whose = f"slots {first} to {others[-1]}" if others else f"slot {self.slot}"
         text = (
-            f"the environment of {whose} raised during {self.doing}: {self.reason}. The other "
-            "slots are unharmed"
+            f"the environment of {whose} raised during {self.doing}: {self.reason}. Other slots "
+            "are not affected"
         )
         if self.doing not in ("step", "reset"):
-            return text
-        these = "these, all together," if others else "this one"
+            return f"{text}. The traceback is above, as the cause of this error"
+        these = "all of these slots" if others else "this slot"
         return (
-            f"{text}; reset() starts {these} again. With on_failure='restart' a fleet does that "
-            "by itself"
+            f"{text}. Call reset() to start {these} again, or use on_failure='restart', which "
+            "does so by itself"
         )
 
 
 class NoSuchAttribute(EnvfleetError, AttributeError):
-    """An environment lacks what was called, read or set by name."""
+    """An environment has no attribute or method of the name that was called, read or set."""
 
     def __init__(self, slot: int, reason: str) -> None:
         super().__init__(slot, reason)
@@ -369,12 +331,12 @@ class NoSuchAttribute(EnvfleetError, AttributeError):
     def __str__(self) -> str:
         return (
             f"the environment of slot {self.slot} does not have it: {self.reason}. Its wrappers "
-            "were searched too; check the name"
+            "were searched too. Check the name"
         )
 
 
 class WorkerDied(EnvfleetError, RuntimeError):
-    """A worker process ended without being asked to."""
+    """A worker process ended unexpectedly."""
 
     def __init__(
         self,
@@ -389,21 +351,20 @@ class WorkerDied(EnvfleetError, RuntimeError):
         self.worker, self.slots, self.exitcode = worker, tuple(slots), exitcode
         self.doing, self.dump = doing, dump
         self.restart_helps = restart_helps
-        """Another on_failure than the one in force would let the fleet go on."""
+        """Whether on_failure='restart' would let the fleet go on."""
 
     def __str__(self) -> str:
-        advice = ", or go on without them with on_failure='restart'" if self.restart_helps else ""
+        advice = ", or use on_failure='restart' to replace the worker" if self.restart_helps else ""
         text = (
             f"worker {self.worker} died during {self.doing} ({describe_exit(self.exitcode)}); it "
-            f"hosted "
-            f"slots {list(self.slots)}. Run those with backend='serial' to see the failure in this "
-            f"process{advice}."
+            f"hosted slots {list(self.slots)}. Run those with backend='serial' to see the failure "
+            f"in this process{advice}."
         )
         return f"{text}\n{self.dump}" if self.dump else text
 
 
 class DeadlineExceeded(EnvfleetError, TimeoutError):
-    """An environment did not answer in time; where it stood is part of the text."""
+    """An environment took longer than its deadline; its stack is part of the text."""
 
     def __init__(
         self, slot: int, worker: int, doing: str, seconds: float, option: str, stack: str
@@ -415,9 +376,8 @@ class DeadlineExceeded(EnvfleetError, TimeoutError):
     def __str__(self) -> str:
         return (
             f"slot {self.slot} (worker {self.worker}) has been in {self.doing} for more than "
-            f"{self.seconds:g} s; its worker was stopped. If that is normal for this environment "
-            f"raise "
-            f"{self.option}. It stood at:\n{self.stack}"
+            f"{self.seconds:g} s, so its worker was stopped. If that is normal for this "
+            f"environment, raise {self.option}. Its stack was:\n{self.stack}"
         )
 
 
@@ -431,10 +391,9 @@ class SlotQuarantined(EnvfleetError, RuntimeError):
     def __str__(self) -> str:
         return (
             f"slot {self.slot} failed {self.restarts} times within {self.window_s:g} s and is "
-            f"quarantined. Last failure: {self.last}. envs.incidents holds every failure with "
-            f"its seed "
-            "and actions; save one and run `envfleet doctor replay FILE` to see it in one process. "
-            "If such failures are to be lived with, raise max_restarts."
+            f"quarantined. Last failure: {self.last}. envs.incidents has every failure with its "
+            "seed and actions; save one and run `envfleet doctor replay FILE` to see it in one "
+            "process. To accept that many failures, raise max_restarts."
         )
 
 
@@ -454,7 +413,7 @@ class ResumeFailed(EnvfleetError, RuntimeError):
 
 
 class NothingCollected(EnvfleetError, RuntimeError):
-    """There was nothing to learn from in a whole rollout: environments failed in every step."""
+    """Environments failed in every step of a rollout, so there is nothing to learn from."""
 
     def __init__(self, steps: int, last: str, where: str) -> None:
         super().__init__(steps, last, where)
@@ -463,24 +422,24 @@ class NothingCollected(EnvfleetError, RuntimeError):
     def __str__(self) -> str:
         return (
             f"there is nothing to learn from: the environments failed in each of {self.steps:,} "
-            f"steps. Last failure: {self.last}. All are in {self.where}; mend the environment, and "
-            "start again"
+            f"steps. Last failure: {self.last}. All failures are in {self.where}. Fix the "
+            "environment and start again"
         )
 
 
 class NotFinite(EnvfleetError, ArithmeticError):
-    """A number that nothing can be learned from: infinite, or not one at all."""
+    """A reward, observation or parameter is infinite or NaN."""
 
     def __init__(self, what: str, where: str, remedy: str) -> None:
         super().__init__(what, where, remedy)
         self.what, self.where, self.remedy = what, where, remedy
 
     def __str__(self) -> str:
-        return f"{self.what} {self.where}, and nothing can be learned from that; {self.remedy}"
+        return f"{self.what} {self.where}, so nothing can be learned from it; {self.remedy}"
 
 
 class SnapshotError(EnvfleetError, RuntimeError):
-    """The state of a slot cannot be taken or put back."""
+    """The state of a slot cannot be saved or restored."""
 
 
 class CheckpointError(EnvfleetError, RuntimeError):
@@ -495,25 +454,25 @@ class CheckpointError(EnvfleetError, RuntimeError):
 
 
 class VideoError(EnvfleetError, RuntimeError):
-    """A video cannot be made; nothing else is harmed by it."""
+    """A video cannot be made. Nothing else fails because of it."""
 
     def __init__(self, path: str, reason: str, was_drawn: bool = False) -> None:
         super().__init__(path, reason, was_drawn)
         self.path, self.reason, self.was_drawn = path, reason, was_drawn
-        """Whether the environment could be drawn, so that another video may well be made."""
+        """Whether the environment could be rendered, so that another video may succeed."""
 
     def __str__(self) -> str:
-        said = f"there is no video {self.path}: {self.reason}"
+        text = f"there is no video {self.path}: {self.reason}"
         if self.was_drawn:
-            return said
+            return text
         return (
-            f"{said}. The environment has to draw rgb_array; "
-            "on a machine without a screen MUJOCO_GL=egl or MUJOCO_GL=osmesa helps MuJoCo"
+            f"{text}. The environment must support render_mode='rgb_array'. On a machine without "
+            "a screen, set MUJOCO_GL=egl or MUJOCO_GL=osmesa for MuJoCo"
         )
 
 
 def describe_exit(exitcode: int | None) -> str:
-    """Say what an exit code of a worker usually means."""
+    """What an exit code of a worker usually means."""
     if exitcode is None:
         return "still running"
     if exitcode == -9:
@@ -526,13 +485,13 @@ def describe_exit(exitcode: int | None) -> str:
 
 
 def did_you_mean(wrong: str, known: Iterable[str]) -> str:
-    """The end of a sentence about a name that does not exist: the nearest one, if any is near."""
+    """The end of a sentence about an unknown name: the most similar known one, if there is one."""
     close = difflib.get_close_matches(wrong.lower(), list(known), n=1, cutoff=0.6)
     return f"; did you mean {close[0]}?" if close else ""
 
 
 def level_of_caller() -> int:
-    """How far up from whoever asks the first line stands that is not ours, for warnings."""
+    """The `stacklevel` for a warning that points to the caller's own code, outside envfleet."""
     frame, level = sys._getframe(1), 1
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("envfleet."):
         frame, level = frame.f_back, level + 1

@@ -1,4 +1,4 @@
-"""Hypothesis strategies for Gymnasium spaces, nested as deep as anybody nests them."""
+"""Hypothesis strategies for Gymnasium spaces, with realistic nesting."""
 
 import string
 

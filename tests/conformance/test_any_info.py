@@ -1,4 +1,4 @@
-"""Infos of any shape: whatever an environment reports arrives, in the slot it belongs to."""
+"""Infos of any shape arrive complete, in the right slot."""
 
 import numpy as np
 import pytest
@@ -61,7 +61,7 @@ class RandomInfo(Counter):
 
 
 class RandomNumbers(RandomInfo):
-    """The same with numbers of every type only, which may travel by another way."""
+    """The same with numbers only, which may take another path."""
 
     kinds = 5
 

@@ -1,4 +1,4 @@
-"""What an environment returns may be malformed: its own slot is blamed, and nobody else's."""
+"""If an environment returns something malformed, the error names its slot."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from tests.conformance.matrix import QUICK
 
 
 class Malformed(Counter):
-    """Its third step, or its second reset, returns something that no environment should."""
+    """Its third step, or its second reset, returns something malformed."""
 
     def __init__(self, at, what):
         super().__init__(length=None)

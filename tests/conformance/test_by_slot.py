@@ -59,7 +59,7 @@ def test_a_wrong_number_of_values_is_refused(envs):
         envs.set_attr("length", [1, 2])
 
 
-def test_an_unknown_name_is_named_and_harms_nobody(envs):
+def test_an_unknown_name_is_named_and_affects_no_other_slot(envs):
     with pytest.raises((AttributeError, errors.EnvFailed), match="no_such_name"):
         envs.get_attr("no_such_name")
     with pytest.raises((AttributeError, errors.EnvFailed), match="no_such_name"):
@@ -69,7 +69,7 @@ def test_an_unknown_name_is_named_and_harms_nobody(envs):
 
 
 @pytest.mark.parametrize("where", QUICK)
-def test_a_call_that_raises_names_the_slot_and_harms_nobody(where):
+def test_a_call_that_raises_names_the_slot_and_affects_no_other_slot(where):
     env_fns = [functools.partial(Crashing, at=at) for at in ("never", "call", "never")]
     with opened(env_fns, **where) as envs:
         envs.reset(seed=0)

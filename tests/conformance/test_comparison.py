@@ -1,4 +1,4 @@
-"""The comparison core finds what differs, and nothing else."""
+"""The comparison of streams finds every difference, and only differences."""
 
 import dataclasses
 import functools
@@ -185,7 +185,7 @@ def test_gymnasium_sync_agrees_with_the_hand_driven_loop(env, mode):
 
 
 def test_gymnasium_sync_loses_the_last_observation_of_a_reused_array():
-    """[V] The defect the kit has to be able to see."""
+    """[V] The kit must find this defect."""
     envs = SyncVectorEnv([ReusingItsArray] * 2, autoreset_mode=AutoresetMode.SAME_STEP)
     expected = hand_driven(ReusingItsArray, 2, 12, 0, "same_step")
     difference = difference_of(expected, vector_driven(envs, 12, 0, "same_step"))
@@ -218,7 +218,7 @@ class DrawsInConstructor(Counter):
 
 
 class CopiesTheState(Counter):
-    """Draws nothing, and depends on the global state all the same."""
+    """Draws nothing, but depends on the global state."""
 
     def reset(self, *, seed=None, options=None):
         obs, _ = super().reset(seed=seed, options=options)

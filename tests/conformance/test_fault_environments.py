@@ -1,4 +1,4 @@
-"""Each fault environment misbehaves in the way, and at the moment, that was asked for."""
+"""Each fault environment fails in the requested way at the requested moment."""
 
 import faulthandler
 import functools
@@ -33,7 +33,7 @@ FORK = multiprocessing.get_context("fork")
 
 
 def live(env_fn):
-    """A whole life: every method once or more."""
+    """Calls every method at least once."""
     faulthandler.disable()
     env = env_fn()
     env.reset(seed=0)
@@ -44,7 +44,7 @@ def live(env_fn):
 
 
 def fate_of(env_fn, patience_s=5.0):
-    """The exit code of a process in which it lives; None if it has to be killed."""
+    """The exit code of a process that runs it; None if it had to be killed."""
     process = FORK.Process(target=live, args=(env_fn,))
     process.start()
     process.join(patience_s)
@@ -69,7 +69,7 @@ def test_hanging_does_not_come_back(mode):
 
 
 def test_hanging_in_c_keeps_the_interpreter_lock():
-    """No thread of the process gets to run, so a watching thread cannot end it either."""
+    """No other thread of the process runs, so a watching thread cannot end it."""
 
     def hang():
         import threading

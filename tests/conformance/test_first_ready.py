@@ -1,4 +1,4 @@
-"""send and recv: who is ready is served, nobody waits for the slowest, nothing gets mixed up."""
+"""send and recv: ready slots return first, without waiting for the slowest, in the right rows."""
 
 import functools
 
@@ -15,7 +15,7 @@ ZERO = np.zeros(4, dtype=np.int64)
 
 @pytest.fixture
 def gate(tmp_path):
-    """A file; slot 1 of `one_slow` makes no step before it is there."""
+    """A file; slot 1 of `one_slow` waits until it exists."""
     return tmp_path / "gate"
 
 
@@ -24,7 +24,7 @@ def one_slow(gate):
 
 
 def take_the_others(envs, **how):
-    """Receive until everybody has answered but slot 1, which cannot."""
+    """Receive until every slot but slot 1 has answered."""
     seen: list[int] = []
     while sorted(seen) != [0, 2, 3]:
         seen += envs.recv(**how).slots.tolist()
@@ -57,7 +57,7 @@ def test_rows_belong_to_the_slots_they_name(where):
 
 @pytest.mark.parametrize("where", QUICK)
 def test_actions_belong_to_the_slots_they_name(where):
-    """The reward holds the sum of the action, and no two actions have the same."""
+    """The reward is the sum of the action, and every action has a different sum."""
     with opened(functools.partial(NoisyStream, max_length=99), 4, **where) as envs:
         envs.reset(seed=0)
         actions = np.array([[slot, 0.0] for slot in (2, 0, 3)], dtype=np.float32) * 10

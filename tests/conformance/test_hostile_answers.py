@@ -1,4 +1,4 @@
-"""Whatever a player answers, a manager takes it: in no time, without harm, and alike everywhere."""
+"""A manager takes any answer of a player: quickly, without harm, and equally everywhere."""
 
 import os
 import threading
@@ -17,7 +17,7 @@ TURN_S = 0.5
 
 
 def answered(way: Any) -> list[Any]:
-    """What all six types give for every hostile answer, each to an episode of its own."""
+    """The results of all six types for every hostile answer, each in its own episode."""
     changes = ["train.group_size=1", "max_workers=2", f"use_multiprocessing={way}"]
     config = load_config("mixed", [f"es_manager.{change}" for change in changes])
     seen = []
@@ -57,13 +57,13 @@ class Refuses:
 
 
 class Strikes(str):
-    """Text that does something where it is unpickled, or looked at."""
+    """Text that runs code when it is unpickled or read."""
 
     def __reduce__(self) -> Any:
         return os._exit, (7,)
 
     def lower(self) -> str:
-        raise RuntimeError("nobody reads me")
+        raise RuntimeError("must not be read")
 
 
 def nested(depth: int) -> list[Any]:

@@ -1,4 +1,4 @@
-"""The kit that authors of environments get: good ones pass, each kind of bad one is named."""
+"""The conformance kit: good environments pass, and each kind of defect is named."""
 
 import subprocess
 import sys
@@ -43,7 +43,7 @@ class TestMixedInfo(FleetConformance):
 
 
 class TestLongEpisodes(FleetConformance):
-    """Pendulum's episodes last 200 steps: they are cut short, by hand and in the fleet alike."""
+    """Pendulum's episodes last 200 steps; they are cut in the loop and in the fleet alike."""
 
     workers = (2,)
 
@@ -57,7 +57,7 @@ class LiesAboutItsSpace(NoisyStream):
 
 
 class KeepsOneSeed(NoisyStream):
-    """Draws properly, but not from the seed it is given."""
+    """Uses its own generator, but ignores the seed."""
 
     def reset(self, *, seed=None, options=None):
         return super().reset(seed=None if seed is None else 5, options=options)
@@ -138,7 +138,7 @@ class TestMyEnv(FleetConformance):
 
 
 def test_four_lines_are_enough(tmp_path):
-    """In a directory of its own and with pytest's defaults, as an author would run it."""
+    """In a separate directory with pytest's defaults, as an author would run it."""
     (tmp_path / "test_my_env.py").write_text(FOUR_LINES)
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_my_env.py"],

@@ -63,7 +63,7 @@ def assert_same(expected, got):
 @pytest.mark.parametrize("num_workers", [1, 2, 3, 5])
 @pytest.mark.parametrize("backend", ["serial", "thread", "process"])
 def test_streams_do_not_depend_on_the_layout(backend, num_workers, mode):
-    """Semantic 9: any number of workers, uneven splits too, over three episodes and more."""
+    """Semantic 9: any number of workers, also uneven splits, over at least three episodes."""
     expected = hand_driven(NoisyStream, 5, 40, 7, mode)
     assert min(map(count_episodes, expected.slots)) >= 3
     got = fleet_driven(NoisyStream, 5, 40, 7, mode, backend=backend, num_workers=num_workers)
@@ -113,7 +113,7 @@ def test_streams_of_probes(where, mode, env):
 @pytest.mark.parametrize("name", SPACES)
 @pytest.mark.parametrize("where", QUICK)
 def test_each_space_both_ways(where, name):
-    """Semantic 6: what is decoded is decoded anew each step; actions arrive as they were sent."""
+    """Semantic 6: values are decoded again in each step; actions arrive as they were sent."""
     env = functools.partial(AnySpace, SPACES[name], SPACES[name])
     for mode in ("next_step", "same_step"):
         assert_same(hand_driven(env, 3, 15, 1, mode), fleet_driven(env, 3, 15, 1, mode, **where))

@@ -1,4 +1,4 @@
-"""The rules of a manager written down once more, as plainly as they can be, and held against it.
+"""A manager is compared with a second, plain implementation of its rules.
 
 `Book` plays a rollout by nothing but the rules: groups, seeds, names of actions, budgets,
 penalties, ends, metrics. Every way of playing the six environments has to give what it gives.
@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from envfleet.llm.config import load_config, plain
+from envfleet.llm.config import load_config, plain_config
 from envfleet.llm.manager import EnvStateManager
 from envfleet.llm.registry import env_type
 
@@ -31,7 +31,7 @@ DEEDS = ["search[a blue shirt]", "click[back to search]", "click[next >]", "clic
 
 
 class Book:
-    """One rollout, by the rules."""
+    """One rollout according to the rules."""
 
     def __init__(self, config: dict[str, Any], mode: str, seed: int) -> None:
         manager = config["es_manager"]
@@ -106,7 +106,7 @@ class Book:
         cache["history"].append({"state": env.render(), "actions_left": left})
         return done
 
-    def sum_up(self) -> list[dict[str, Any]]:
+    def add_metrics(self) -> list[dict[str, Any]]:
         solved = set()
         for cache, status in zip(self.caches, self.statuses, strict=True):
             tag, history = cache["tag"], cache["history"]
@@ -133,7 +133,7 @@ class Book:
 
 
 def turns_of(dice: random.Random, book: Book) -> Iterator[list[dict[str, Any]]]:
-    """For each turn some of those that go on, in any order, and what is said to them."""
+    """For each turn some of the running environments, in any order, with an answer for each."""
     for number in range(5):
         ids = [one for one, status in enumerate(book.statuses) if not status["terminated"]]
         asked = dice.sample(ids, dice.randint(0, len(ids)))
@@ -154,7 +154,7 @@ def said_by(dice: random.Random, state: str) -> list[str]:
 
 
 def some_config(dice: random.Random, mode: str) -> dict[str, Any]:
-    config = plain(load_config("base"))
+    config = plain_config(load_config("base"))
     tags = dice.sample(TAGS, 3)
     n_groups = [dice.randint(1, 2) for _ in tags]
     config["es_manager"]["format_penalty"] = dice.choice([0.1, -0.1, -0.25, 0])
@@ -173,9 +173,9 @@ def test_every_way_goes_by_the_book(number: int) -> None:
     mode = dice.choice(["train", "val"])
     config, seed = some_config(dice, mode), dice.randrange(10**6)
     book = Book(config, mode, seed)
-    # one after another: who can be asked next depends on what came of the turn before
+    # one after another: the running environments depend on the turn before
     played = [(turn, book.step(turn)) for turn in turns_of(dice, book)]
-    expected = book.sum_up()
+    expected = book.add_metrics()
     for way in WAYS:
         config["es_manager"] |= {"use_multiprocessing": way, "max_workers": 2}
         with EnvStateManager(config, mode) as manager:

@@ -1,7 +1,7 @@
 """Any order of send, recv, reset, queue_reset, call, snapshot and restore, against a plain model.
 
 The model drives one environment per slot by hand and knows what each answer has to be. It shares
-nothing with the engine, so whatever the two disagree about is a defect of one of them.
+nothing with the engine, so any difference between the two is a defect of one of them.
 """
 
 import copy
@@ -32,7 +32,7 @@ TASKS = st.one_of(st.none(), st.integers(1, 9))
 
 
 class Wanderer(NoisyStream):
-    """Noise that also depends on the task it was reset for."""
+    """A `NoisyStream` that also depends on its task."""
 
     def __init__(self):
         super().__init__(max_length=3, size=2)
@@ -48,7 +48,7 @@ class Wanderer(NoisyStream):
 
 
 class SavesItself(Wanderer):
-    """Its snapshots are taken by its own methods."""
+    """Its snapshots use its own methods."""
 
     def get_state(self):
         return self.t, self.length, self.task
@@ -58,7 +58,7 @@ class SavesItself(Wanderer):
 
 
 class CannotBePickled(Wanderer):
-    """Its snapshots are replays; the model may copy it all the same."""
+    """Its snapshots are replays, although the model can copy it."""
 
     def __reduce_ex__(self, protocol):
         raise TypeError("not for a pickle")
@@ -70,7 +70,7 @@ class CannotBePickled(Wanderer):
 
 
 class ModelSlot:
-    """What one slot does, as the documents say."""
+    """What one slot does, according to the documentation."""
 
     def __init__(self, env, mode):
         self.env, self.mode = env, mode
@@ -88,7 +88,7 @@ class ModelSlot:
         return self.reset(*(self.queue.popleft() if self.queue else ()))
 
     def step(self, action):
-        """Give obs, reward, terminated, truncated, valid, final_obs and info."""
+        """Return obs, reward, terminated, truncated, valid, final_obs and info."""
         if self.state == "ended":
             info = self.autoreset()
             return self.obs, 0.0, False, False, False, self.obs, info
@@ -109,7 +109,7 @@ class ModelSlot:
 
 
 class FleetAgainstModel(RuleBasedStateMachine):
-    """Which slots are ready is a matter of time, so no rule's precondition may depend on it."""
+    """Which slots are ready depends on timing, so no rule's precondition may depend on it."""
 
     where = SERIAL
     env: Any = Wanderer

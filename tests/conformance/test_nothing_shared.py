@@ -1,4 +1,4 @@
-"""What passes between a caller and an environment is a copy, on every backend."""
+"""The caller and an environment exchange copies, on every backend."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ ZERO = np.zeros(2, np.int64)
 
 
 class OneInfoForLife(Counter):
-    """Reports in one dict, whose parts it changes in place."""
+    """Always returns the same info dict and changes it in place."""
 
     def __init__(self):
         super().__init__(length=3)
@@ -75,7 +75,7 @@ def test_what_an_info_told_is_not_changed_by_later_steps(where):
 
 
 class ChangesWhatItIsGiven(Counter):
-    """Takes things out of its options and arguments, at any depth."""
+    """Removes items from its options and arguments, at any depth."""
 
     def __init__(self):
         super().__init__(length=2)
@@ -115,7 +115,7 @@ def test_a_queued_plan_is_not_changed_by_its_caller(where):
 
 @pytest.mark.parametrize("where", QUICK)
 def test_a_replay_knows_the_options_as_they_were(where):
-    """What is kept of an episode's beginning is not its caller's either."""
+    """The record of an episode's start is a copy too."""
     options = {"deep": {"tasks": [1, 2, 3]}}
     with opened(Failing, 2, **where) as envs:
         envs.reset(seed=0, options=options)

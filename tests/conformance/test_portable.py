@@ -1,4 +1,4 @@
-"""Without eventfd, epoll, memfd and pidfd, as elsewhere, a fleet works and notices deaths."""
+"""A fleet works and notices deaths without eventfd, epoll, memfd and pidfd."""
 
 import subprocess
 import sys

@@ -1,11 +1,11 @@
-"""Every configuration that comes with the package gives one rollout, however it is played."""
+"""Every preset of the package gives the same rollout in every way of playing it."""
 
 import pytest
 
 from envfleet.llm import EnvStateManager, load_config
 from envfleet.llm.config import preset_names
 from envfleet.llm.policies import make_policy
-from envfleet.llm.rollout import play
+from envfleet.llm.rollout import play_rollout
 from envfleet.llm.settings import read_agent_proxy, read_settings
 from envfleet.llm.verify import verify
 
@@ -36,7 +36,7 @@ def test_players_say_what_environments_understand(name, policy, mode):
     tags = [tag for tag, _ in read_settings(config, mode).groups]
 
     with EnvStateManager(config, mode) as manager:
-        rollout = play(manager, make_policy(policy, tags, proxy, seed=1), proxy, seed=1)
+        rollout = play_rollout(manager, make_policy(policy, tags, proxy, seed=1), proxy, seed=1)
 
     assert all(summary.num_failures == 0 for summary in rollout.tags)
     if policy == "first":

@@ -1,4 +1,4 @@
-"""Seeds, options and tasks for each slot on its own: at a reset, masked, and queued."""
+"""Seeds, options and tasks for single slots: at a reset, masked, and queued."""
 
 import functools
 
@@ -73,7 +73,7 @@ def test_a_masked_reset_leaves_the_other_slots_alone(envs):
         np.array([True, False]),
         np.array([False, False, False]),
     ],
-    ids=["list", "integers", "too short", "nobody"],
+    ids=["list", "integers", "too short", "no slot"],
 )
 def test_a_bad_mask_is_refused(envs, mask):
     envs.reset(seed=0)
@@ -140,7 +140,7 @@ def test_a_plan_is_used_in_same_step_mode(where):
 
 
 def test_a_seed_queued_continues_as_that_seed(envs):
-    """The stream after a queued seed is the one a reset with that seed gives."""
+    """A queued seed gives the same stream as a reset with that seed."""
     envs.reset(seed=0)
     envs.queue_reset(seed=[5, 6, 7])
     run_to_the_end(envs)
@@ -158,7 +158,7 @@ def test_an_unknown_slot_is_refused(envs):
 
 @pytest.mark.parametrize("where", QUICK)
 def test_a_reset_drops_what_its_slots_have_in_flight(where):
-    """Nobody gets the old episode's row as an answer to the new episode's first action."""
+    """The first action of the new episode is not answered with a row of the old one."""
     with opened(functools.partial(Slow, step_s=0.02), 3, **where) as envs:
         envs.reset(seed=0)
         envs.send(ZERO)

@@ -1,4 +1,4 @@
-"""What a careful vector environment gets right; numbers are those of the list of semantics."""
+"""The semantics of a vector environment, numbered as in the list of semantics."""
 
 import functools
 import os
@@ -64,7 +64,7 @@ def test_1_the_limit_alone_truncates(where):
 @pytest.mark.parametrize("mode", MODES[:2])
 @pytest.mark.parametrize("where", QUICK)
 def test_3_truncation_bootstraps_from_the_true_successor(where, mode):
-    """With reward 1 and value(obs) = obs the target of the last row is known in closed form."""
+    """With reward 1 and value(obs) = obs the target of the last row has a closed form."""
     gamma, limit = 0.5, 3
     targets = []
     with opened(
@@ -129,7 +129,7 @@ def test_disabled_mode_asks_for_a_reset(where):
 
 @pytest.mark.parametrize("where", EVERY)
 def test_2_final_obs_of_an_env_that_reuses_its_array(where):
-    """[V] Gymnasium gives 0, the reset's observation, where 5 is right, on sync and async."""
+    """[V] Gymnasium returns 0, the observation of the reset, instead of 5, on sync and async."""
     with opened(ReusingItsArray, 3, autoreset="same_step", **where) as envs:
         envs.reset(seed=0)
         for _ in range(5):
@@ -156,7 +156,7 @@ def test_2_final_obs_holds_only_slots_that_ended(where):
 
 @pytest.mark.parametrize("where", EVERY)
 def test_5_a_manual_reset_cancels_the_pending_autoreset(where):
-    """[V] Gymnasium's pipes throw the next action away after a done and a reset."""
+    """[V] Gymnasium's pipes drop the next action after a done and a reset."""
     with opened(Counter, 3, **where) as envs:
         envs.reset(seed=0)
         for _ in range(5):
@@ -181,7 +181,7 @@ def test_5_a_masked_reset_cancels_only_its_own_slots(where):
 
 @pytest.mark.parametrize("where", EVERY)
 def test_6_text_is_decoded_anew_each_step(where):
-    """[V] Gymnasium's shared memory gives '00000000' for ever."""
+    """[V] Gymnasium's shared memory always returns '00000000'."""
     env = functools.partial(AnySpace, spaces.Text(8))
     expected, got = hand_driven(env, 2, 12), fleet_driven(env, 2, 12, **where)
     assert first_difference(expected, got) is None
@@ -253,7 +253,7 @@ def test_8_options_of_the_caller_are_not_mutated(where):
 
 
 class PopsItsOptions(TaskEnv):
-    """A bad citizen that takes its options apart."""
+    """Removes items from its options."""
 
     def reset(self, *, seed=None, options=None):
         result = super().reset(seed=seed, options=options)
@@ -262,7 +262,7 @@ class PopsItsOptions(TaskEnv):
 
 
 @pytest.mark.parametrize("where", QUICK)
-def test_8_an_env_that_pops_its_options_takes_them_from_nobody(where):
+def test_8_an_env_that_pops_its_options_leaves_the_callers_alone(where):
     options = {"task": 4}
     with opened(PopsItsOptions, 3, **where) as envs:
         obs, _ = envs.reset(seed=0, options=options)
@@ -382,7 +382,7 @@ def test_11_a_constructor_that_fails_is_named(where):
     with pytest.raises(errors.EnvConstructionFailed, match="as asked") as caught:
         envfleet.make_vec(env_fns, **where)
     assert caught.value.slot == 2
-    assert "faults.py" in str(caught.value.__cause__)
+    assert "faulty_envs.py" in str(caught.value.__cause__)
 
 
 @pytest.mark.parametrize("where", EVERY)
@@ -396,7 +396,7 @@ def test_12_a_two_argument_exception_arrives_as_text(where):
             envs.step(ZERO)
     assert caught.value.slot == 1
     assert "TwoArgumentError" in caught.value.reason
-    assert "faults.py" in str(caught.value.__cause__)
+    assert "faulty_envs.py" in str(caught.value.__cause__)
 
 
 @pytest.mark.parametrize("at", ["reset", "step", "call"])
@@ -417,7 +417,7 @@ def test_12_an_unpicklable_exception_arrives_as_text(where, at):
 
 @pytest.mark.parametrize("mode", MODES[:2])
 @pytest.mark.parametrize("where", EVERY)
-def test_12_an_unpicklable_info_harms_nobody(where, mode):
+def test_12_an_unpicklable_info_affects_no_other_slot(where, mode):
     with opened(UnpicklableInfo, 3, autoreset=mode, **where) as envs:
         envs.reset(seed=0)
         for t in range(1, 13):
@@ -427,7 +427,7 @@ def test_12_an_unpicklable_info_harms_nobody(where, mode):
 
 
 @pytest.mark.parametrize("where", QUICK)
-def test_12_an_unpicklable_attribute_harms_nobody(where):
+def test_12_an_unpicklable_attribute_affects_no_other_slot(where):
     with opened(UnpicklableInfo, 3, **where) as envs:
         envs.reset(seed=0)
         if where["backend"] == "process":

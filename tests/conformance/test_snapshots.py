@@ -32,7 +32,7 @@ class HasStateMethods(NoisyStream):
 
 
 class GivesAwayItsState(NoisyStream):
-    """What it gives and takes is what it goes on to change."""
+    """Its state methods return and take the object that it changes later."""
 
     def __init__(self):
         super().__init__()
@@ -57,7 +57,7 @@ class GivesAwayItsState(NoisyStream):
 
 
 class ChangesItsActions(NoisyStream):
-    """In place, adds them up, and can only be replayed."""
+    """Adds up its actions in place, and can only be replayed."""
 
     def __init__(self):
         super().__init__()
@@ -75,7 +75,7 @@ class ChangesItsActions(NoisyStream):
 
 
 class CannotBePickled(NoisyStream):
-    """Holds a lock, so only a replay is left."""
+    """Holds a lock, so it can only be replayed."""
 
     def __init__(self):
         super().__init__()
@@ -83,7 +83,7 @@ class CannotBePickled(NoisyStream):
 
 
 class DoesNotRepeatItself(CannotBePickled):
-    """Observes what no seed knows."""
+    """Its observation does not depend on its seed."""
 
     def step(self, action):
         obs, *rest = super().step(action)
@@ -101,7 +101,7 @@ class HasNoSampleOrder(AnySpace):
 
 
 class KeepsAList(InvertedPendulumEnv):
-    """One of MuJoCo's that holds more than MuJoCo knows."""
+    """A MuJoCo environment with state outside MuJoCo."""
 
     def reset_model(self):
         self.visited = []
@@ -114,7 +114,7 @@ class KeepsAList(InvertedPendulumEnv):
 
 
 class DrawsItsModel(InvertedPendulumEnv):
-    """One of MuJoCo's whose masses and gravity are others in each episode."""
+    """A MuJoCo environment with other masses and gravity in each episode."""
 
     def reset_model(self):
         self.model.body_mass[1:] = self.np_random.uniform(1, 5, len(self.model.body_mass) - 1)
@@ -124,7 +124,7 @@ class DrawsItsModel(InvertedPendulumEnv):
 
 
 class HoldsAGenerator(gymnasium.Wrapper):
-    """What it holds cannot be kept."""
+    """Its state cannot be saved."""
 
     def reset(self, *, seed=None, options=None):
         self.numbers = (number for number in range(99))
@@ -158,7 +158,7 @@ METHODS = {
 
 
 def go_on(envs, sources, num_steps):
-    """Step on with the next actions and keep what comes, per slot."""
+    """Step with the next actions and record the results of each slot."""
     seen = []
     for _ in range(num_steps):
         actions = np.stack([next(source) for source in sources])
@@ -227,6 +227,35 @@ def test_what_an_environment_of_mujoco_holds_is_part_of_the_state(where, env):
         envs.reset(seed=9)
         envs.restore(taken)
         assert_same(expected, go_on(envs, actions_for(envs, skip=5), 20))
+
+
+class HoldsMujoco(gymnasium.Env):
+    """Is no wrapper, but plays another environment that it has, as a task or a game would."""
+
+    def __init__(self):
+        self.simulator = gymnasium.make("Swimmer-v5")
+        self.observation_space = self.simulator.observation_space
+        self.action_space = self.simulator.action_space
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self.simulator.reset(seed=seed)
+
+    def step(self, action):
+        return self.simulator.step(action)
+
+
+@pytest.mark.parametrize("where", QUICK)
+def test_an_environment_that_holds_another_of_mujoco_is_replayed(where):
+    """Pickled, what it holds would come back as it was when it was made."""
+    with opened(HoldsMujoco, 2, **where) as envs:
+        envs.reset(seed=0)
+        go_on(envs, actions_for(envs), 9)
+        taken = envs.snapshot()
+        assert {one.method for one in taken} == {"replay"}
+        expected = go_on(envs, actions_for(envs, skip=9), 10)
+        envs.restore(taken)
+        assert_same(expected, go_on(envs, actions_for(envs, skip=9), 10))
 
 
 @pytest.mark.parametrize("method", ["own", "mujoco"])
@@ -312,7 +341,7 @@ def test_one_slot_goes_back_and_the_others_go_on(where, method):
 
 @pytest.mark.parametrize("where", QUICK)
 def test_a_slot_may_take_the_state_of_another(where):
-    """Branching: two slots go on from one state, with the same actions, alike."""
+    """Branching: two slots continue equally from one state with the same actions."""
     with opened(NoisyStream, 2, **where) as envs:
         envs.reset(seed=0)
         go_on(envs, actions_for(envs), 5)

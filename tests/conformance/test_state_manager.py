@@ -1,4 +1,4 @@
-"""Law of the manager: one rollout, wherever environments live and whatever kills their workers."""
+"""A manager gives the same rollout wherever environments run, also if workers are killed."""
 
 import os
 import signal
@@ -30,7 +30,7 @@ WAYS = st.sampled_from(
 
 @st.composite
 def plays(draw: st.DrawFn) -> tuple[dict[str, Any], int, list[Any]]:
-    """A configuration, a seed, and for each turn what may be said to whoever goes on."""
+    """A configuration, a seed, and possible answers for each turn."""
     tags = draw(st.lists(st.sampled_from(list(ACTIONS)), min_size=1, max_size=3, unique=True))
     counts = [draw(st.integers(1, 2)) for _ in tags]
     size = draw(st.integers(1, 3))
@@ -44,7 +44,7 @@ def plays(draw: st.DrawFn) -> tuple[dict[str, Any], int, list[Any]]:
 
 
 def played(config: dict[str, Any], seed: int, turns: list[Any], kills: set[int]) -> Any:
-    """All that can be seen of a rollout; a worker dies before each of the turns in `kills`."""
+    """Everything visible of a rollout; a worker dies before each of the turns in `kills`."""
     seen: list[Any] = []
     with EnvStateManager(config) as manager:
         manager.reset(seed=seed)
@@ -67,8 +67,8 @@ def played(config: dict[str, Any], seed: int, turns: list[Any], kills: set[int])
 
 
 def _kill_one(manager: EnvStateManager, number: int) -> None:
-    for seats in manager._places._seats:
-        found = seats.fleet.worker_pids()
+    for remote_envs in manager._placed._remote:
+        found = remote_envs.fleet.worker_pids()
         pid = found[number % len(found)]
         if pid is not None:
             with suppress(ProcessLookupError):

@@ -1,4 +1,4 @@
-"""Laws 3, 4, 5 and 9: death is an event, nothing waits for ever, nothing stays, plans are told."""
+"""Laws 3, 4, 5 and 9: deaths are noticed, waits end, nothing is left behind, plans explained."""
 
 import functools
 import os

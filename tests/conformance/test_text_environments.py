@@ -1,4 +1,4 @@
-"""The six text environments, made by Gymnasium and judged by its own checker."""
+"""The six text environments, made by Gymnasium and checked by its checker."""
 
 import warnings
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ WITH_PICTURES = {"frozen_lake", "sokoban"}
 def name(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[str]:
-    """A type that Gymnasium knows for as long as the test runs."""
+    """A type that is registered with Gymnasium during the test."""
     monkeypatch.setenv("ENVFLEET_CACHE", str(tmp_path))
     name: str = request.param
     env_class = env_type(name).env_class

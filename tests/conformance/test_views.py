@@ -1,4 +1,4 @@
-"""copy=True: what was returned stays; copy=False: views, valid until the slot's next send."""
+"""copy=True returns arrays that stay; copy=False returns views until the slot's next send."""
 
 import functools
 
@@ -83,7 +83,7 @@ def test_7_in_debug_a_view_kept_too_long_shows_junk(where, monkeypatch):
 
 @pytest.mark.parametrize("where", QUICK)
 def test_7_a_view_that_outlives_the_fleet_can_still_be_read(where):
-    """What it holds is not promised any more; that reading it is no crash is."""
+    """Its content is undefined, but reading it must not crash."""
     with opened(Counter, 3, copy=False, **where) as envs:
         obs, _ = envs.reset(seed=0)
     assert obs.shape == (3, 1)

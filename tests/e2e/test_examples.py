@@ -61,17 +61,16 @@ def test_the_manager_s_self_test_passes_here(tmp_path):
 
 BREAK_A_WORKER = """
 import runpy, sys
-from envfleet.llm import places
+from envfleet.llm import remote
 
-def changes_a_reward(player, order):
-    answer = whole(player, order)
-    if order.named:
-        answer.reward += 1e-9
-    return answer
+def changes_a_reward(player, request):
+    reply = remote.execute(player, request)
+    if request.names:
+        reply.reward += 1e-9
+    return reply
 
-whole = places.carry_out
-places.Seat.step = lambda seat, order: (
-    changes_a_reward(seat._player, order), 0.0, False, False, {}
+remote.EnvInSlot.step = lambda env, request: (
+    changes_a_reward(env._player, request), 0.0, False, False, {}
 )
 runpy.run_path(sys.argv[1], run_name="__main__")
 """

@@ -1,4 +1,4 @@
-"""What the fault tests alone need: a fork server that pays for its imports once."""
+"""Fixtures of the fault tests: a fork server that loads its imports once."""
 
 import multiprocessing
 from collections.abc import Iterator
@@ -9,9 +9,9 @@ import pytest
 
 @pytest.fixture(scope="session", autouse=True)
 def quick_fork_server() -> Iterator[None]:
-    """Preloads what every worker imports: half a second less for each of a hundred workers.
+    """Preload what every worker imports, which saves half a second for each of a hundred workers.
 
-    A server that runs already was started by somebody else's tests and knows nothing of this. That
+    A server that runs already was started by other tests and does not preload. That
     workers come up under an ordinary server too is shown by the programs in this folder, each
     of which has its own, and by the conformance suite.
     """

@@ -1,7 +1,7 @@
-"""What the fault tests share: environments that say where they live, clocks, and whole programs.
+"""Helpers of the fault tests: environments that report their process, clocks, whole programs.
 
 Environments are importable classes, so that every start method can build them. A program runs in a
-session of its own, and whatever it has started is gone when its `with` block ends.
+session of its own, and everything it has started is gone when its `with` block ends.
 """
 
 import ctypes
@@ -32,10 +32,10 @@ GRACE_S = 2.0
 
 
 class Resident(Counter):
-    """A well-behaved `Counter` of endless episodes that says where it lives, and when it is closed.
+    """A `Counter` with endless episodes that reports its process and when it is closed.
 
     Args:
-        closed: a file that is made by `close`.
+        closed: a file that `close` creates.
     """
 
     def __init__(self, closed: str | os.PathLike[str] | None = None, length: int | None = None):
@@ -57,7 +57,7 @@ class Resident(Counter):
         timer.start()
 
     def leave_when_told(self, told: Path, exitcode: int) -> None:
-        """End this process while nobody is asking anything of it."""
+        """End this process while it has no command."""
 
         def leave() -> None:
             told.unlink()
@@ -66,12 +66,12 @@ class Resident(Counter):
         _when_told(told, leave)
 
     def seize_when_told(self, told: Path, for_s: float) -> None:
-        """Let a thread take the interpreter lock into native code and keep it there."""
+        """Let a thread hold the interpreter lock in native code."""
         # PyDLL, unlike CDLL, does not release the interpreter lock around a call
         native = ctypes.PyDLL(None)
 
         def seize() -> None:
-            sys.setswitchinterval(1e6)  # nobody is given the lock between the two calls
+            sys.setswitchinterval(1e6)  # no other thread gets the lock between the two calls
             native.unlink(os.fsencode(told))
             native.usleep(int(for_s * 1e6))
 
@@ -79,7 +79,7 @@ class Resident(Counter):
 
 
 def _when_told(told: Path, do: Callable[[], Any]) -> None:
-    """Do it in a thread as soon as the file is there; it is gone when that has begun."""
+    """Call it in a thread as soon as the file exists; the file is removed first."""
 
     def wait() -> None:
         until_s = time.monotonic() + 60
@@ -91,13 +91,13 @@ def _when_told(told: Path, do: Callable[[], Any]) -> None:
 
 
 class Unlucky(Resident):
-    """Meets faults one after another, each in the life of another successor.
+    """Has several faults one after another, each in the next environment of its slot.
 
     Args:
         faults: (moment, fault) each: "step" is the second step of an episode, "reset" one with the
             fault's place in this list as its seed; "sigkill", "sigstop", "os_exit", "exception" or
             "hang".
-        met: a file that grows by one byte for every fault that has happened.
+        met: a file that grows by one byte for every fault.
     """
 
     def __init__(self, faults: Sequence[tuple[str, str]], met: str | os.PathLike[str]):
@@ -135,12 +135,12 @@ class Unlucky(Resident):
 
 
 class Troubled(NoisyStream):
-    """A `NoisyStream` that gets into trouble at one step of its life, counted from 1.
+    """A `NoisyStream` that fails at one step of its life, counted from 1.
 
     Args:
         trouble: "kill", "exit", "exception" or "hang".
         at_step: when; None for never.
-        once: a file that is made when it happens and forbids it while it exists.
+        once: a file that is created at the failure; while it exists there is no other failure.
     """
 
     def __init__(
@@ -189,7 +189,7 @@ def step(fleet: Fleet) -> envfleet.Batch:
 
 
 def opened(env: Any, num_envs: int | None = None, **options: Any) -> Any:
-    """A vector environment in forked workers, unless said otherwise, that is closed at the end."""
+    """A vector environment in forked workers (by default) that is closed at the end."""
     chosen = {"backend": "process", "start_method": "fork", **options}
     if chosen["backend"] != "process":
         del chosen["start_method"]
@@ -198,7 +198,7 @@ def opened(env: Any, num_envs: int | None = None, **options: Any) -> Any:
 
 @contextmanager
 def at_most(seconds: float) -> Iterator[None]:
-    """Fails if the block takes longer, however it ends."""
+    """Fail if the block takes longer, even if it raises."""
     started_s = time.monotonic()
     try:
         yield
@@ -215,7 +215,7 @@ def is_alive(pid: int) -> bool:
 
 
 def left_after(pids: Iterable[int], seconds: float) -> list[int]:
-    """Which of these processes still run after so long; returns at once when none does."""
+    """The processes that still run after this time; returns early if none does."""
     give_up_s = time.monotonic() + seconds
     left = [pid for pid in pids if is_alive(pid)]
     while left and time.monotonic() < give_up_s:
@@ -230,7 +230,7 @@ def kill_and_wait(pid: int) -> None:
 
 
 class Program:
-    """A Python program of its own, in a session of its own."""
+    """A Python program in its own session."""
 
     def __init__(self, script: Path, *arguments: object) -> None:
         self._process = subprocess.Popen(
@@ -256,7 +256,7 @@ class Program:
         return [child.pid for child in psutil.Process(self.pid).children(recursive=True)]
 
     def interrupt(self) -> None:
-        """What a terminal does on Ctrl-C: SIGINT to the whole group."""
+        """Send SIGINT to the whole group, as a terminal does on Ctrl-C."""
         os.killpg(self.pid, signal.SIGINT)
 
     def kill(self) -> None:
@@ -300,9 +300,9 @@ Row = dict[str, Any]
 
 
 def drive(envs: Any, actions: Sequence[Any], seed: int) -> list[list[Row]]:
-    """Every slot's rows under these actions, first its reset; ended slots are reset where needed.
+    """Every slot's rows with these actions, starting with its reset.
 
-    With autoreset="disabled" whatever ended is reset by mask, and its first observation recorded.
+    With autoreset="disabled" ended slots are reset by mask, and that observation is recorded.
     """
     count = envs.num_envs
     is_disabled = envs.metadata["autoreset_mode"].name == "DISABLED"

@@ -1,6 +1,6 @@
-"""Workers are killed and stopped at moments nobody has chosen, and every row is accounted for.
+"""Workers are killed and stopped at random moments, and every row is accounted for.
 
-Law 2 and law 3 together: whatever the caller does meanwhile, a slot's row is either the next of its
+Laws 2 and 3 together: in any sequence of calls, a slot's row is either the next of its
 episode, or truncated with an incident, or the first of a new episode. Law 5: nothing is left.
 """
 
@@ -25,7 +25,7 @@ SECONDS = 2.0
 
 
 class Erratic(Counter):
-    """Counts to LENGTH; now and then it raises, or takes a moment. Tells its t in its info."""
+    """Counts to LENGTH; sometimes it raises or is slow. Reports t in its info."""
 
     def __init__(self):
         super().__init__(LENGTH)
@@ -63,7 +63,7 @@ class Killer(threading.Thread):
 
 
 def told_t(infos, row):
-    """What the environment says of t, if it does."""
+    """The t that the environment reports, if any."""
     return int(infos["t"][row]) if "t" in infos and infos["_t"][row] else None
 
 
@@ -184,7 +184,7 @@ def test_a_fleet_can_be_closed_at_any_moment_of_a_disaster():
 
 
 class Talkative(Counter):
-    """Its infos are far larger than what a socket holds."""
+    """Its infos are far larger than a socket's buffer."""
 
     def __init__(self):
         super().__init__(length=None)
@@ -243,7 +243,7 @@ def test_half_a_message_is_never_taken_for_a_whole_one():
 
 @pytest.mark.parametrize("on_failure", ["raise", "restart"])
 def test_a_worker_that_does_not_read_does_not_block_the_caller(on_failure):
-    """It is stopped; what it is sent does not fit into the socket."""
+    """It is stopped; what it is sent does not fit into the socket's buffer."""
     fleet = Fleet(
         [Talkative] * 2,
         num_workers=2,
@@ -269,7 +269,7 @@ MIXER = np.uint64(0x9E3779B97F4A7C15)
 
 
 class Sealed(Counter):
-    """Every word of the observation follows from t and its place: half a row shows at once."""
+    """Every word of the observation depends on t and its index, so half a row is noticed."""
 
     def __init__(self, length=50):
         super().__init__(length)
@@ -285,7 +285,7 @@ def seal(t):
 
 @pytest.mark.parametrize("copy", [True, False])
 def test_a_row_is_whole_when_its_signal_comes(copy):
-    """The signal never overtakes the data, however the steps are collected."""
+    """The signal never arrives before the data, in every way of collecting steps."""
     seals = np.stack([seal(t) for t in range(51)])
     with opened(Sealed, 8, num_workers=4, copy=copy) as envs:
         envs.reset(seed=0)

@@ -1,4 +1,4 @@
-"""Law 4: nothing waits for ever. And law 2: giving up on somebody never confuses the rest."""
+"""Law 4: nothing waits for ever. Law 2: giving up on a worker does not affect the others."""
 
 import contextlib
 import functools
@@ -36,7 +36,7 @@ LIMIT_S = 0.35
 
 
 class Simulator(Counter):
-    """Waits for something that does not come, in a function with a name, in its second step."""
+    """Waits for ever in its second step, in a function with a known name."""
 
     def __init__(self, for_s=3600.0):
         super().__init__(length=None)
@@ -77,7 +77,7 @@ def test_the_error_shows_the_function_that_hangs(backend):
 
 
 class Starts(Simulator):
-    """Has a process of its own, which it ends in `close`; and waits in its second step."""
+    """Has its own child process, which it ends in `close`, and waits in its second step."""
 
     def __init__(self):
         super().__init__()
@@ -190,7 +190,7 @@ def test_the_reset_inside_an_autoreset_has_the_deadline_of_resets(mode):
         assert caught.value.doing == "reset"
 
 
-# ---- who must not be taken for hung -------------------------------------------------------------
+# ---- slots that must not count as hung ----------------------------------------------------------
 
 
 @pytest.mark.parametrize("backend", ["process", "thread"])
@@ -228,7 +228,7 @@ def test_asking_often_does_not_bring_the_deadline_nearer(poll_s):
 
 
 def test_a_pause_of_the_caller_does_not_count():
-    """Nobody looks for longer than the limit; the answer was there in time."""
+    """The parent does not look for longer than the limit; the answer came in time."""
     with opened([functools.partial(Slow, step_s=0.2, length=None)], step_timeout_s=1.0) as envs:
         envs.reset(seed=0)
         envs.send(zeros(1))
@@ -253,7 +253,7 @@ def test_a_long_wait_in_first_ready_does_not_count_for_those_who_came_later(tmp_
         assert envs.recv().slots.tolist() == [1]
 
 
-# ---- who must be --------------------------------------------------------------------------------
+# ---- slots that must ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("backend", ["process", "thread"])
@@ -321,7 +321,7 @@ def test_a_reset_that_hangs_is_noticed_while_others_answer():
             serve_slot_1_for_ever()
 
 
-def test_one_that_hangs_is_noticed_by_somebody_who_only_polls():
+def test_one_that_hangs_is_noticed_while_polling():
     with opened([Hanging, Resident], num_workers=2, step_timeout_s=LIMIT_S) as envs:
         envs.reset(seed=0)
         envs.send(zeros(2))
@@ -378,7 +378,7 @@ def test_what_is_ready_is_given_when_the_time_is_over(min_slots, backend, tmp_pa
 @pytest.mark.parametrize("backend", ["process", "thread"])
 @pytest.mark.parametrize("mode", MODES)
 def test_hundreds_of_timeouts_leave_every_slot_in_step(mode, backend):
-    """Each slot's count is exactly the number of its steps, whoever was late."""
+    """Each slot's count is exactly the number of its steps, also if another slot was late."""
     env_fn = functools.partial(
         Slow,
         step_s=0.0,
@@ -449,7 +449,7 @@ def test_without_a_deadline_a_warning_comes_after_thirty_seconds():
 
 
 @pytest.mark.parametrize("backend", ["process", "thread"])
-def test_the_warning_names_whom_everybody_waits_for_and_where_it_stands(backend):
+def test_the_warning_names_the_slot_and_shows_its_stack(backend):
     fleet = Fleet(
         [Resident, functools.partial(Simulator, 1.5), Resident],
         num_workers=3,
@@ -493,7 +493,7 @@ def test_no_warning_for_many_short_steps_in_one_worker():
 
 
 def test_the_wait_goes_on_when_the_warning_is_turned_into_an_error():
-    """Somebody runs with -W error: nothing is lost, the next recv gives the result."""
+    """With -W error nothing is lost: the next recv returns the result."""
     fleet = Fleet([functools.partial(Slow, step_s=0.8)], deadlines=Deadlines(warn_s=0.2))
     fleet.reset(plans(0))
     fleet.send(zeros(1))
@@ -521,11 +521,11 @@ def test_a_deadline_is_a_quarter_late_at_most():
 
 
 class Stop(Exception):
-    """What the handler of a signal raises."""
+    """Raised by the signal handler."""
 
 
 @pytest.mark.parametrize("slow", [0, 1])
-def test_after_an_interrupted_step_nobody_waits_for_a_bell_that_has_rung(slow):
+def test_after_an_interrupted_step_no_call_waits_for_an_old_signal(slow):
     def stop(*_):
         raise Stop
 
@@ -608,7 +608,7 @@ def test_so_is_a_native_one():
 
 
 def test_steps_and_resets_within_their_deadlines_are_measured_in_peace():
-    """However many there are: a probe's own step ends before its deadline does."""
+    """For any number of them: a probe's own step ends before its deadline."""
     env_fn = functools.partial(Slow, step_s=0.2, reset_s=0.5, length=1)
     with opened(env_fn, 2, backend="auto", step_timeout_s=0.4) as envs:
         assert re.search(r"one step takes [67]\d\d\.\d ms", envs.plan), envs.plan

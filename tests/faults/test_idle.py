@@ -1,4 +1,4 @@
-"""Nobody waits busily: workers that have nothing to do use (nearly) no processor."""
+"""Workers that wait use almost no processor time."""
 
 import functools
 import time
@@ -32,7 +32,7 @@ def test_idle_workers_use_no_processor(method):
 
 
 def test_workers_of_a_slow_policy_use_under_five_percent_of_a_core():
-    """The policy thinks 50 ms between steps; four workers together."""
+    """The policy takes 50 ms between steps; four workers together."""
     with opened([Resident] * 16, num_workers=4) as envs:
         envs.reset(seed=0)
         pids = set(envs.get_attr("pid"))
@@ -48,7 +48,7 @@ def test_workers_of_a_slow_policy_use_under_five_percent_of_a_core():
 
 @pytest.mark.parametrize("backend", ["process", "thread"])
 def test_a_caller_that_waits_uses_no_processor(backend):
-    """Nor does it look for silent workers so often that it shows."""
+    """The parent does not check for silent workers too often either."""
     env_fn = functools.partial(Slow, step_s=1.0)
     with opened(
         [env_fn] * 2, num_workers=2, backend=backend, step_timeout_s=10.0, reset_timeout_s=10.0

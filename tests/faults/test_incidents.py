@@ -1,4 +1,4 @@
-"""Incidents: what is kept of a failure, and that it can be made to happen again."""
+"""Incidents: what is recorded of a failure, and that it can be repeated."""
 
 import functools
 import os
@@ -17,7 +17,7 @@ BACKENDS = ("serial", "thread", "process")
 
 
 class Fickle(NoisyStream):
-    """Fails when its generator says so; the message holds the number drawn.
+    """Fails at a random step; the message has the number that was drawn.
 
     So the same failure comes again only from the same state of the generator, the same options and
     the same actions, every one of them.
@@ -41,7 +41,7 @@ class Fickle(NoisyStream):
 
 
 def step_until_it_fails(envs, seed, **reset):
-    """Random actions until somebody raises; in disabled mode what ended is reset without a seed."""
+    """Random actions until one raises; in disabled mode ended slots are reset without a seed."""
     generator = np.random.default_rng(seed)
     envs.reset(seed=seed, **reset)
     for _ in range(500):
@@ -218,7 +218,7 @@ def test_a_failure_in_an_episode_begun_by_a_queued_plan_happens_again(mode):
 @pytest.mark.parametrize("mode", ["next_step", "same_step"])
 def test_a_failure_in_the_reset_of_an_autoreset_happens_again(mode, on_failure):
     class FailsToReset(NoisyStream):
-        """Draws in its reset, too; what it draws for a seed is let pass."""
+        """Draws in its reset too; a draw with a seed never fails."""
 
         def reset(self, *, seed=None, options=None):
             obs, info = super().reset(seed=seed, options=options)
@@ -271,7 +271,7 @@ def test_a_failure_in_a_reset_with_other_seeds_is_not_mistaken_for_the_episode_b
 
 
 def test_a_restarted_episode_s_own_failure_happens_again():
-    """It began by the seed that the restart gave it."""
+    """It began with the seed of the restart."""
     with opened([Fickle], on_failure="restart") as envs:
         generator = np.random.default_rng(0)
         envs.reset(seed=4)
@@ -378,7 +378,7 @@ def test_an_incident_survives_the_journey_to_a_file_whole(tmp_path):
 
 
 class DrawsFromAnother(Counter):
-    """Its generator is none whose state can be kept, and it fails in its second episode."""
+    """The state of its generator cannot be saved, and it fails in its second episode."""
 
     def reset(self, *, seed=None, options=None):
         if seed is not None:

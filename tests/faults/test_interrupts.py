@@ -1,4 +1,4 @@
-"""A signal's handler may raise at any moment of a step: the fleet still knows what is under way."""
+"""A signal handler may raise at any moment of a step: the fleet still knows what is in flight."""
 
 import gc
 import itertools
@@ -24,7 +24,7 @@ HALVES = np.split(np.arange(NUM_ENVS), 2)
 
 
 class Stop(KeyboardInterrupt):
-    """What the handler raises: not the failure of an environment that it comes in."""
+    """Raised by the handler; not a failure of the environment that it interrupts."""
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ def test_a_fleet_goes_on_after_an_interrupt_at_any_moment(work, alarm):
 
 
 class Recorder(gymnasium.Env):
-    """Remembers what was done to it, can only be restored by doing that again, and ends often."""
+    """Remembers its actions, can only be restored by a replay, and has short episodes."""
 
     observation_space = gymnasium.spaces.Box(0, np.inf, (1,), np.float64)
     action_space = gymnasium.spaces.Discrete(1000)
@@ -114,7 +114,7 @@ class Talker(Recorder):
 
 
 class Moves:
-    """Actions that differ from all before."""
+    """Actions that differ from all earlier ones."""
 
     def __init__(self):
         self._count = itertools.count()
@@ -167,7 +167,7 @@ BACKENDS: dict[str, Any] = {
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("work", [stepping, polling, one_by_one, calling, resetting])
 def test_the_books_are_right_after_an_interrupt_at_any_moment(work, backend, env, autoreset, alarm):
-    """What a slot would be replayed by is what its environment has gone through."""
+    """The replay record of a slot has exactly what its environment went through."""
     dice, moves = random.Random(0), Moves()
     options = {"num_workers": 3, "autoreset": autoreset, **BACKENDS[backend]}
 
@@ -198,7 +198,7 @@ def test_the_books_are_right_after_an_interrupt_at_any_moment(work, backend, env
 
 @pytest.mark.parametrize("then", ["recv", "call", "reset", "close"])
 def test_an_answer_that_was_being_taken_in_this_process_is_not_lost(then, monkeypatch):
-    """The handler raises as the answer is taken, before anything knows that it was."""
+    """The handler raises while the answer is taken, before that is recorded."""
     with closing(Fleet([Counter] * 2, backend="serial")) as fleet:
         plans, zeros = [ResetPlan(seed=0)] * 2, np.zeros(2, np.int64)
         fleet.reset(plans)

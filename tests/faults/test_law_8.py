@@ -51,7 +51,7 @@ class NoReturn:
 
 
 class Informs(Resident):
-    """Gives any info at its second step, and any answer to a question."""
+    """Returns any info in its second step, and any value from a call."""
 
     def __init__(self, make):
         super().__init__()
@@ -91,8 +91,8 @@ def test_an_info_that_cannot_be_pickled_arrives_as_far_as_it_can(where):
 
 
 @pytest.mark.parametrize("make", ODD, ids=ODD_IDS)
-def test_an_odd_value_in_an_info_harms_nobody(make):
-    """It arrives, or something readable stands in for it; the rest of the info is there."""
+def test_an_odd_value_in_an_info_affects_no_other_slot(make):
+    """It arrives, or a readable text replaces it; the rest of the info is complete."""
     with opened([functools.partial(Informs, make), Resident], num_workers=1) as envs:
         envs.reset(seed=0)
         pids = envs.get_attr("pid")
@@ -108,7 +108,7 @@ def test_an_odd_value_in_an_info_harms_nobody(make):
 
 @pytest.mark.parametrize("make", ODD, ids=ODD_IDS)
 @pytest.mark.parametrize("mode", ["same_step", "next_step"])
-def test_an_odd_value_in_the_last_info_harms_nobody(mode, make):
+def test_an_odd_value_in_the_last_info_affects_no_other_slot(mode, make):
     class Ends(Informs):
         def step(self, action):
             obs, reward, _, truncated, info = super().step(action)
@@ -123,7 +123,7 @@ def test_an_odd_value_in_the_last_info_harms_nobody(mode, make):
 
 
 class Nests(Resident):
-    """Gives an info that nests deep, or in itself, and one whose key cannot be pickled."""
+    """Returns an info that is deep or contains itself, or has a key that cannot be pickled."""
 
     def __init__(self, how):
         super().__init__()
@@ -152,7 +152,7 @@ NESTS = ("ring", "tree", "ring with a lock", "deep lists", "deep dicts")
 
 @pytest.mark.parametrize("how", [*NESTS, "key"])
 @pytest.mark.parametrize("mode", ["same_step", "next_step"])
-def test_an_info_that_nests_too_deep_harms_nobody(mode, how):
+def test_an_info_that_nests_too_deep_affects_no_other_slot(mode, how):
     with opened([functools.partial(Nests, how), Resident], num_workers=1, autoreset=mode) as envs:
         envs.reset(seed=0)
         (pid, _) = envs.fleet.call("pid")
@@ -221,7 +221,7 @@ def test_an_exception_that_cannot_travel_arrives_as_text(env, text, where):
 
 
 class Raises(Resident):
-    """Raises whatever it is given, in its second step."""
+    """Raises the given exception in its second step."""
 
     def __init__(self, make):
         super().__init__()
@@ -252,8 +252,8 @@ class Mute(Exception):
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_whatever_an_environment_raises_is_its_own_failure(make, name, backend):
-    """Also what asyncio, sys.exit and generators raise, which is no Exception."""
+def test_anything_an_environment_raises_is_its_own_failure(make, name, backend):
+    """Also what asyncio, sys.exit and generators raise, which is not an Exception."""
     with opened([Resident, functools.partial(Raises, make)], num_workers=2, backend=backend) as e:
         e.reset(seed=0)
         e.step(zeros(2))
@@ -266,7 +266,7 @@ def test_whatever_an_environment_raises_is_its_own_failure(make, name, backend):
 
 @pytest.mark.parametrize("backend", ["process", "thread"])
 def test_a_keyboard_interrupt_raised_by_an_environment_is_its_own_failure_too(backend):
-    """Nobody pressed anything: a real Ctrl-C goes to the parent, workers ignore it."""
+    """Not a real Ctrl-C: that goes to the parent, and workers ignore it."""
     env_fn = functools.partial(Raises, KeyboardInterrupt)
     with opened([Resident, env_fn], num_workers=2, backend=backend) as envs:
         envs.reset(seed=0)
@@ -319,7 +319,7 @@ def open_and_reset(env_fns):
 
 
 def test_our_own_errors_pickle_with_their_data():
-    """A fleet may run in somebody's worker process; its errors go on from there."""
+    """A fleet may run inside another worker process, and its errors travel on from there."""
     with opened([Resident, functools.partial(Raises, ValueError)], num_workers=2) as envs:
         envs.reset(seed=0)
         envs.step(zeros(2))
@@ -343,7 +343,7 @@ def test_a_result_that_cannot_travel_is_a_named_error(where):
 
 
 @pytest.mark.parametrize("make", ODD, ids=ODD_IDS)
-def test_an_odd_answer_harms_nobody(make):
+def test_an_odd_answer_affects_no_other_slot(make):
     with opened([functools.partial(Informs, make), Resident], num_workers=1) as envs:
         envs.reset(seed=0)
         pids = envs.get_attr("pid")
@@ -432,7 +432,7 @@ class Anything(spaces.Space):
 
 
 class Odd(gymnasium.Env):
-    """Observes a number, and in its second step something that cannot travel."""
+    """Observes a number, and in its second step an object that cannot be sent."""
 
     def __init__(self, make):
         self.observation_space = Anything()

@@ -50,10 +50,10 @@ START_S = {"fork": 1.0, "spawn": 2.5, "forkserver": 2.5}
 
 @contextmanager
 def fleet_of(broken, where="fork", good=Resident, start_s=30.0, **options):
-    """The last slot, in a worker of its own, is not well; the one before it is.
+    """The last slot, in its own worker, fails; the one before it does not.
 
-    A new interpreter for somebody who only looks on is not worth its second: under spawn and
-    forkserver the sick one is alone.
+    A new interpreter for a slot that does nothing costs a second, so under spawn and
+    forkserver the failing slot is alone.
     """
     backend: Any = where if where in ("serial", "thread") else "process"
     is_new = where in ("spawn", "forkserver")
@@ -79,12 +79,12 @@ def fleet_of(broken, where="fork", good=Resident, start_s=30.0, **options):
 
 
 def patient(where):
-    """The number of the slot, and of the worker, that is not well."""
+    """The number of the slot, and of the worker, that fails."""
     return 0 if where in ("spawn", "forkserver") else 1
 
 
 def check(error, fault, doing, who=1):
-    """The error is of the right class and says who, how, what it was doing, and where it stood."""
+    """The error has the right class and names the slot, the cause, the activity and the stack."""
     text = str(error)
     if fault in EXIT_CODES:
         assert type(error) is errors.WorkerDied
@@ -154,7 +154,7 @@ def test_a_worker_that_is_gone_before_its_parent_looks_is_named(monkeypatch):
 
 
 def has_got_there(error):
-    """Whether the time was over in the constructor, and not while an interpreter came up."""
+    """Whether the deadline passed in the constructor, not while an interpreter started."""
     is_late = isinstance(error, errors.StartTimeout)
     return not is_late or "misbehave" in error.doing or "stopped" in error.doing
 
@@ -229,7 +229,7 @@ def test_in_reset_and_step(fault, moment, method):
 
 
 def others_are_unharmed(fleet, moment):
-    """Slot 0 has its result of the same step, and goes on."""
+    """Slot 0 gets its result of the same step, and goes on."""
     if fleet.num_slots == 1:
         return
     if moment == "step":
@@ -308,7 +308,7 @@ def comes_back_truncated(fleet, batch, t=2):
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_recovery_in_reset(fault, tmp_path):
-    """The reset is done again by the new environment, and nobody has lost an episode."""
+    """The new environment repeats the reset, and no episode is lost."""
     env_fn = functools.partial(FAULTS[fault], at="reset", once=tmp_path / "happened")
     with fleet_of(env_fn, on_failure="restart") as fleet:
         with at_most(DEADLINE_S["fork"] + GRACE_S):
@@ -354,7 +354,7 @@ KINDS = {
 
 @contextmanager
 def recovery_in_time(fleet, method):
-    """A new process is not part of the two seconds: it has a deadline of its own."""
+    """Starting a new process has its own deadline and is not part of the two seconds."""
     before, started_s = fleet.worker_pids(), time.monotonic()
     yield
     took_s, after = time.monotonic() - started_s, fleet.worker_pids()
@@ -364,7 +364,7 @@ def recovery_in_time(fleet, method):
 
 
 def age_s(pid):
-    """Since when a process has been there; psutil tells it to the second."""
+    """When a process started; psutil knows it only to the second."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     born_s = int(fields[19]) / os.sysconf("SC_CLK_TCK")
     return time.clock_gettime(time.CLOCK_BOOTTIME) - born_s
@@ -373,7 +373,7 @@ def age_s(pid):
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_recovery_from_one_fault_after_another(method, tmp_path):
-    """Every fault in step and in reset, in one fleet: a new interpreter for each is dear enough."""
+    """Every fault in step and in reset, in one fleet, because interpreters start slowly."""
     in_step = [("step", fault) for fault in FAULTS]
     in_reset = [("reset", fault) for fault in FAULTS]
     env_fn = functools.partial(Unlucky, in_step + in_reset, tmp_path / "met")
@@ -427,7 +427,7 @@ def test_recovery_of_a_hung_thread(moment, tmp_path):
 
 
 def strike_idle(fleet, fault):
-    """Bring the fault about while the worker has nothing to do, and wait until it has happened."""
+    """Cause the fault while the worker is idle, and wait until it has happened."""
     who = fleet.num_slots - 1
     (pid,) = fleet.call("pid", slots=[who])
     if fault == "sigkill":
@@ -448,7 +448,7 @@ def strike_idle(fleet, fault):
 
 
 IDLE_FAULTS = ("sigkill", "os_exit", "sigstop", "hang")
-"""An exception needs somebody who runs; a hang is a thread that keeps the interpreter lock."""
+"""An idle worker cannot raise; its hang is a thread that holds the interpreter lock."""
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -1,4 +1,4 @@
-"""Law 5 seen from outside: however a program with a fleet ends, its workers end with it."""
+"""Law 5 from outside: workers end with their program, in whichever way it ends."""
 
 import functools
 import gc
@@ -86,14 +86,14 @@ FLEET = """
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("what", ["idle", "stepping", "sleeping", "stopped", "native"])
-def test_sigkill_of_the_parent_leaves_nobody(what, method, tmp_path):
+def test_sigkill_of_the_parent_leaves_no_process(what, method, tmp_path):
     with program(tmp_path, FLEET, method, what) as parent:
         workers = parent.numbers()
         assert parent.line() == "ready"
-        everybody = {*workers, *parent.descendants()}
+        processes = {*workers, *parent.descendants()}
         assert len(workers) == 2
         parent.kill()
-        left = left_after(everybody, SIGKILL_GRACE_S)
+        left = left_after(processes, SIGKILL_GRACE_S)
         for pid in left:
             os.kill(pid, signal.SIGKILL)
         assert not left, "processes outlived the parent"
@@ -103,13 +103,13 @@ def test_sigkill_of_the_parent_leaves_nobody(what, method, tmp_path):
     ("what", "method"), [("idle", "fork"), *(("native", method) for method in METHODS)]
 )
 def test_sigkill_of_a_parent_whose_fleet_lives_in_a_thread(what, method, tmp_path):
-    """The kernel's own death notice is tied to the thread that started the worker."""
+    """The kernel's parent-death signal belongs to the thread that started the worker."""
     with program(tmp_path, FLEET, method, what, "in a thread") as parent:
         workers = parent.numbers()
         assert parent.line() == "ready"
-        everybody = {*workers, *parent.descendants()}
+        processes = {*workers, *parent.descendants()}
         parent.kill()
-        left = left_after(everybody, SIGKILL_GRACE_S)
+        left = left_after(processes, SIGKILL_GRACE_S)
         for pid in left:
             os.kill(pid, signal.SIGKILL)
         assert not left, "processes outlived the parent"
@@ -117,7 +117,7 @@ def test_sigkill_of_a_parent_whose_fleet_lives_in_a_thread(what, method, tmp_pat
 
 @pytest.mark.leaves_thread("what starts workers for other threads lasts as long as the process")
 def test_workers_outlive_the_thread_that_started_them():
-    """A thread that opens a fleet and ends is no reason for anybody to die."""
+    """Workers survive the end of the thread that opened their fleet."""
     opened = []
     options: dict[str, Any] = {"backend": "process", "start_method": "fork", "num_workers": 2}
     thread = threading.Thread(
@@ -238,13 +238,13 @@ RAISES = """
 def test_an_exception_in_main_ends_the_program(backend, method, what, tmp_path):
     with program(tmp_path, RAISES, backend, method, what) as running:
         assert running.line() == "raising"
-        everybody = running.descendants()
+        processes = running.descendants()
         with at_most(3.0):
             code = running.finish(10.0)
         assert code == 1
         assert running.err.count("Traceback") == 1
         assert running.err.strip().endswith("RuntimeError: main has failed")
-        assert not left_after(everybody, 1.0)
+        assert not left_after(processes, 1.0)
 
 
 STEPS = """
@@ -267,7 +267,7 @@ STEPS = """
 
 
 def is_one_interrupt(running):
-    """One traceback, that of the caller, and no word from a worker."""
+    """One traceback, that of the caller, and no output of a worker."""
     # it may come while another exception is being handled, as in a look for a variable
     chained = running.err.count("During handling of the above exception")
     assert running.err.count("Traceback") == 1 + chained, running.err
@@ -284,13 +284,13 @@ def test_ctrl_c_gives_one_traceback(backend, method, tmp_path):
     with program(tmp_path, STEPS, backend, method) as running:
         assert running.line() == "ready"
         time.sleep(0.2)
-        everybody = running.descendants()
+        processes = running.descendants()
         running.interrupt()
         with at_most(3.0):
             code = running.finish(10.0)
         assert code == -signal.SIGINT
         is_one_interrupt(running)
-        assert not left_after(everybody, 1.0)
+        assert not left_after(processes, 1.0)
 
 
 OPENS = """
@@ -317,17 +317,17 @@ OPENS = """
     ],
 )
 def test_ctrl_c_while_workers_come_up_gives_one_traceback(method, after_s, tmp_path):
-    """Neither may it be swallowed between two forks, nor may half-started workers complain."""
+    """It is not lost between two forks, and half-started workers print nothing."""
     with program(tmp_path, OPENS, method) as running:
         assert running.line() == "opening"
         time.sleep(after_s)
-        everybody = running.descendants()
+        processes = running.descendants()
         running.interrupt()
         with at_most(3.0):
             code = running.finish(10.0)
         assert code == -signal.SIGINT
         is_one_interrupt(running)
-        assert not left_after(everybody, 1.0)
+        assert not left_after(processes, 1.0)
 
 
 INTERRUPTED = """
@@ -351,7 +351,7 @@ INTERRUPTED = """
     if __name__ == "__main__":
         parent, method = os.getpid(), sys.argv[1]
         with envfleet.make_vec(Counter, 1, backend="process", start_method=method):
-            pass  # whatever else is started once runs by now
+            pass  # everything that is started only once runs by now
         where, name = {
             "fork": (os, "fork"),
             "spawn": (util, "spawnv_passfds"),
@@ -364,7 +364,7 @@ INTERRUPTED = """
 
 @pytest.mark.parametrize("method", METHODS)
 def test_ctrl_c_between_the_birth_of_a_worker_and_its_first_words(method, tmp_path):
-    """It waits until the worker has all that it is given, whichever thread it came to."""
+    """It waits until the worker has received everything, also if another thread got the signal."""
     with program(tmp_path, INTERRUPTED, method) as running:
         code = running.finish(30.0)
         assert code == -signal.SIGINT, running.err
@@ -412,8 +412,8 @@ def test_a_caller_that_catches_ctrl_c_can_go_on(backend, method, tmp_path):
         assert running.out.split() == ["0", "0", "1", "1"]
 
 
-def test_sigterm_of_the_parent_leaves_nobody(tmp_path):
-    """What a scheduler sends first; nothing in Python runs any more."""
+def test_sigterm_of_the_parent_leaves_no_process(tmp_path):
+    """Schedulers send it first; no Python code runs after it."""
     with program(tmp_path, FLEET, "fork", "sleeping") as parent:
         workers = parent.numbers()
         assert parent.line() == "ready"
@@ -548,7 +548,7 @@ def test_a_copy_of_the_parent_cannot_use_its_fleet(backend, tmp_path):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_fleet_that_nobody_holds_is_gone(method):
+def test_a_fleet_without_references_is_closed(method):
     """Without close; descriptors are checked by the fixture of every test."""
     envs = envfleet.make_vec(Resident, 2, num_workers=2, backend="process", start_method=method)
     envs.reset(seed=0)
@@ -595,7 +595,7 @@ def our_servants():
     }
 
 
-def test_threads_of_a_fleet_that_nobody_holds_end():
+def test_threads_of_a_fleet_without_references_end():
     """The fixture of every test sees threads too."""
     envs = envfleet.make_vec(Resident, 3, num_workers=3, backend="thread")
     envs.reset(seed=0)

@@ -1,4 +1,4 @@
-"""on_failure="restart" and "fallback": who is lost comes back truncated, nobody else notices."""
+"""on_failure="restart" and "fallback": lost slots come back truncated, others do not notice."""
 
 import functools
 import os
@@ -70,7 +70,7 @@ def undisturbed(mode):
 
 
 def disturbed(mode, trouble, once, **options):
-    """Six slots in three workers; slot 2, in worker 1 with slot 3, gets into trouble."""
+    """Six slots in three workers; slot 2, in worker 1 with slot 3, fails."""
     env_fns: list[Any] = [Troubled] * 6
     env_fns[2] = functools.partial(Troubled, trouble, AT_STEP, once)
     if trouble == "hang":
@@ -173,7 +173,7 @@ def test_lost_slots_do_not_repeat_each_other_or_themselves(tmp_path):
         assert not earlier & set(after[slot])
 
 
-# ---- who is replaced ----------------------------------------------------------------------------
+# ---- what is replaced ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("backend", ["process", "thread", "serial"])
@@ -193,7 +193,7 @@ def test_an_exception_replaces_one_environment_where_it_is(backend, tmp_path):
 
 
 class Unflattened(spaces.Space[Any]):
-    """Whose values do not fit into a slab, however small they are."""
+    """A space whose values do not fit into shared memory, even small ones."""
 
     def __init__(self):
         super().__init__(None, None)
@@ -237,7 +237,7 @@ def test_an_exception_at_an_action_that_does_not_fit_the_slab(backend):
 
 
 class Counted(Counter):
-    """Leaves a file for every time that one was built."""
+    """Creates a file each time one is built."""
 
     def __init__(self, folder, **options):
         super().__init__(**options)
@@ -308,7 +308,7 @@ def test_two_environments_that_raise_in_one_step_both_come_back(tmp_path):
 
 
 def test_twenty_restarts_leave_nothing_behind():
-    """Descriptors above all: a worker that is replaced has a dozen of them."""
+    """Above all descriptors: a replaced worker has a dozen of them."""
     fleet = Fleet(
         [Resident] * 2,
         num_workers=2,
@@ -419,7 +419,7 @@ def test_a_slot_that_keeps_failing_is_quarantined(mode, num_workers):
 
 
 class Bad(Resident):
-    """Ends its worker, or lets it wait for ever, at an action of 1."""
+    """Ends its worker, or hangs, at an action of 1."""
 
     def __init__(self, how):
         super().__init__()
@@ -438,7 +438,7 @@ class Bad(Resident):
 )
 @pytest.mark.parametrize("mode", MODES)
 def test_neighbours_of_a_quarantined_slot_that_kills_go_on(mode, how, backend):
-    """They live in the worker that it kills: they are truncated with it, and come back alone."""
+    """They are in the worker that it kills: they are truncated too, and come back without it."""
     fleet = Fleet(
         [Resident, functools.partial(Bad, how), Resident, Resident],
         num_workers=2,
@@ -476,7 +476,7 @@ def test_neighbours_of_a_quarantined_slot_that_kills_go_on(mode, how, backend):
             use()
     fleet.reset(plans(0, 2, 3), others)
     assert fleet.call("t", slots=others) == [0, 0, 0]
-    if backend == "process":  # and who dies later comes back without it as well
+    if backend == "process":  # slots that die later come back without it too
         pid = fleet.worker_pids()[0]
         assert pid is not None
         kill_and_wait(pid)
@@ -505,7 +505,7 @@ def test_a_killer_in_reset_is_quarantined_alone():
 
 @pytest.mark.parametrize("how", ["exception", "exit"])
 def test_who_cannot_be_built_again_is_quarantined_alone(how, tmp_path):
-    """Its neighbour is the one that killed the worker, and has a budget left."""
+    """Its neighbour killed the worker and has restarts left."""
     fleet = Fleet(
         [functools.partial(Bad, "kill"), functools.partial(BuildsOnce, tmp_path / "built", how)],
         on_failure="restart",
@@ -549,7 +549,7 @@ def test_failures_are_forgotten_after_the_window():
 
 
 class BuildsOnce(Counter):
-    """Its first life is good; no second one can be built."""
+    """Works once; it cannot be built a second time."""
 
     def __init__(self, built, how="exception", **options):
         super().__init__(**options)
@@ -630,7 +630,7 @@ def test_death_while_idle(mode):
 
 
 def test_death_while_idle_after_an_episode_has_ended():
-    """Nothing was lost: the slot is reset as it would have been, and no end is reported twice."""
+    """Nothing was lost: the slot is reset as usual, and no end is reported twice."""
     with opened([functools.partial(Resident, length=2)], on_failure="restart") as envs:
         envs.reset(seed=0)
         envs.step(zeros(1))
@@ -657,7 +657,7 @@ def test_death_between_send_and_recv():
 
 
 def test_death_after_the_answer_and_before_recv():
-    """What was finished counts, or the slot comes back truncated; never a mixture of both."""
+    """A finished step counts, or the slot comes back truncated; never a mixture."""
     with opened([Resident] * 2, num_workers=2, on_failure="restart") as envs:
         envs.reset(seed=0)
         pids = envs.get_attr("pid")
@@ -740,7 +740,7 @@ def test_results_that_wait_to_be_received_are_not_harmed_by_a_later_death(how, t
 
 
 class Fatal:
-    """Ends the process that tries to pickle it: after the step is done, before it is told."""
+    """Ends the process that pickles it: after the step, before the answer."""
 
     def __reduce__(self):
         os._exit(3)
@@ -761,7 +761,7 @@ class ToldTooLate(Resident):
 
 @pytest.mark.parametrize("mode", MODES)
 def test_an_end_that_was_never_told_is_told_as_a_truncation(mode, tmp_path):
-    """Slot 0's episode has ended in shared memory when its worker dies; its caller cannot know."""
+    """Slot 0's episode has ended in shared memory when its worker dies, but was not received."""
     env_fns = [
         functools.partial(Resident, length=2),
         functools.partial(ToldTooLate, tmp_path / "x"),
@@ -788,7 +788,7 @@ def test_an_end_that_was_never_told_is_told_as_a_truncation(mode, tmp_path):
 
 @pytest.mark.parametrize("how", ["kill", "exception", "exit"])
 def test_a_call_that_ends_its_worker(how, tmp_path):
-    """There is no row to come back, so the call says so; the slots are truncated when stepped."""
+    """A call has no row to return, so it raises; the slots are truncated in the next step."""
     env_fn = functools.partial(
         Crashing, mode=how, at="call", once=tmp_path / "happened", length=None
     )
@@ -829,7 +829,7 @@ def test_a_restart_is_not_advised_for_what_never_came_up():
 
 
 class LeavesAfterReset(Resident):
-    """Answers its first reset, and is gone a moment later; its process is named in a file."""
+    """Answers its first reset and dies a moment later; a file has its process id."""
 
     def __init__(self, once):
         super().__init__()
@@ -844,7 +844,7 @@ class LeavesAfterReset(Resident):
 
 
 class OutlivesIt(Resident):
-    """Answers no reset before the process that is named in the file has ended."""
+    """Answers no reset before the process named in the file has ended."""
 
     def __init__(self, named):
         super().__init__()
@@ -858,7 +858,7 @@ class OutlivesIt(Resident):
 
 @pytest.mark.parametrize("mode", MODES)
 def test_death_after_a_reset_was_answered_and_before_it_was_received(mode, tmp_path):
-    """The reset waits for another worker meanwhile. It is the next row that is lost."""
+    """The reset waits for another worker meanwhile, so the next row is lost."""
     env_fns = [
         functools.partial(LeavesAfterReset, tmp_path / "x"),
         functools.partial(OutlivesIt, tmp_path / "pid"),
@@ -874,7 +874,7 @@ def test_death_after_a_reset_was_answered_and_before_it_was_received(mode, tmp_p
 
 
 class SlowOnOne(Resident):
-    """The action 1 takes its time."""
+    """Action 1 is slow."""
 
     def step(self, action):
         if action == 1:
@@ -883,7 +883,7 @@ class SlowOnOne(Resident):
 
 
 def test_death_while_a_dropped_step_is_waited_for():
-    """Its answer was not wanted; that its slots begin anew is to be heard all the same."""
+    """Its answer was not wanted, but the restart of its slots is still reported."""
     with opened([SlowOnOne] * 4, num_workers=2, on_failure="restart") as envs:
         envs.reset(seed=0)
         envs.step(zeros(4))
@@ -898,7 +898,7 @@ def test_death_while_a_dropped_step_is_waited_for():
 
 
 def worker_pids(envs):
-    """By worker, asked of the engine: not every environment says where it lives."""
+    """Process ids by worker, from the engine: not every environment reports its own."""
     return [handle.process.pid for handle in envs.fleet._workers.handles]
 
 
@@ -912,7 +912,7 @@ class Tasks(TaskEnv):
 @pytest.mark.parametrize("mode", ["next_step", "same_step"])
 @pytest.mark.parametrize("num_plans", [1, 3, 40])
 def test_queued_plans_survive_a_restart(num_plans, mode):
-    """Each is used once, in order, however many there are."""
+    """Each is used once, in order, for any number of them."""
     env_fn = functools.partial(Tasks, length=1)
     with opened(env_fn, 2, num_workers=1, autoreset=mode, on_failure="restart") as envs:
         envs.reset(seed=0)
@@ -962,7 +962,7 @@ def test_a_reset_by_hand_after_a_restart_begins_the_stream_of_its_seed(mode, tmp
 
 @pytest.mark.parametrize("how", ["kill", "exception"])
 def test_a_failure_in_reset_leaves_no_trace_in_the_stream(how, tmp_path):
-    """The reset is repeated with its own seed, so the stream is the one it would have been."""
+    """The reset is repeated with its own seed, so the stream is unchanged."""
 
     class Late(Troubled):
         def reset(self, *, seed=None, options=None):
@@ -983,7 +983,7 @@ def test_a_failure_in_reset_leaves_no_trace_in_the_stream(how, tmp_path):
 
 
 def test_neighbours_of_a_failed_reset_keep_their_own_seeds(tmp_path):
-    """Which shows when one of them fails in its turn."""
+    """This shows when one of them fails later."""
     env_fns = [
         Resident,
         functools.partial(Crashing, at="reset", once=tmp_path / "1"),
@@ -1001,7 +1001,7 @@ def test_neighbours_of_a_failed_reset_keep_their_own_seeds(tmp_path):
 
 
 class Letters(gymnasium.Env):
-    """Texts that are short and long by turns; the long ones do not fit into shared memory."""
+    """Alternates short and long texts; the long ones do not fit into shared memory."""
 
     def __init__(self, first_is_long):
         self.observation_space = spaces.Text(200_000, charset="ab")
@@ -1028,7 +1028,7 @@ class Letters(gymnasium.Env):
 @pytest.mark.parametrize("killed_at", [1, 2])
 @pytest.mark.parametrize("first_is_long", [True, False])
 def test_texts_of_any_length_come_through_a_restart(first_is_long, killed_at, mode, tmp_path):
-    """Slot 0 has answered when slot 1 kills both: its long text is lost on the way."""
+    """Slot 0 has answered when slot 1 kills both, so its long text is lost."""
 
     class Deadly(Letters):
         def step(self, action):
@@ -1138,7 +1138,7 @@ class DeadlyVector(VectorCounter):
 
 
 def is_first(file):
-    """True for one of all processes that ask."""
+    """True for exactly one process."""
     try:
         file.touch(exist_ok=False)
     except FileExistsError:
@@ -1173,7 +1173,7 @@ def test_a_native_environment_comes_back_as_a_whole(how, mode, tmp_path):
 
 
 class Failing(VectorCounter):
-    """Raises in the step after so many."""
+    """Raises after the given number of steps."""
 
     def __init__(self, num_envs, steps):
         super().__init__((5,) * num_envs)
@@ -1236,7 +1236,7 @@ def test_a_native_environment_that_raised_goes_on_after_a_reset(on_failure, back
 
 @pytest.mark.parametrize("backend", ["serial", "process"])
 def test_a_part_of_a_native_environment_is_refused_and_nothing_is_lost(backend):
-    """Two vectors of two in each worker: whole ones may be named alone."""
+    """Two vectors of two in each worker: a whole one may be sent alone."""
     with opened([functools.partial(Picky, 2)] * 8, num_workers=2, backend=backend) as envs:
         envs.reset(seed=0)
         mask = np.zeros(8, np.bool_)
@@ -1304,7 +1304,7 @@ def test_what_was_asked_behind_a_native_failure_is_not_taken_for_its_answer(on_f
 
 
 class GatedWhenBuiltAgain(Counter):
-    """In every process but the first of its slot it is not built before the gate is open."""
+    """In every process but the first of its slot, building waits for the gate."""
 
     def __init__(self, folder, slot, gate):
         if not is_first(folder / str(slot)):
@@ -1321,7 +1321,7 @@ def gate(tmp_path):
 def half_lost(tmp_path, gate):
     """Two workers with one slot each; the one of slot 0 was killed in a step that is awaited.
 
-    Its successor does not come up before the gate is open.
+    Its successor starts only after the gate is open.
     """
     env_fns = [functools.partial(GatedWhenBuiltAgain, tmp_path, slot, gate) for slot in range(2)]
     with opened(env_fns, num_workers=2, on_failure="restart") as envs:
@@ -1334,7 +1334,7 @@ def half_lost(tmp_path, gate):
         yield envs
 
 
-def test_nobody_waits_for_the_successor_of_another_s_worker(half_lost, gate):
+def test_no_slot_waits_for_another_worker_s_successor(half_lost, gate):
     for _ in range(20):
         batch = half_lost.recv(min_slots=1)
         assert batch.slots.tolist() == [1]
@@ -1456,7 +1456,7 @@ WORDS = functools.partial(AnySpace, spaces.Text(40), max_length=10**9)
 
 @pytest.mark.parametrize("env_fn", [Resident, WORDS])
 def test_junk_for_views_is_not_what_a_lost_slot_shows(monkeypatch, env_fn):
-    """Its truncated row has the last observation, though rows in flight are filled with junk."""
+    """Its truncated row has the last observation, although rows in flight hold junk."""
     monkeypatch.setenv("ENVFLEET_DEBUG", "1")
     with opened([env_fn] * 4, num_workers=2, on_failure="restart") as envs:
         envs.reset(seed=0)
@@ -1474,7 +1474,7 @@ def test_junk_for_views_is_not_what_a_lost_slot_shows(monkeypatch, env_fn):
 
 
 def test_junk_for_views_leaves_what_is_answered(monkeypatch):
-    """A slot that has answered before its worker was lost shows what it answered."""
+    """A slot that answered before its worker was lost returns that answer."""
     monkeypatch.setenv("ENVFLEET_DEBUG", "1")
     env_fns = [Resident, functools.partial(Crashing, mode="exit", nth=2, length=None)]
     with opened(env_fns, num_workers=1, on_failure="restart") as envs:
@@ -1491,7 +1491,7 @@ def test_junk_for_views_leaves_what_is_answered(monkeypatch):
 
 @pytest.mark.parametrize("when", ["idle", "under way"])
 def test_a_lost_worker_beside_slots_that_live_here(when):
-    """It comes back; the share of this process does not notice."""
+    """It comes back; slots in this process are not affected."""
     with opened([Resident] * 6, num_workers=3, num_here=2, on_failure="restart") as envs:
         envs.reset(seed=0)
         assert envs.get_attr("pid")[4:] == (os.getpid(),) * 2
@@ -1523,7 +1523,7 @@ def test_what_lives_here_is_rebuilt_here():
 
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_a_successor_that_is_gone_before_it_is_watched_is_one_more_loss(method, monkeypatch):
-    """A fork server reaps its children at once, so that there may be nobody left to watch."""
+    """A fork server reaps its children at once, so there may be no process left to watch."""
     open_process = os.pidfd_open
     gone: list[int] = []
 
@@ -1586,7 +1586,7 @@ def test_fallback_of_one_worker_after_another():
 
 @pytest.mark.parametrize("backend", ["process", "thread"])
 def test_who_misses_a_deadline_does_not_fall_back(backend):
-    """In this process its next silence would be everybody's."""
+    """In this process its next hang would stop the whole program."""
     env_fn = functools.partial(Hanging, for_s=2.0, length=None)
     options: dict[str, Any] = {"step_timeout_s": 0.4, "on_failure": "fallback"}
     with opened([Resident, env_fn], num_workers=2, backend=backend, **options) as envs:
@@ -1621,7 +1621,7 @@ def test_fallback_raises_what_an_environment_raises():
 
 
 def test_fallback_that_cannot_build_here_raises():
-    """It lived in a worker; here it does not even come up."""
+    """It ran in a worker; it cannot be built in this process."""
 
     class NotHere(Resident):
         parent = os.getpid()
@@ -1661,7 +1661,7 @@ def test_errors_of_one_step_are_not_raised_by_a_later_one():
 
 @pytest.mark.parametrize("backend", ["process", "thread", "serial"])
 def test_after_a_failed_step_the_others_go_on_from_where_they_are(backend):
-    """`step` gives a whole batch or none; the slots themselves have moved."""
+    """`step` returns a whole batch or none; the slots themselves have stepped."""
     env_fns = [Resident, functools.partial(Crashing, nth=2, length=None), Resident]
     with opened(env_fns, num_workers=2, backend=backend) as envs:
         envs.reset(seed=0)
@@ -1697,7 +1697,7 @@ def test_every_lost_worker_is_named_in_its_turn():
 
 
 def test_a_restart_inside_reset_does_not_disturb_what_others_have_in_flight(tmp_path):
-    """Slot 1 is reset by its plan while slot 0 is on its way."""
+    """Slot 1 is reset by its plan while slot 0 is in flight."""
     env_fns: list[Any] = [
         functools.partial(Slow, step_s=0.3, length=None),
         functools.partial(Crashing, at="reset", nth=2, mode="kill", once=tmp_path / "x"),

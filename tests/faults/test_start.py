@@ -1,4 +1,4 @@
-"""Trouble on the way up: one clear error in the parent that says what to do."""
+"""Failures at the start: one clear error in the parent that says what to do."""
 
 import functools
 import importlib
@@ -240,10 +240,10 @@ def test_too_many_open_files_says_limit_need_and_remedy(method, tmp_path):
 
 @pytest.mark.parametrize("limit", range(24, 74, 10))
 def test_running_out_of_files_half_way_is_undone(limit, tmp_path):
-    """At whichever descriptor it happens; the parent has as many as before, and says the same.
+    """At any descriptor: the parent has as many as before, and the error is the same.
 
-    Two may be left: multiprocessing makes two pipes for a process that it forks, and gives up the
-    first one to nobody if there is none to be had for the second.
+    Two may be left: multiprocessing makes two pipes for a process that it forks, and loses the
+    first one if there is no descriptor for the second.
     """
     code, out, _ = run_program(tmp_path, FEW_FILES, "fork", limit, "no check")
     assert code == 0
@@ -253,7 +253,7 @@ def test_running_out_of_files_half_way_is_undone(limit, tmp_path):
 
 
 class Enormous(Counter):
-    """More than any machine has; nobody ever makes such an observation."""
+    """More than any machine has; such an observation is never made."""
 
     def __init__(self):
         super().__init__()
@@ -360,7 +360,7 @@ def registered():
 
 @pytest.mark.parametrize("method", NEW)
 def test_an_id_registered_only_in_the_parent(method, registered):
-    """Inside a function it is not known to a worker; passed as it is, it travels."""
+    """A worker does not know an id inside a function; an id passed to make_vec is sent."""
     with at_most(10.0), pytest.raises(errors.EnvNotRegistered) as caught:
         Fleet(
             [Counter, functools.partial(gymnasium.make, registered)],
@@ -370,7 +370,7 @@ def test_an_id_registered_only_in_the_parent(method, registered):
     error = caught.value
     assert error.slot == 1
     assert "EnvfleetFaults" in str(error)
-    assert "pass the id itself to make_vec" in str(error)
+    assert "Pass the id itself to make_vec" in str(error)
 
     envs = envfleet.make_vec(registered, 2, num_workers=2, backend="process", start_method=method)
     envs.reset(seed=0)
@@ -434,7 +434,7 @@ QUIET = """
     ],
 )
 def test_workers_that_cannot_come_up_are_quiet(what, error, reason, method, tmp_path):
-    """Each tells the parent, which tells the user once; nothing on stderr is a worker's."""
+    """Each reports to the parent, which raises once; workers write nothing to stderr."""
     code, out, err = run_program(tmp_path, QUIET, method, what)
     assert (code, err) == (0, "")
     assert out.startswith(error)
@@ -485,14 +485,14 @@ KILLED_EARLY = """
 @pytest.mark.parametrize("method", NEW)
 @pytest.mark.parametrize("after_s", [0.1, 0.4])
 def test_a_worker_killed_on_its_way_up_is_named(method, after_s, tmp_path):
-    """By somebody else (an out-of-memory killer), at a moment when it is not yet a worker."""
+    """By the system (out of memory), before it has become a worker."""
     with program(tmp_path, KILLED_EARLY, method) as running:
         assert running.line() == "opening"
         give_up_s = time.monotonic() + 5.0
         while not (workers := candidates(running, method)) and time.monotonic() < give_up_s:
             time.sleep(0.01)
         time.sleep(after_s)
-        everybody = running.descendants()
+        processes = running.descendants()
         for pid in workers:
             try:
                 os.kill(pid, signal.SIGKILL)
@@ -503,11 +503,11 @@ def test_a_worker_killed_on_its_way_up_is_named(method, after_s, tmp_path):
         assert code == 0, running.err
         assert running.out.startswith(("WorkerDied", "open")), running.out
         assert running.err == ""
-        assert not left_after(everybody, 2.0)
+        assert not left_after(processes, 2.0)
 
 
 def candidates(running, method):
-    """Children that are going to be workers; under forkserver they are the server's children."""
+    """Children that become workers; under forkserver they are the server's children."""
 
     def is_servant(child):
         line = " ".join(child.cmdline())
@@ -524,7 +524,7 @@ def candidates(running, method):
 
 
 def test_environments_may_have_children_of_their_own():
-    """A worker is not daemonic towards its environments."""
+    """Environments may start processes in a worker."""
     envs = envfleet.make_vec(
         HasChild, 2, num_workers=2, backend="process", start_method="fork", on_failure="restart"
     )
@@ -536,7 +536,7 @@ def test_environments_may_have_children_of_their_own():
 
 
 class HasChild(Resident):
-    """Keeps a process of its own, and ends it in close."""
+    """Starts its own process and ends it in close."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Workers of a manager that die, hang and are killed: the rollout is the one nobody disturbed."""
+"""Workers of a manager die, hang and are killed, and the rollout stays the same."""
 
 import os
 import random
@@ -15,7 +15,7 @@ import pytest
 
 from envfleet.engine.backends.process.backend import ProcessBackend
 from envfleet.errors import ConfigError, OutOfOrder
-from envfleet.llm import places
+from envfleet.llm import remote
 from envfleet.llm.manager import EnvStateManager
 from tests.gates import wait_for
 from tests.unit.llm import games
@@ -38,7 +38,9 @@ def troubled(folder: Path, way: Any = True, **manager: Any) -> EnvStateManager:
 
 
 def pids(manager: EnvStateManager) -> list[int]:
-    found = [pid for seats in manager._places._seats for pid in seats.fleet.worker_pids()]
+    found = [
+        pid for remote_envs in manager._placed._remote for pid in remote_envs.fleet.worker_pids()
+    ]
     return [pid for pid in found if pid is not None]
 
 
@@ -190,7 +192,7 @@ def test_an_answer_that_cannot_travel_fails_alone(
 def test_who_does_not_come_back_fails_alone(
     max_restarts: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A seed does not say where two of them begin: one ends too soon, one shows something else."""
+    """Two whose start does not depend on the seed: one ends early, one shows something else."""
 
     def begin(env: Any, seed: int, mode: Any) -> None:
         has_begun_before = (tmp_path / str(seed)).exists()
@@ -231,7 +233,7 @@ def test_who_is_killed_too_often_goes_on_here(tmp_path: Path) -> None:
         came_home = manager.envs[0]["env"]
         assert played(manager, turns) == alone  # among the others again, with all of its budget
         assert not isinstance(manager.envs[0]["env"], games.Trouble)
-        assert came_home not in [player.env for player in manager._places.here.players.values()]
+        assert came_home not in [player.env for player in manager._placed.local.players.values()]
         _kill_all(manager.worker_pids())
         assert played(manager, turns) == alone
 
@@ -240,11 +242,11 @@ def test_who_is_killed_too_often_goes_on_here(tmp_path: Path) -> None:
 def test_who_kills_every_worker_fails_alone(tmp_path: Path, max_restarts: int) -> None:
     error = (
         f"its worker was killed {max_restarts + 4} times in one episode (exit code -9), 3 times "
-        "with nobody else in it"
+        "in a worker of its own"
     )
     with troubled(tmp_path, max_restarts=max_restarts) as manager:
         manager.reset(seed=1)
-        with pytest.warns(RuntimeWarning, match="3 times with nobody else in it"):
+        with pytest.warns(RuntimeWarning, match="3 times in a worker of its own"):
             going_on = manager.step(inputs(e0=["killed in workers"], e1=["a"], e2=["b"]))
         assert [cache["env_id"] for cache in going_on] == [1, 2]
         assert manager.rollout_cache[0]["failure"] == {"doing": "step", "error": error, "turn": 1}
@@ -364,7 +366,7 @@ def test_who_cannot_be_built_again_fails_alone_in_reset_too(tmp_path: Path, trou
 def test_a_budget_is_for_one_episode(
     tmp_path: Path, is_idle: bool, worn: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(places, "WORN", worn)
+    monkeypatch.setattr(remote, "MAX_SLOT_INCIDENTS", worn)
     with troubled(tmp_path, max_workers=1) as manager:
         for _ in range(25):
             manager.reset(seed=1)
@@ -454,7 +456,7 @@ def test_makers_may_be_killed(tmp_path: Path) -> None:
     settings["custom_envs"]["Trouble"]["env_config"] = {"reset_s": 0.01}
     with EnvStateManager(settings) as manager:
         assert "reset in workers, step in-process" in manager.plan
-        makers = manager._places._makers
+        makers = manager._placed._prefetcher
         assert makers is not None
         undisturbed = [cache["history"][0]["state"] for cache in manager.reset(seed=1)]
         killer = threading.Timer(0.05, lambda: _kill_all(makers.fleet.worker_pids()))

@@ -1,4 +1,4 @@
-"""Of benchmarks/: rounds, ratios, floors, tables and where they are filled in; runs; all rows."""
+"""Tests of benchmarks/: rounds, ratios, targets, tables, documents, and every row."""
 
 import json
 import os
@@ -13,30 +13,31 @@ import numpy as np
 import pytest
 
 from benchmarks import (
-    command,
     machine,
     peer_sokoban,
     ppo,
     ppo_rows,
     state_manager,
     state_manager_rows,
+    suite,
     tables,
     vector,
     vector_rows,
+    without_c,
 )
-from benchmarks.apart import EndedEarly, each_apart
 from benchmarks.environments import LONG_S, LONG_SHARE, SHORT_S, Sleeper, StoredImages
-from benchmarks.learning import Lesson, one_run
+from benchmarks.fresh_process import EndedEarly, in_fresh_processes
 from benchmarks.limit import Limit
-from benchmarks.outcome import Pace, Rounds
 from benchmarks.rollouts import Rollouts, both_ways
-from benchmarks.shop import Searching, Weighed, built, size_of
-from benchmarks.tables import Curves, Entry, Floor, Line, NoMarker
-from benchmarks.trainers import TakenApart, Training, sb3_ways
+from benchmarks.rounds import Pace, Rounds
+from benchmarks.tables import Curves, Entry, Line, NoMarker, Target
+from benchmarks.trainers import TrainerOverhead, Training, sb3_ways
+from benchmarks.training_runs import TrainingTask, one_run
+from benchmarks.webshop_search import Searching, Weighed, built, size_of
 from benchmarks.workload import ActionPool, Workload, timed
 from envfleet.cli.app import build_parser
-from envfleet.cli.asked import ask
 from envfleet.cli.measure import Shares, Slice
+from envfleet.cli.train_args import read_train_args
 from envfleet.learn.ppo import PPOOptions
 from envfleet.learn.recipes import RECIPES
 from envfleet.learn.train_options import TrainOptions
@@ -78,7 +79,7 @@ def slices(*rates):
 
 
 class TestRounds:
-    def test_everybody_runs_once_a_round_and_nobody_is_always_first(self):
+    def test_each_contender_runs_once_a_round_and_none_is_always_first(self):
         log: list[str] = []
 
         rounds_of(log, a=[1] * 6, b=[1] * 6, c=[1] * 6)
@@ -95,7 +96,7 @@ class TestRounds:
 
         assert line.rounds == ((4.0, 4.0, 5.0),)
         assert line.values == (4.0,)
-        assert line.is_kept
+        assert line.is_met
 
     def test_against_several_one_is_chosen_for_all_rounds(self):
         # the best of each round would be 100, 100, 100; no contender is that good
@@ -110,9 +111,9 @@ class TestRounds:
 
         failed = rounds.line("work", "bad", 1.0, "own", "bad")
 
-        assert not failed.is_kept
+        assert not failed.is_met
         assert failed.measured == "failed: bad: RuntimeError: out of breath"
-        assert rounds.line("work", "good", 1.0, "own", "good").is_kept
+        assert rounds.line("work", "good", 1.0, "own", "good").is_met
         assert [entry.label for entry in rounds.entries()] == ["the own", "the good"]
 
     def test_pace_keeps_at_least_one_round(self):
@@ -121,54 +122,54 @@ class TestRounds:
 
 class TestFloors:
     @pytest.mark.parametrize(
-        ("floor", "value", "holds"),
+        ("target", "value", "holds"),
         [
-            (Floor(12), 12.0, True),
-            (Floor(12), 11.99, False),
-            (Floor(0.2, is_ceiling=True), 0.2, True),
-            (Floor(0.2, is_ceiling=True), 0.21, False),
+            (Target(12), 12.0, True),
+            (Target(12), 11.99, False),
+            (Target(0.2, is_ceiling=True), 0.2, True),
+            (Target(0.2, is_ceiling=True), 0.21, False),
         ],
     )
-    def test_bounds_are_inclusive(self, floor, value, holds):
-        assert floor.holds(value) is holds
+    def test_bounds_are_inclusive(self, target, value, holds):
+        assert target.is_met_by(value) is holds
 
     @pytest.mark.parametrize(
-        ("floor", "value", "text"),
+        ("target", "value", "text"),
         [
-            (Floor(12), 11.99, "11.9x"),
-            (Floor(0.65), 0.6499, "0.64x"),
-            (Floor(0.65), 1.15, "1.15x"),
-            (Floor(0.2, is_ceiling=True), 0.201, "0.21x"),
-            (Floor(5.0, "%", is_ceiling=True), 0.52, "0.6 %"),
-            (Floor(-129.0, ""), -110.01, "-110.1"),
-            (Floor(-5.0, ""), -4.001, "-4.01"),
-            (Floor(10.0, "%", is_ceiling=True), -5.29, "-5.2 %"),
+            (Target(12), 11.99, "11.9x"),
+            (Target(0.65), 0.6499, "0.64x"),
+            (Target(0.65), 1.15, "1.15x"),
+            (Target(0.2, is_ceiling=True), 0.201, "0.21x"),
+            (Target(5.0, "%", is_ceiling=True), 0.52, "0.6 %"),
+            (Target(-129.0, ""), -110.01, "-110.1"),
+            (Target(-5.0, ""), -4.001, "-4.01"),
+            (Target(10.0, "%", is_ceiling=True), -5.29, "-5.2 %"),
         ],
     )
-    def test_a_figure_never_looks_better_than_it_is(self, floor, value, text):
-        assert floor.show(value) == text
+    def test_a_figure_never_looks_better_than_it_is(self, target, value, text):
+        assert target.show(value) == text
 
     def test_bounds_as_text(self):
-        assert str(Floor(12.0)) == ">= 12x"
-        assert str(Floor(5.0, "%", is_ceiling=True)) == "<= 5 %"
-        assert str(Floor(-91.5, "")) == ">= -91.5"
+        assert str(Target(12.0)) == ">= 12x"
+        assert str(Target(5.0, "%", is_ceiling=True)) == "<= 5 %"
+        assert str(Target(-91.5, "")) == ">= -91.5"
 
     def test_a_line_without_figures_does_not_hold(self):
-        assert not Line("work", "other", Floor(1), ()).is_kept
+        assert not Line("work", "other", Target(1), ()).is_met
 
     def test_joined_lines_hold_together_or_not_at_all(self):
-        good, bad = (Line("w", "o", Floor(0.95), (value,), ((value,),)) for value in (1.0, 0.9))
+        good, bad = (Line("w", "o", Target(0.95), (value,), ((value,),)) for value in (1.0, 0.9))
 
         joined = tables.joined([good, bad], "1 / 4 envs")
 
         assert (joined.work, joined.measured) == ("1 / 4 envs", "1.00x / 0.90x")
         assert joined.rounds == ((1.0,), (0.9,))
-        assert not joined.is_kept
+        assert not joined.is_met
 
 
 LINES = [
-    Line("long work | with a bar", "Async", Floor(12), (13.37,), ((13.0, 13.37, 14.0),)),
-    Line("work", "one core", Floor(5.0, "%", is_ceiling=True), (7.0,), ((7.0,),)),
+    Line("long work | with a bar", "Async", Target(12), (13.37,), ((13.0, 13.37, 14.0),)),
+    Line("work", "one core", Target(5.0, "%", is_ceiling=True), (7.0,), ((7.0,),)),
 ]
 ENTRIES = [
     Entry("work", "envfleet, step", (1000.0, 3000.0, 2000.0), Shares(0.5, 0.4, 0.1)),
@@ -179,18 +180,18 @@ CURVES = Curves("work", {0: ((10, 1.0, 0.5), (20, 3.0, 0.0)), 3: ((10, 2.0, 0.0)
 
 class TestTables:
     def test_text_lines_up(self):
-        head, rule, first, second = tables.text_table(tables.floors_table(LINES)).splitlines()
+        head, rule, first, second = tables.text_table(tables.targets_table(LINES)).splitlines()
 
-        assert head.split() == ["work", "against", "floor", "measured", "ok"]
+        assert head.split() == ["work", "against", "target", "measured", "met"]
         assert first.index(">= 12x") + len(">= 12x") == second.index("<= 5 %") + len("<= 5 %")
         assert first.index("Async") == second.index("one core") == head.index("against")
         assert (first.endswith("13.3x  yes"), second.endswith("7.0 %  NO")) == (True, True)
         assert set(rule) == {"-", " "}
 
     def test_markdown_escapes_bars_and_aligns_numbers(self):
-        head, rule, first, _ = tables.markdown_table(tables.floors_table(LINES)).splitlines()
+        head, rule, first, _ = tables.markdown_table(tables.targets_table(LINES)).splitlines()
 
-        assert head == "| work | against | floor | measured | ok |"
+        assert head == "| work | against | target | measured | met |"
         assert rule == "| --- | --- | ---: | ---: | --- |"
         assert first == "| long work \\| with a bar | Async | >= 12x | 13.3x | yes |"
 
@@ -200,22 +201,22 @@ class TestTables:
         assert fleet[2:] == ("2,000", "1,000 to 3,000", "50%", "40%", "10%")
         assert other[2:] == ("150", "150 to 150", "", "", "")
 
-    def test_shares_that_nobody_has_take_no_column(self):
+    def test_without_shares_there_are_no_columns_for_them(self):
         table = tables.rates_table(ENTRIES[1:])
 
         assert table.columns == ("work", "contender", "steps/s", "rounds")
         assert table.rows == (("work", "Async", "150", "150 to 150"),)
 
     def test_lines_can_name_their_row(self):
-        table = tables.floors_table(LINES, ["long", "thinking"])
+        table = tables.targets_table(LINES, ["long", "thinking"])
 
         assert table.columns[:2] == ("row", "work")
         assert [cells[0] for cells in table.rows] == ["long", "thinking"]
 
     def test_lines_can_end_with_their_command(self):
-        table = tables.floors_table(LINES, commands=["make long", "make thinking"])
+        table = tables.targets_table(LINES, commands=["make long", "make thinking"])
 
-        assert table.columns == ("work", "against", "floor", "measured", "ok", "command")
+        assert table.columns == ("work", "against", "target", "measured", "met", "command")
         assert [cells[-1] for cells in table.rows] == ["make long", "make thinking"]
 
     def test_curves_are_means_over_seeds_and_end_with_each_seed(self):
@@ -264,7 +265,7 @@ class TestProvenance:
 
         assert tables.provenance(commits) == "Measured on 1111111 (a to c, e to g) and 2222222 (d)"
 
-    def test_rows_of_nobody_knows_what_stay_apart_from_the_others(self):
+    def test_rows_of_an_unknown_commit_are_named_separately(self):
         said = "Measured on an unknown commit (a) and 1111111 (b)"
 
         assert tables.provenance({"a": None, "b": "1111111"}) == said
@@ -276,7 +277,7 @@ class TestProvenance:
     def test_the_mark_of_changes_is_explained(self):
         said = tables.provenance({"a": "1111111+"})
 
-        assert said == "Measured on 1111111+; + stands for changes since"
+        assert said == "Measured on 1111111+; + means with uncommitted changes"
 
 
 class TestCommit:
@@ -399,12 +400,12 @@ class TestCommand:
             assert part in shown
 
     @pytest.mark.parametrize(("extra", "code"), [([], 1), (["--quick"], 0)])
-    def test_a_missed_floor_is_an_exit_code_unless_quick(self, tmp_path, capsys, extra, code):
+    def test_a_missed_target_is_an_exit_code_unless_quick(self, tmp_path, capsys, extra, code):
         missed = {**RESULT, "rows": {"x": {**EMPTY, "lines": [LINES[1].as_json()]}}}
         (tmp_path / "run.json").write_text(json.dumps(missed))
 
         assert vector.main(["--from", str(tmp_path / "run.json"), *extra]) == code
-        assert "1 of 1 floors missed" in capsys.readouterr().err
+        assert "1 of 1 targets missed" in capsys.readouterr().err
 
     @pytest.mark.parametrize(
         ("arguments", "reason"),
@@ -431,10 +432,10 @@ class TestRowsMeasuredAgain:
     def measure(self, monkeypatch, tmp_path):
         """Rows are not really measured: each one notes its name and pace."""
 
-        def measure_apart(suite, name, pace, title):
+        def measure_in_fresh_process(suite, name, pace, title):
             return {**EMPTY, "notes": [f"{suite} {name} at {pace.seeds} x {pace.rounds}"]}
 
-        monkeypatch.setattr(command, "measure_apart", measure_apart)
+        monkeypatch.setattr(suite, "measure_in_fresh_process", measure_in_fresh_process)
         monkeypatch.setattr(machine, "facts", lambda: MACHINE)
         monkeypatch.setattr(machine, "commit", lambda: "1111111")
         return lambda *extra: ppo.main([*extra, "--json", str(tmp_path / "new" / "run.json")])
@@ -453,7 +454,7 @@ class TestRowsMeasuredAgain:
         measure("--rows", "hopper", "--seeds", "2")
         earlier = str(tmp_path / "new" / "run.json")
 
-        with pytest.raises(SystemExit, match="at another pace: its rows cannot stand beside"):
+        with pytest.raises(SystemExit, match="at another pace, so its rows cannot be combined"):
             measure("--rows", "cartpole", "--from", earlier)
         monkeypatch.setattr(machine, "facts", lambda: {**MACHINE, "processor": "Difference Engine"})
         with pytest.raises(SystemExit, match="another machine or other versions"):
@@ -523,6 +524,14 @@ class TestDocuments:
         for page, copy in zip(pages, copies, strict=True):
             assert copy.read_text() == (ROOT / page).read_text()
 
+    def test_the_readme_has_five_rows_and_no_targets(self):
+        text = (ROOT / "README.md").read_text()
+        (table,) = re.findall(r"<!-- table:vector_summary -->\n(.*?)\n\n", text, re.DOTALL)
+
+        head, _, *lines = table.splitlines()
+        assert head == "| work | against | speed-up |"
+        assert len(lines) == 5
+
     def test_every_line_of_ppo_has_the_command_of_its_row(self, tmp_path):
         result, page = tmp_path / "run.json", tmp_path / "page.md"
         line, curves = LINES[0].as_json(), [CURVES.as_json()]
@@ -551,16 +560,16 @@ class TestDocuments:
     def test_commands_by_hand_train_what_the_rows_do(self):
         page = (ROOT / "docs/ppo.md").read_text()
         by_hand = dict(re.findall(r"^\| (\S+) \| `envfleet (train .*)` \|$", page, re.MULTILINE))
-        assert by_hand.keys() == ppo_rows.LESSONS.keys()
+        assert by_hand.keys() == ppo_rows.TRAINING_TASKS.keys()
 
-        for row, lesson in ppo_rows.LESSONS.items():
+        for row, task in ppo_rows.TRAINING_TASKS.items():
             words = shlex.split(by_hand[row])
-            asked = ask(build_parser(words).parse_args(words))
+            asked = read_train_args(build_parser(words).parse_args(words))
 
-            recipe = lesson.recipe
+            recipe = task.recipe
             assert asked.ppo == recipe.options, row
             assert asked.options == TrainOptions(
-                lesson.env, n_envs=recipe.n_envs, total_steps=recipe.total_steps, seed=0
+                task.env, n_envs=recipe.n_envs, total_steps=recipe.total_steps, seed=0
             )
 
     def test_the_seeds_that_are_spoken_of_are_those_of_the_run_and_the_default(self, capsys):
@@ -576,17 +585,17 @@ class TestDocuments:
         assert f"this table was made by `--seeds {result['pace']['seeds']}`" in page
 
 
-class TestCallsApart:
+class TestFreshProcesses:
     def test_each_is_made_in_a_process_of_its_own(self):
-        answers = dict(each_apart(os.getpid, [()] * 3, jobs=2))
+        answers = dict(in_fresh_processes(os.getpid, [()] * 3, jobs=2))
 
         assert set(answers) == {0, 1, 2}
         assert len({os.getpid(), *answers.values()}) == 4
 
-    def test_nobody_waits_for_a_slower_one(self):
+    def test_results_come_as_they_are_ready(self):
         asked = [("__import__('time').sleep(60)",), ("1",), ("2",)]
 
-        answers = each_apart(eval, asked, jobs=2)
+        answers = in_fresh_processes(eval, asked, jobs=2)
 
         assert [next(answers), next(answers)] == [(1, 1), (2, 2)]
         answers.close()  # ends the slow one, or the test would leave a process behind
@@ -595,35 +604,35 @@ class TestCallsApart:
         asked = [("__import__('time').sleep(60)",), ("__import__('os')._exit(7)",)]
 
         with pytest.raises(EndedEarly, match="call 2 of 2 ended with exit code 7"):
-            list(each_apart(eval, asked, jobs=2))
+            list(in_fresh_processes(eval, asked, jobs=2))
 
 
 @pytest.mark.timeout(300)
 class TestPPO:
     def test_a_run_is_looked_at_on_its_way_and_at_its_end(self):
-        points = one_run(Lesson("CartPole-v1", RECIPES["CartPole-v1"]), seed=1, steps=600)
+        points = one_run(TrainingTask("CartPole-v1", RECIPES["CartPole-v1"]), seed=1, steps=600)
 
         assert [steps for steps, _, _ in points] == [256, 512, 768]
         assert all(mean > 5 for _, mean, _ in points)
 
     def test_what_a_trainer_adds_is_less_than_it_takes_and_leaves_it_where_it_was(self):
         options = PPOOptions(n_steps=16, batch_size=64, n_epochs=2)
-        apart = TakenApart(Training(Workload("CartPole-v1", 8), options))
-        with closing(apart):
-            apart.open()
-            trainer, steps = apart.trainer, 0
+        overhead = TrainerOverhead(Training(Workload("CartPole-v1", 8), options))
+        with closing(overhead):
+            overhead.open()
+            trainer, steps = overhead.trainer, 0
             # again where others took the processor from the parts and not from the whole
-            while not apart.percents_added or (
-                len(apart.percents_added) < 9 and apart.percents_added[-1] <= -100
+            while not overhead.percents_added or (
+                len(overhead.percents_added) < 9 and overhead.percents_added[-1] <= -100
             ):
-                measured = apart.run(0.05)
+                measured = overhead.run(0.05)
                 assert measured.steps % (8 * 16) == 0
                 steps += 8 * 16 + measured.steps  # one to warm up
             assert trainer.env_steps == steps
             goes_on = trainer.collect()
 
         assert trainer.env_steps == steps + 8 * 16
-        assert -100 < max(apart.percents_added) < 100
+        assert -100 < max(overhead.percents_added) < 100
         assert goes_on.valid.all()
 
     def test_a_quick_run_measures_all_and_judges_nothing(self, tmp_path):
@@ -636,7 +645,7 @@ class TestPPO:
 
         learned, raced = json.loads(out.read_text())["rows"].values()
         assert code == 0
-        assert [line["floor"]["bound"] for line in learned["lines"] + raced["lines"]] == [500, 3]
+        assert [line["target"]["bound"] for line in learned["lines"] + raced["lines"]] == [500, 3]
         assert [line["failure"] for line in learned["lines"] + raced["lines"]] == [None, None]
         assert len(raced["entries"]) == 1 + len(sb3_ways(ppo_rows.CARTPOLE))
 
@@ -657,7 +666,7 @@ class TestStateManager:
         (row,) = json.loads(out.read_text())["rows"].values()
         (line,) = row["lines"]
         assert code == 0
-        assert line["floor"]["bound"] == 6
+        assert line["target"]["bound"] == 6
         assert line["values"][0] > 2  # 8 steps of 20 ms, side by side
         assert "in threads" in row["notes"][0]
 
@@ -695,7 +704,7 @@ class TestStateManager:
         state_manager.main(["--from", str(result), "--write", str(document)])
 
         mine, rates, others = document.read_text().split("<!-- /table -->\n")[:3]
-        assert "| floor |" in mine
+        assert "| target |" in mine
         assert "| steps/s |" in rates
         assert others == "<!-- table:rates -->\n"
 
@@ -731,7 +740,7 @@ class TestStateManager:
             searching.open()
             searched = searching.run(0.01)
         weighed.open()
-        assert not store._open  # nobody shares what the worker is weighed with
+        assert not store._open  # this process must not share the catalogue's memory
         least, most = size_of(folder) / 2, 1e8
         shopped = weighed.run(0.0)
         while not least < weighed.extra_bytes[-1] < most and len(weighed.extra_bytes) < 5:
@@ -782,7 +791,7 @@ class TestWorkload:
 class TestEnvironments:
     def test_what_is_hidden_of_cartpole_is_how_fast_it_moves(self):
         whole = gymnasium.make("CartPole-v1")
-        partial = gymnasium.make("benchmarks.partial:CartPoleNoVel-v1")
+        partial = gymnasium.make("benchmarks.cartpole_no_velocity:CartPoleNoVel-v1")
         seen = [env.reset(seed=3)[0] for env in (whole, partial)]
 
         for _ in range(5):
@@ -806,6 +815,35 @@ class TestEnvironments:
 
         assert set(naps_s) == {SHORT_S, LONG_S}
         assert abs((naps_s == LONG_S).mean() - LONG_SHARE) < 0.02
+
+
+class TestVectorRows:
+    LITTLE = Pace(rounds=1, seconds=0.01)
+
+    def test_same_step_is_compared_with_the_limit(self):
+        cartpole, ant = vector_rows.ROWS["same-step"](self.LITTLE, Silent(), "title").lines
+
+        assert (cartpole.failure, ant.failure) == (None, None)
+        assert (cartpole.target.bound, ant.target.bound) == (0.72, 0.85)
+
+    def test_the_row_without_c_loads_no_c(self):
+        outcome = vector_rows.ROWS["without-c"](self.LITTLE, Silent(), "title")
+
+        (line,) = outcome.lines
+        assert line.failure is None
+        assert line.target.bound == 0.55
+        assert [entry.label for entry in outcome.entries] == [
+            "envfleet, step, without the C parts",
+            "the limit: 2 processes, no communication",
+        ]
+
+    def test_the_row_without_c_fails_if_c_was_loaded(self, monkeypatch):
+        monkeypatch.setattr(without_c, "VARIABLE", "ENVFLEET_OF_ANOTHER_NAME")
+
+        (line,) = vector_rows.ROWS["without-c"](self.LITTLE, Silent(), "title").lines
+
+        assert line.failure is not None
+        assert "loaded its C parts" in line.failure
 
 
 def test_the_limit_counts_every_step_and_leaves_nothing_behind():

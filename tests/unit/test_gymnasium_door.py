@@ -280,6 +280,12 @@ class TestAutoreset:
             assert envs.metadata == {**Observatory.metadata, "autoreset_mode": mode}
         assert "autoreset_mode" not in Observatory.metadata
 
+    @pytest.mark.parametrize("mode", MODES, ids=MODE_IDS)
+    def test_the_mode_is_an_attribute_too(self, mode):
+        """TorchRL's GymWrapper reads it there."""
+        with closing(fleet(ENVS["Dict"], autoreset=mode)) as envs:
+            assert envs.autoreset_mode is mode
+
 
 class TestSeeds:
     @pytest.fixture

@@ -30,6 +30,7 @@ PUBLIC_NAMES = (
 # Each level may import the levels before it. Rooms on one level never import each other.
 LAYERS = (
     ("errors",),
+    ("options",),
     ("observe",),
     ("layout",),
     ("engine",),
@@ -44,11 +45,13 @@ CORE_PACKAGES = frozenset({"numpy", "gymnasium", "cloudpickle", "envfleet"})
 NEEDS_ONLY_THE_CORE = (
     "__init__.py",
     "errors.py",
+    "options.py",
     "observe/**/*.py",
     "layout/**/*.py",
     "engine/**/*.py",
     "adapters/__init__.py",
     "adapters/gymnasium.py",
+    "adapters/opening.py",
 )
 
 ROOT = Path(__file__).resolve().parents[2]

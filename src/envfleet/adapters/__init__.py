@@ -1,1 +1,1 @@
-"""Doors for other people's code: the fleet as the vector environment they already know."""
+"""Adapters: the fleet as the environment that another library expects."""

@@ -1,50 +1,30 @@
-"""The Gymnasium door: a fleet as a `gymnasium.vector.VectorEnv`, and `make_vec` to open one.
+"""A fleet as a `gymnasium.vector.VectorEnv`, and `make_vec` to open one.
 
-Everything Gymnasium defines means here what it means there. `send` and `recv` are the same fleet
-used first-ready; `queue_reset`, `snapshot` and the `slots=` arguments are what a fleet can do
-beyond it.
+Everything that Gymnasium defines means the same here. `send` and `recv`, `queue_reset`, `snapshot`
+and the `slots=` arguments are what a fleet can do beyond it.
 """
 
 from __future__ import annotations
 
-import functools
-import importlib
-import os
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
-from typing import Any, Literal, Self
+from typing import Any, Self
 
-import gymnasium
 import numpy as np
 import numpy.typing as npt
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
-from envfleet.engine import Batch, Deadlines, Fleet, Incident, NativeFn, ResetPlan, Snapshot
+from envfleet.adapters.opening import EnvLike, env_functions, is_whole, open_fleet
+from envfleet.engine import Batch, Fleet, Incident, ResetPlan, Snapshot
 from envfleet.engine.detached_copy import detached_copy
-from envfleet.engine.machine import usable_cores
-from envfleet.engine.memory import PagePlan
-from envfleet.engine.options import (
-    Autoreset,
-    BackendName,
-    EnvFn,
-    OnFailure,
-    RestartPolicy,
-    StartMethod,
-    check_count,
-    check_seconds,
-    one_of,
-)
-from envfleet.engine.plan import Plan, choose_start_method, plan_fleet
 from envfleet.engine.slots import Slots
 from envfleet.errors import ConfigError, SpacesDiffer
 from envfleet.layout import are_equal
 
-EnvLike = str | EnvSpec | Callable[..., Any] | Sequence[Callable[[], Any]] | NativeFn
-DEBUG_VARIABLE = "ENVFLEET_DEBUG"
-"""Set to anything: rows are filled with junk when a slot is sent, so views kept too long show."""
+__all__ = ["FleetVectorEnv", "ParallelEnv", "make_vec"]
 
 
 class FleetVectorEnv(VectorEnv[Any, Any, Any]):
@@ -69,13 +49,15 @@ class FleetVectorEnv(VectorEnv[Any, Any, Any]):
                     raise SpacesDiffer(which, slot, str(expected), str(got))
         self.num_envs = fleet.num_slots
         if spec is not None:
-            # the environment's own says what it was made with; a native one's, how many it holds
+            # the environment's own spec knows its keyword arguments; a native one's does not
             own = None if first.native else first.spec
-            # which was made without a wrapper that the fleet stands in for
+            # the environment was made without the order enforcer: the fleet does its work
             spec = deepcopy(spec) if own is None else replace(own, order_enforce=spec.order_enforce)
         self.spec = spec
         self.render_mode = first.render_mode
-        self.metadata = {**first.metadata, "autoreset_mode": AutoresetMode[fleet.autoreset.upper()]}
+        self.autoreset_mode = AutoresetMode[fleet.autoreset.upper()]
+        """The same as in `metadata`, where Gymnasium keeps it; TorchRL reads the attribute."""
+        self.metadata = {**first.metadata, "autoreset_mode": self.autoreset_mode}
         self.single_observation_space = first.observation_space
         self.single_action_space = first.action_space
         self.observation_space = batch_space(first.observation_space, self.num_envs)
@@ -242,7 +224,7 @@ class FleetVectorEnv(VectorEnv[Any, Any, Any]):
         if slots is None:
             return self.num_envs
         is_list = isinstance(slots, Sequence) or (isinstance(slots, np.ndarray) and slots.ndim)
-        if not (is_list and all(map(_is_whole, slots))):
+        if not (is_list and all(map(is_whole, slots))):
             raise ConfigError(f"slots must be a non-empty list of slot numbers, got {slots!r}")
         return len(slots)
 
@@ -268,12 +250,12 @@ class FleetVectorEnv(VectorEnv[Any, Any, Any]):
         self, seed: Any, options: Any, count: int, slots: Sequence[int] | None = None
     ) -> list[ResetPlan]:
         seeds = [seed] * count
-        if _is_whole(seed):
+        if is_whole(seed):
             numbers = range(count) if slots is None else slots
             seeds = [int(seed) + int(slot) for slot in numbers]
         elif seed is not None:
-            seeds = _one_each("seed", seed, count, _is_whole, "a whole number")
-        # plans outlive this call, and what a caller does to the options later is none of theirs
+            seeds = _one_each("seed", seed, count, is_whole, "a whole number")
+        # plans outlive this call, so they need options that the caller cannot change later
         if options is None or isinstance(options, Mapping):
             each = [None if options is None else detached_copy(dict(options))] * count
         else:
@@ -283,28 +265,6 @@ class FleetVectorEnv(VectorEnv[Any, Any, Any]):
             ResetPlan(None if one is None else int(one), option)
             for one, option in zip(seeds, each, strict=True)
         ]
-
-
-def native(env: str | EnvSpec | Callable[[int], VectorEnv], **kwargs: Any) -> NativeFn:
-    """Mark an environment as natively vectorised: each worker hosts one instance for all its slots.
-
-    Args:
-        env: An id or spec that has a `vector_entry_point`, or a function from a number of
-        environments
-            to a `gymnasium.vector.VectorEnv`.
-        **kwargs: Passed on to the environment.
-
-    Returns:
-        Something to pass to `make_vec` as its environment.
-    """
-    if isinstance(env, str | EnvSpec):
-        spec = _spec(env)
-        if spec.vector_entry_point is None:
-            raise ConfigError(
-                f"{spec.id} has no vector_entry_point; pass a function that builds the VectorEnv"
-            )
-        return NativeFn(functools.partial(_make_native, deepcopy(spec), kwargs))
-    return NativeFn(functools.partial(_call_native, env, kwargs))
 
 
 def make_vec(
@@ -329,8 +289,7 @@ def make_vec(
 
     Args:
         env: A Gymnasium id, an `EnvSpec`, a function that builds one environment, a sequence of
-        such
-            functions (one per slot), or `envfleet.native(...)`.
+            such functions (one per slot), or `envfleet.native(...)`.
         num_envs: How many; may be left out for a sequence.
         num_workers: How many workers share them; None decides.
         backend: "serial", "thread", "process", or "auto", which measures and says why in `plan`.
@@ -347,64 +306,30 @@ def make_vec(
         env_kwargs: Passed to every environment.
         rollout_steps: Keep the observations of so many steps in shared memory, where a trainer
             finds them in place.
-        rollout_floats: Keep their floats there as this type, such as "float32" for networks, by
-            whoever writes them; None keeps what comes.
-        num_here: So many of the slots, the last, live in this process, which steps them while
-            worker processes step the others. It is then one of the `num_workers`.
+        rollout_floats: Store the floats of those observations as this type, such as "float32" for
+            networks; None keeps their own type.
+        num_here: The last `num_here` slots live in this process, which steps them while worker
+            processes step the others. This process then counts as one of the `num_workers`.
 
     Raises:
         ConfigError: An argument cannot work.
         StartError: The environments could not be built; the message says which, and what to do.
     """
-    if not isinstance(env_kwargs, Mapping | None):
-        raise ConfigError(f"env_kwargs must be a mapping of names to values, got {env_kwargs!r}")
-    env_fns, spec = _env_fns(env, num_envs, dict(env_kwargs or {}))
-    mode: Autoreset = one_of("autoreset", _mode_name(autoreset), Autoreset)
-    failure: OnFailure = one_of("on_failure", on_failure, OnFailure)
-    method: StartMethod | None = (
-        None if start_method is None else one_of("start_method", start_method, StartMethod)
-    )
-    check_seconds("step_timeout_s", step_timeout_s)
-    check_seconds("reset_timeout_s", reset_timeout_s)
-    if num_workers is not None and not (
-        _is_whole(num_workers) and 1 <= num_workers <= len(env_fns)
-    ):
-        raise ConfigError(
-            f"num_workers must be a whole number between 1 and num_envs ({len(env_fns)}), got "
-            f"{num_workers!r}; a worker without an environment would have nothing to do"
-        )
-    if not _is_whole(rollout_steps) or rollout_steps < 0:
-        raise ConfigError(f"rollout_steps must be a whole number from 0 on, got {rollout_steps!r}")
-    if rollout_floats not in (None, "float16", "float32", "float64"):
-        raise ConfigError(
-            "rollout_floats must be 'float16', 'float32', 'float64' or None (as they come), got "
-            f"{rollout_floats!r}"
-        )
-    restarts = RestartPolicy(max_restarts=max_restarts)
-    deadlines = Deadlines(step_s=step_timeout_s, reset_s=reset_timeout_s)
-    has_limits = step_timeout_s is not None or reset_timeout_s is not None
-    plan = _plan(
+    env_fns, spec = env_functions(env, num_envs, env_kwargs)
+    fleet, plan = open_fleet(
         env_fns,
-        backend,
-        num_workers,
-        method,
-        num_here,
-        deadlines,
-        needs_supervision=has_limits or failure != "raise",
-    )
-    fleet = Fleet(
-        env_fns,
-        num_workers=plan.num_workers,
-        backend=plan.backend,
-        start_method=plan.start_method,
-        autoreset=mode,
-        deadlines=deadlines,
-        on_failure=failure,
-        restarts=restarts,
+        num_workers=num_workers,
+        backend=backend,
+        start_method=start_method,
+        autoreset=autoreset,
+        step_timeout_s=step_timeout_s,
+        reset_timeout_s=reset_timeout_s,
+        on_failure=on_failure,
+        max_restarts=max_restarts,
         copy=copy,
-        poison=DEBUG_VARIABLE in os.environ,
-        page_plan=PagePlan(rollout_steps + 1 if rollout_steps else 0, rollout_floats),
-        num_here=plan.num_here,
+        rollout_steps=rollout_steps,
+        rollout_floats=rollout_floats,
+        num_here=num_here,
     )
     return FleetVectorEnv(fleet, plan.describe(len(env_fns)), spec)
 
@@ -417,44 +342,6 @@ class ParallelEnv(FleetVectorEnv):
         made = make_vec(env, num_envs, **options)
         super().__init__(made.fleet, made.plan, made.spec)
         made.closed = True  # the fleet is this one's now
-
-
-def _plan(
-    env_fns: Sequence[EnvFn],
-    backend: str,
-    num_workers: int | None,
-    method: StartMethod | None,
-    num_here: int,
-    deadlines: Deadlines,
-    *,
-    needs_supervision: bool,
-) -> Plan:
-    start_method = choose_start_method(method)
-    if num_here and backend in ("auto", "process"):
-        why = f"num_here={num_here} was asked for"
-        workers = num_workers or max(2, min(len(env_fns) - num_here + 1, usable_cores()))
-        return Plan("process", start_method, workers, why, num_here)
-    if backend == "auto" and num_workers is None:
-        return plan_fleet(
-            env_fns, start_method, may_be_serial=not needs_supervision, deadlines=deadlines
-        )
-    if backend == "auto":
-        why = f"num_workers={num_workers} was asked for"
-        return Plan("process", start_method, num_workers or 1, why)
-    name: BackendName = one_of("backend", backend, Literal["auto", BackendName])
-    if name == "serial":
-        why = "backend='serial' was asked for"
-        return Plan(name, start_method, num_workers or 1, why, num_here)
-    cores = usable_cores()
-    workers = num_workers or min(len(env_fns), cores)
-    why = f"backend={name!r} was asked for"
-    if num_workers is None:
-        why += f", and {cores} cores are usable"
-    return Plan(name, start_method, workers, why, num_here)
-
-
-def _is_whole(value: object) -> bool:
-    return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
 def _is_mapping(value: object) -> bool:
@@ -474,89 +361,3 @@ def _one_each(
             f"{name} must be {what}, None, or a list with one for each of {count} slots; got {got}"
         )
     return each
-
-
-def _mode_name(autoreset: str | AutoresetMode) -> str:
-    return autoreset.name.lower() if isinstance(autoreset, AutoresetMode) else autoreset
-
-
-def _env_fns(
-    env: EnvLike, num_envs: int | None, kwargs: dict[str, Any]
-) -> tuple[list[EnvFn], EnvSpec | None]:
-    if isinstance(env, Sequence) and not isinstance(env, str):
-        if num_envs is not None and num_envs != len(env):
-            raise ConfigError(
-                f"num_envs is {num_envs} but {len(env)} functions were given; leave num_envs out"
-            )
-        if not env:
-            raise ConfigError("the sequence of environment functions is empty")
-        for one in env:
-            _check_in_sequence(one, len(env))
-        return [_bound(one, kwargs) for one in env], None
-    if num_envs is None:
-        raise ConfigError("num_envs is needed unless env is a sequence of functions, one per slot")
-    check_count("num_envs", num_envs)
-    if isinstance(env, NativeFn):
-        if kwargs:
-            raise ConfigError("give keyword arguments to envfleet.native(...), not as env_kwargs")
-        return [env] * num_envs, None
-    if isinstance(env, str | EnvSpec):
-        spec = _spec(env)
-        if spec.entry_point is None:
-            return [native(spec, **kwargs)] * num_envs, spec
-        # the spec travels instead of the id: it may be registered in this process only. One slot
-        # checks the environment's manners; the others are the same and need not pay for it.
-        checked = functools.partial(_make, deepcopy(spec), kwargs, is_checked=True)
-        unchecked = functools.partial(_make, checked.args[0], kwargs, is_checked=False)
-        return [checked, *[unchecked] * (num_envs - 1)], spec
-    return [_bound(env, kwargs)] * num_envs, None
-
-
-def _spec(env: str | EnvSpec) -> EnvSpec:
-    if isinstance(env, EnvSpec):
-        return env
-    module, _, name = env.rpartition(":")
-    if module:  # Gymnasium's "module:id": importing the module registers the id
-        importlib.import_module(module)
-    return gymnasium.spec(name)
-
-
-def _check_in_sequence(one: Any, count: int) -> None:
-    if isinstance(one, str | EnvSpec):
-        name = repr(one if isinstance(one, str) else one.id)
-        raise ConfigError(
-            f"a sequence must hold functions, one per slot, got {name} in it; write "
-            f"make_vec({name}, {count}) if all are the same, else "
-            f"[lambda: gymnasium.make({name}), ...]"
-        )
-
-
-def _bound(env_fn: Any, kwargs: dict[str, Any]) -> EnvFn:
-    if isinstance(env_fn, gymnasium.Env | VectorEnv):
-        raise ConfigError(
-            f"env is an environment ({env_fn}), and one instance cannot be in several slots: "
-            f"pass a "
-            "function that builds one"
-        )
-    if not callable(env_fn):
-        raise ConfigError(
-            f"env must be an id, an EnvSpec, a function or a sequence of functions; got {env_fn!r}"
-        )
-    return functools.partial(env_fn, **kwargs) if kwargs else env_fn
-
-
-def _make(spec: EnvSpec, kwargs: dict[str, Any], *, is_checked: bool) -> Any:
-    checker = {} if is_checked else {"disable_env_checker": True}
-    # the fleet itself holds step and reset in order; a wrapper for it costs 2 % of a CartPole step
-    return gymnasium.make(replace(spec, order_enforce=False), **{**checker, **kwargs})
-
-
-def _make_native(spec: EnvSpec, kwargs: dict[str, Any], num_envs: int) -> VectorEnv:
-    mode = gymnasium.VectorizeMode.VECTOR_ENTRY_POINT
-    return gymnasium.make_vec(spec, num_envs, vectorization_mode=mode, **kwargs)
-
-
-def _call_native(
-    build: Callable[..., VectorEnv], kwargs: dict[str, Any], num_envs: int
-) -> VectorEnv:
-    return build(num_envs, **kwargs)

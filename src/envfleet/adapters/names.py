@@ -1,8 +1,8 @@
 """From the name of an environment to something that builds it, here and in worker processes.
 
-Understands a Gymnasium id (``CartPole-v1``), a class or function in a module or in a file
-(``garden:Plot``, ``envs/garden.py:Plot``), and Gymnasium's own ``module:Id``. Law: finding builds
-nothing, and every way to get a name wrong ends in one sentence that names the nearest right thing.
+A name is a Gymnasium id (``CartPole-v1``), a class or function in a module or in a file
+(``garden:Plot``, ``envs/garden.py:Plot``), or Gymnasium's own ``module:Id``. Law: finding builds no
+environment, and a wrong name is answered by one sentence with the nearest right one.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ class NamedEnv:
     """An environment that was found by its name."""
 
     name: str
-    """As it may be used again: ids carry their version, files their whole path."""
+    """The full name: ids with their version, files with their path."""
     build: Callable[..., gymnasium.Env[Any, Any]]
     """Builds one, with the environment's keyword arguments; pickles by reference.
 
-    Registered ones without Gymnasium's checker: it would be measured with the environment, and
-    the vectorisers differ in whether they put it around every one, the first or none."""
+    Registered ones come without Gymnasium's checker: it would be measured too, and vectorisers
+    differ in how many of their environments they put it around."""
     source: str | Callable[..., gymnasium.Env[Any, Any]]
-    """What `make_vec` takes: an id's registration then travels to the workers with it."""
+    """What `make_vec` takes: an id is sent to workers with its registration."""
     imports: str | None
     """The import line that Python code needs to use `expression`, if any."""
     expression: str
@@ -88,21 +88,20 @@ def find(name: str) -> NamedEnv:
 
 
 def label(name: str) -> str:
-    """A name for people: of a file only its own name, not the way to it."""
+    """A short name for people: a file without its folders."""
     place, _, attribute = name.rpartition(":")
     return f"{Path(place).stem}:{attribute}" if place.endswith(".py") else name
 
 
 def look_also_in(folder: str | None) -> None:
-    """Find modules in this folder too, if nowhere else."""
+    """Search this folder for modules too, after all others."""
     if folder and folder not in sys.path and os.path.isdir(folder):
         sys.path.append(folder)
 
 
 def nearest(wrong: str, known: Iterable[str], prefix: str = "") -> str:
     """The end of a sentence: the nearest right name, or what to do when none is near."""
-    # the version says nothing about which environment was meant, so likeness is judged without it
-    # and the newest version of the likeliest is named
+    # names are compared without their version; of the nearest one the newest version is named
     names = [(unversioned.sub("", name).lower(), _version_of(name), name) for name in known]
     folded = unversioned.sub("", wrong).lower()
     close = difflib.get_close_matches(folded, {base for base, _, _ in names}, n=1, cutoff=0.6)
@@ -137,9 +136,9 @@ def _version_of(name: str) -> int:
 
 
 def _import_module(name: str) -> Any:
-    """Import a module of the user's, which may lie in the directory the command was typed in."""
-    # the installed script starts with its own directory on the path, `python -m` with this one;
-    # worker processes get the path from here
+    """Import a user's module, which may lie in the current directory."""
+    # `python -m` puts this directory on the path, the installed script does not; worker processes
+    # get the path from here
     _look_in(os.getcwd())
     try:
         return importlib.import_module(name)

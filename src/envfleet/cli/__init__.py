@@ -1,8 +1,6 @@
 """The command line: ``envfleet train | eval | rollout | bench | tune | verify | doctor``.
 
-Owns arguments, exit codes and what a person or a script reads; measures and judges through the
-public API like any other user. A command is one module (see ``command.py``) and one line in
-``app.COMMANDS``.
+A command is one module (see ``command.py``) and one line in ``app.COMMANDS``.
 """
 
 from __future__ import annotations
@@ -10,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from envfleet.cli.interrupts import ending_at_once
+from envfleet.cli.ctrl_c import exit_on_ctrl_c
 
 __all__ = ["main"]
 
@@ -24,7 +22,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: The arguments without the program's name; ``sys.argv[1:]`` when left out.
     """
     try:
-        with ending_at_once():
+        with exit_on_ctrl_c():
             from envfleet.cli.app import run
 
         return run(argv)

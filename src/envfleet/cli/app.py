@@ -1,9 +1,8 @@
 """The application around the commands: arguments, streams, exit codes, and errors as one sentence.
 
-Law: with ``--json`` stdout carries exactly one JSON document, whatever the environment, its
-libraries or its worker processes print; progress, warnings and errors go to stderr. A traceback is
-shown only when ``--traceback`` asks for it. Exit codes: 0 fine, 1 the thing checked failed, 2 bad
-usage, 130 interrupted.
+Law: with ``--json`` stdout carries exactly one JSON document, even if environments, libraries or
+worker processes print; progress, warnings and errors go to stderr. A traceback is shown only with
+``--traceback``. Exit codes: 0 fine, 1 the thing checked failed, 2 bad usage, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -21,20 +20,23 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, TextIO, cast
 
-from envfleet.cli.command import Command, Context, Usage
-from envfleet.cli.interrupts import ending_at_once
+from envfleet.cli.command import CommandModule, Context, UsageError
+from envfleet.cli.ctrl_c import exit_on_ctrl_c
 from envfleet.cli.parser import Parser
 from envfleet.cli.report import Block, Report
-from envfleet.cli.screen import PlainScreen, has_rich, screen_on
-from envfleet.cli.streams import dispensable, silence, take_any_sign
+from envfleet.cli.screen import PlainScreen, screen_on
+from envfleet.cli.terminal import (
+    replace_unknown_characters,
+    require_rich,
+    silence,
+    silenced_if_closed,
+)
 from envfleet.errors import CheckpointError, ConfigError, MissingExtra
 from envfleet.observe.progress import Progress, Silent, progress_on
 
-__all__ = ["COMMANDS", "Entry", "build_parser", "run"]
-
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class CommandEntry:
     """One command: its name, where it lives, and what it is for in half a line."""
 
     name: str
@@ -42,16 +44,19 @@ class Entry:
     summary: str
 
 
-COMMANDS: tuple[Entry, ...] = (
-    Entry("train", "envfleet.cli.train", "train a policy by PPO, or go on with a run"),
-    Entry("eval", "envfleet.cli.evaluation", "play episodes with what a run has learned"),
-    Entry("rollout", "envfleet.cli.rollout", "play text environments without any model"),
-    Entry("bench", "envfleet.cli.bench", "measure steps per second, side by side with others"),
-    Entry("tune", "envfleet.cli.tune", "find the fastest setting here and print the line to paste"),
-    Entry("doctor", "envfleet.cli.doctor", "check this machine, or replay an incident file"),
-    Entry("verify", "envfleet.cli.verify", "prove that parallel runs equal a plain loop"),
-    Entry("verify train", "envfleet.cli.verify_train", "prove that training repeats itself"),
-    Entry("verify llm", "envfleet.cli.verify_llm", "prove that text rollouts repeat themselves"),
+COMMANDS = tuple(
+    CommandEntry(name, f"envfleet.cli.{module}", summary)
+    for name, module, summary in (
+        ("train", "train", "train a policy by PPO, or resume a run"),
+        ("eval", "evaluation", "play episodes with a run's policy"),
+        ("rollout", "rollout", "play text environments without any model"),
+        ("bench", "bench", "measure steps per second, side by side with others"),
+        ("tune", "tune", "find the fastest setting here and print the line to paste"),
+        ("doctor", "doctor", "check this machine, or replay an incident file"),
+        ("verify", "verify", "prove that parallel runs equal a plain loop"),
+        ("verify train", "verify_train", "prove that training repeats itself"),
+        ("verify llm", "verify_llm", "prove that text rollouts repeat themselves"),
+    )
 )
 
 _EXAMPLES = """\
@@ -94,23 +99,23 @@ def build_parser(wanted: Sequence[str] | None = None) -> argparse.ArgumentParser
     for entry in COMMANDS:
         command = commands.add_parser(entry.name, help=entry.summary)
         if wanted is None or entry.name in wanted:
-            load(entry).add_arguments(command)
-            add_common(command)
+            load_command(entry).add_arguments(command)
+            add_output_arguments(command)
     return parser
 
 
-def load(entry: Entry) -> Command:
+def load_command(entry: CommandEntry) -> CommandModule:
     """Import a command's module."""
     try:
-        with ending_at_once():
-            return cast(Command, import_module(entry.module))
+        with exit_on_ctrl_c():
+            return cast(CommandModule, import_module(entry.module))
     except ModuleNotFoundError as exc:
         raise MissingExtra(
             f"`envfleet {entry.name}` needs {exc.name}: pip install 'envfleet[train]'"
         ) from exc
 
 
-def add_common(parser: argparse.ArgumentParser) -> None:
+def add_output_arguments(parser: argparse.ArgumentParser) -> None:
     """The options every command has."""
     group = parser.add_argument_group("output")
     group.add_argument(
@@ -126,49 +131,51 @@ def add_common(parser: argparse.ArgumentParser) -> None:
 
 def run(argv: Sequence[str] | None = None) -> int:
     """Parse, run and show one command; returns the exit code."""
-    given = one_word(list(sys.argv[1:] if argv is None else argv))
+    given = join_command_words(list(sys.argv[1:] if argv is None else argv))
     for stream in (sys.stdout, sys.stderr):
-        take_any_sign(stream)
+        replace_unknown_characters(stream)
     try:
         args = build_parser(given).parse_args(given)
+        if not (args.json or args.plain) and (sys.stdout.isatty() or sys.stderr.isatty()):
+            require_rich()
     except SystemExit as exc:  # argparse has written help or the version
         return exc.code if isinstance(exc.code, int) else 2
-    except (Usage, MissingExtra) as exc:
-        complain(str(exc))
+    except (UsageError, MissingExtra) as exc:
+        print_error(str(exc))
         if "--json" in given:
-            print_json(sys.stdout, failure(None, type(exc).__name__, str(exc)))
+            print_json(sys.stdout, failure_document(None, type(exc).__name__, str(exc)))
         return 2
     entry = next(entry for entry in COMMANDS if entry.name == args.command)
     context = Context(progress=choose_progress(args), say=say)
-    with own_stdout(args.json) as stdout, short_warnings():
+    with claimed_stdout(args.json) as stdout, short_warnings():
         try:
-            report = load(entry).run(args, context)
-            return show(stdout, entry.name, report, args)
+            report = load_command(entry).run(args, context)
+            return show_report(stdout, entry.name, report, args)
         except KeyboardInterrupt:
-            complain("stopped")
+            print_error("stopped")
             return 130
-        # SystemExit: an environment that calls sys.exit must not end this without a word
+        # SystemExit too: an environment that calls sys.exit must not end this silently
         except (Exception, SystemExit) as exc:
-            is_usage = isinstance(exc, Usage | ConfigError | MissingExtra)
+            is_usage = isinstance(exc, UsageError | ConfigError | MissingExtra)
             if args.traceback:
-                with dispensable(sys.stderr):
+                with silenced_if_closed(sys.stderr):
                     traceback.print_exc()
             message = one_sentence(exc)
             says_all = is_usage or isinstance(exc, CheckpointError)
-            complain(message if says_all or args.traceback else message + hint(exc))
+            print_error(message if says_all or args.traceback else message + traceback_hint(exc))
             if args.json:
-                with dispensable(stdout):
-                    print_json(stdout, failure(entry.name, type(exc).__name__, message))
+                with silenced_if_closed(stdout):
+                    print_json(stdout, failure_document(entry.name, type(exc).__name__, message))
             return 2 if is_usage else 1
 
 
-def one_word(given: list[str]) -> list[str]:
+def join_command_words(given: list[str]) -> list[str]:
     """The arguments, with a command of two words as one."""
     first = " ".join(given[:2])
     return [first, *given[2:]] if first in {entry.name for entry in COMMANDS} else given
 
 
-def show(stdout: TextIO, command: str, report: Report, args: argparse.Namespace) -> int:
+def show_report(stdout: TextIO, command: str, report: Report, args: argparse.Namespace) -> int:
     """Print a report the way the user asked for; returns the exit code."""
     code = 0 if report.ok else 1
     try:
@@ -179,15 +186,15 @@ def show(stdout: TextIO, command: str, report: Report, args: argparse.Namespace)
             screen_on(stdout, plain=args.plain).show(report.blocks)
     except OSError as exc:
         silence(stdout)
-        # the reader (head, less) went away, or the terminal was closed: what was done is done
+        # the reader (head, less) went away, or the terminal was closed: the work is done
         if isinstance(exc, BrokenPipeError) or exc.errno == errno.EIO:
             return code
-        complain(f"the report cannot be printed: {exc.strerror}")
-        return 1 if args.json else code  # to a script the document is all there is
+        print_error(f"the report cannot be printed: {exc.strerror}")
+        return 1 if args.json else code  # a script has nothing but the document
     return code
 
 
-def failure(command: str | None, kind: str, message: str) -> dict[str, Any]:
+def failure_document(command: str | None, kind: str, message: str) -> dict[str, Any]:
     """The JSON document of a command that could not do its work."""
     return {
         "command": command,
@@ -204,42 +211,42 @@ def print_json(stream: TextIO, document: dict[str, Any]) -> None:
 
 
 def one_sentence(exc: BaseException) -> str:
-    """What went wrong, in the words of the error; its type too unless it speaks for itself."""
+    """The text of an error, with its type unless it is one of ours."""
     text = " ".join(str(exc).split())
-    if isinstance(exc, Usage | ConfigError) or type(exc).__module__.startswith("envfleet"):
+    if isinstance(exc, UsageError | ConfigError) or type(exc).__module__.startswith("envfleet"):
         return text
     return f"{type(exc).__name__}: {text}" if text else type(exc).__name__
 
 
-def hint(exc: BaseException) -> str:
+def traceback_hint(exc: BaseException) -> str:
     """How to see more, for errors whose sentence may not be enough."""
     end = "" if str(exc).rstrip().endswith((".", "!", "?")) else "."
     return f"{end} Run again with --traceback to see where."
 
 
-def complain(message: str) -> None:
+def print_error(message: str) -> None:
     """One line on stderr."""
-    with dispensable(sys.stderr):
+    with silenced_if_closed(sys.stderr):
         sys.stderr.write(f"envfleet: {message}\n")
         sys.stderr.flush()
 
 
 def say(block: Block) -> None:
     """Show a block on stderr at once."""
-    with dispensable(sys.stderr):
+    with silenced_if_closed(sys.stderr):
         PlainScreen(sys.stderr).show([block])
 
 
 def choose_progress(args: argparse.Namespace) -> Progress:
-    """Bars on a terminal; nothing for scripts."""
+    """Bars on a terminal, nothing for scripts."""
     if args.json or args.plain:
         return Silent()
-    return progress_on(sys.stderr, rich=has_rich())
+    return progress_on(sys.stderr)
 
 
 @contextmanager
-def own_stdout(claimed: bool) -> Iterator[TextIO]:
-    """Give stdout; when claimed, everybody else's writing to it goes to stderr meanwhile.
+def claimed_stdout(claimed: bool) -> Iterator[TextIO]:
+    """Give stdout; when claimed, all other output to it goes to stderr meanwhile.
 
     Environments and their C libraries print to file descriptor 1, and worker processes inherit it,
     so replacing ``sys.stdout`` alone would not keep a JSON document clean.
@@ -265,7 +272,7 @@ def own_stdout(claimed: bool) -> Iterator[TextIO]:
         with open(saved, "w", encoding="utf-8", closefd=False) as clean:
             yield clean
     finally:
-        with dispensable(sys.stderr):
+        with silenced_if_closed(sys.stderr):
             real.flush()
         os.dup2(saved, 1)
         os.close(saved)
@@ -273,7 +280,7 @@ def own_stdout(claimed: bool) -> Iterator[TextIO]:
 
 @contextmanager
 def short_warnings() -> Iterator[None]:
-    """Warnings as one line: a user of the command line has no use for our file names."""
+    """Warnings as one line, without our file names."""
 
     def one_line(message: Warning | str, category: type[Warning], *_: object, **__: object) -> str:
         text = " ".join(str(message).replace("\x1b[33m", "").replace("\x1b[0m", "").split())

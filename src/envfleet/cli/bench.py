@@ -1,7 +1,7 @@
 """``envfleet bench ENV``: steps per second of every way to run it here, side by side.
 
-Owns which contenders take part and what is concluded. Law: the conclusion follows from the measured
-numbers alone (``conclude`` is pure), and never claims a difference smaller than the rounds' spread.
+Law: the conclusion follows from the measured numbers alone (``bench_conclusion`` is pure). It
+claims no difference smaller than the spread of the rounds.
 """
 
 from __future__ import annotations
@@ -12,15 +12,9 @@ import platform
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from envfleet.cli.command import (
-    Context,
-    Usage,
-    add_pace_arguments,
-    at_least,
-    comma_list,
-    one_of,
-    pace,
-)
+from envfleet.cli.arguments import add_option, add_pace_arguments, read_pace
+from envfleet.cli.bench_speedup import measure_speedup
+from envfleet.cli.command import Context, UsageError
 from envfleet.cli.contenders import (
     FleetHalves,
     FleetStep,
@@ -29,15 +23,13 @@ from envfleet.cli.contenders import (
     SB3Vector,
     Workload,
     has_sb3,
-    in_order_of_start,
+    in_opening_order,
 )
-from envfleet.cli.environments import add_env_arguments, choose
-from envfleet.cli.measure import Contender, Result, compare, duration, summarise, unrest
-from envfleet.cli.report import Block, Heading, Level, Report, Table, Text
-from envfleet.cli.speedup import measure_speedup
+from envfleet.cli.env_argument import add_env_arguments, choose_env
+from envfleet.cli.measure import Contender, Result, compare, duration, noise_warning, summarise
+from envfleet.cli.report import Block, Heading, Report, Table, Text, plural
 from envfleet.engine.machine import usable_cores
-
-__all__ = ["KEYS", "NUM_ENVS", "add_arguments", "conclude", "contenders_for", "render", "run"]
+from envfleet.options import Count, one_of
 
 KEYS = (
     "loop",
@@ -52,7 +44,7 @@ KEYS = (
     "thread",
 )
 NUM_ENVS = 16
-"""How many environments are measured, here and by ``tune``, where nobody says."""
+"""How many environments ``bench`` and ``tune`` measure by default."""
 _IN_PROCESS = {"loop", "gym-sync", "sb3-dummy", "serial", "thread"}
 
 _EPILOG = """\
@@ -65,8 +57,8 @@ examples:
   envfleet bench --speedup CartPole-v1
 
 Every contender runs one slice per round, in an order that changes; ratios are taken within a round
-and their median is shown. With next_step autoreset a reset counts as a step, for everybody but SB3,
-which always resets within the step.
+and their median is shown. With next_step autoreset a reset counts as a step, except for SB3, which
+always resets within the step.
 """
 
 
@@ -83,35 +75,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="how much faster 1, 2, 4, 8 and 16 environments go than one in a plain loop",
     )
-    parser.add_argument(
-        "--num-envs",
-        type=at_least(1),
-        metavar="N",
-        help=f"environments (default: {NUM_ENVS})",
-    )
-    parser.add_argument(
-        "--num-workers",
-        type=at_least(1),
-        metavar="W",
-        help="worker processes for envfleet (default: the cores that may be used)",
-    )
+    add_option(parser, "--num-envs", "N", Count, f"environments (default: {NUM_ENVS})")
+    add_option(parser, "--num-workers", "W", Count, "envfleet's workers (default: usable cores)")
     add_pace_arguments(parser, "contender")
     parser.add_argument(
         "--start-method",
         choices=multiprocessing.get_all_start_methods(),
-        help="how worker processes start, for everybody (default: each library's own)",
+        help="how worker processes start, for all contenders (default: each library's own)",
     )
     parser.add_argument(
         "--autoreset",
         choices=("next_step", "same_step"),
         help="when an ended episode is reset (default: next_step)",
     )
-    parser.add_argument(
-        "--contenders",
-        type=comma_list(one_of(*KEYS)),
-        metavar="KEY,...",
-        help=f"who takes part, of {', '.join(KEYS)} (default: all but thread)",
-    )
+    keys = f"what takes part, of {', '.join(KEYS)} (default: all but thread)"
+    add_option(parser, "--contenders", "KEY,...", one_of(*KEYS), keys)
     parser.add_argument(
         "--baseline",
         choices=KEYS,
@@ -122,15 +100,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, context: Context) -> Report:
     """Measure and conclude."""
-    rounds, seconds = pace(args)
+    rounds, seconds = read_pace(args)
     if args.speedup:
         for name in ("num_envs", "num_workers", "autoreset", "contenders", "baseline"):
             if getattr(args, name) is not None:
                 flag = f"--{name.replace('_', '-')}"
-                raise Usage(f"--speedup compares fleets as auto runs them; leave out {flag}")
-        choice = choose(args.env, args.env_kwargs)
+                raise UsageError(f"--speedup compares fleets as auto runs them; leave out {flag}")
+        choice = choose_env(args.env, args.env_kwargs)
         return measure_speedup(choice, rounds, seconds, args.start_method, context)
-    choice = choose(args.env, args.env_kwargs)
+    choice = choose_env(args.env, args.env_kwargs)
     num_envs, baseline = args.num_envs or NUM_ENVS, args.baseline or "loop"
     autoreset = args.autoreset or "next_step"
     cores = usable_cores()
@@ -146,10 +124,10 @@ def run(args: argparse.Namespace, context: Context) -> Report:
     if baseline not in keys:
         keys.insert(0, baseline)
     if not keys:
-        raise Usage("nobody is left to measure; choose other --contenders")
+        raise UsageError("nothing is left to measure; choose other --contenders")
     contenders = contenders_for(keys, work, num_workers)
     slices, failures = compare(
-        in_order_of_start(contenders),
+        in_opening_order(contenders),
         rounds=rounds,
         seconds=seconds,
         progress=context.progress,
@@ -161,7 +139,7 @@ def run(args: argparse.Namespace, context: Context) -> Report:
     auto_plan = next(
         (str(one.envs.plan) for one in contenders if one.key == "auto" and one.key in slices), None
     )
-    conclusion = conclude(
+    conclusion = bench_conclusion(
         results, num_envs=num_envs, num_workers=num_workers, cores=cores, auto_plan=auto_plan
     )
     settings: dict[str, Any] = {
@@ -180,38 +158,37 @@ def run(args: argparse.Namespace, context: Context) -> Report:
         ok=bool(results),
         document=settings
         | {
-            "results": [as_json(result) for result in results],
+            "results": [result_json(result) for result in results],
             "left_out": left_out,
             "auto_plan": auto_plan,
             "conclusion": conclusion,
-            "unrest": unrest(results),
+            "unrest": noise_warning(results),
         },
-        blocks=render(settings, results, left_out, auto_plan, conclusion),
+        blocks=bench_blocks(settings, results, left_out, auto_plan, conclusion),
     )
 
 
 def contenders_for(keys: Sequence[str], work: Workload, num_workers: int) -> list[Any]:
     """The contenders behind ``keys``, in a fixed order."""
-    plural = "" if num_workers == 1 else "s"
-    crew = f"{num_workers} worker{plural}"
+    workers = plural(num_workers, "worker")
     every: dict[str, Contender] = {
         "gym-async": GymnasiumVector(work, parallel=True),
         "sb3-subproc": SB3Vector(work, parallel=True),
-        "process": FleetStep(work, "process", f"envfleet step, {crew}", "process", num_workers),
+        "process": FleetStep(work, "process", f"envfleet step, {workers}", "process", num_workers),
         "process-halves": FleetHalves(
-            work, "process-halves", f"envfleet send/recv, {crew}", "process", num_workers
+            work, "process-halves", f"envfleet send/recv, {workers}", "process", num_workers
         ),
         "auto": FleetStep(work, "auto", "envfleet auto", "auto"),
         "loop": PlainLoop(work),
         "gym-sync": GymnasiumVector(work, parallel=False),
         "sb3-dummy": SB3Vector(work, parallel=False),
         "serial": FleetStep(work, "serial", "envfleet serial", "serial"),
-        "thread": FleetStep(work, "thread", f"envfleet thread, {crew}", "thread", num_workers),
+        "thread": FleetStep(work, "thread", f"envfleet thread, {workers}", "thread", num_workers),
     }
     return [contender for key, contender in every.items() if key in keys]
 
 
-def conclude(
+def bench_conclusion(
     results: Sequence[Result],
     *,
     num_envs: int,
@@ -229,12 +206,12 @@ def conclude(
         opening += f" (about as fast: {rival.label})"
     if best.key == "auto" and auto_plan:
         return f"{opening}: {auto_plan.rstrip('.')}."
-    step_us = in_env_us(results)
-    because = explanation(best, step_us, num_envs=num_envs, num_workers=num_workers, cores=cores)
+    step_us = env_step_us(results)
+    because = why_fastest(best, step_us, num_envs=num_envs, num_workers=num_workers, cores=cores)
     return f"{opening}: {because}."
 
 
-def in_env_us(results: Sequence[Result]) -> float | None:
+def env_step_us(results: Sequence[Result]) -> float | None:
     """What one step costs inside the environment, in microseconds, from the plainest contender."""
     by_key = {result.key: result for result in results}
     for key in ("loop", "serial", "gym-sync"):
@@ -243,7 +220,7 @@ def in_env_us(results: Sequence[Result]) -> float | None:
     return None
 
 
-def explanation(
+def why_fastest(
     best: Result, step_us: float | None, *, num_envs: int, num_workers: int, cores: int
 ) -> str:
     """Why ``best`` won, as the second half of a sentence."""
@@ -266,7 +243,7 @@ def explanation(
     return f"{inside}, and one wake-up is shared by {per_worker} environments; {step}"
 
 
-def as_json(result: Result) -> dict[str, Any]:
+def result_json(result: Result) -> dict[str, Any]:
     """One contender's numbers for scripts."""
     shares = result.shares
     return {
@@ -276,17 +253,18 @@ def as_json(result: Result) -> dict[str, Any]:
         "ratio": None if result.ratio is None else round(result.ratio, 4),
         "rates": [round(rate, 1) for rate in result.rates],
         "ratios": [round(ratio, 4) for ratio in result.ratios],
-        "shares": None
-        if shares is None
-        else {
-            "env": round(shares.env, 4),
-            "waiting": round(shares.waiting, 4),
-            "copying": round(shares.copying, 4),
-        },
+        "shares": shares
+        and {name: round(getattr(shares, name), 4) for name in ("env", "waiting", "copying")},
     }
 
 
-def render(
+def speed_cells(result: Result) -> tuple[str, str, str]:
+    """A contender's speed for a table: its rate, its ratio and its spread."""
+    ratio = "-" if result.ratio is None else f"{result.ratio:.2f}x"
+    return f"{result.rate:,.0f}", ratio, f"{result.spread:.0%}"
+
+
+def bench_blocks(
     settings: Mapping[str, Any],
     results: Sequence[Result],
     left_out: Mapping[str, str],
@@ -296,47 +274,35 @@ def render(
     """The same facts for people."""
     baseline = next((one.label for one in results if one.key == settings["baseline"]), None)
     rows = []
-    levels: list[Level] = []
     for result in results:
         shares = result.shares
-        rows.append(
-            (
-                result.label,
-                f"{result.rate:,.0f}",
-                "-" if result.ratio is None else f"{result.ratio:.2f}x",
-                f"{result.spread:.0%}",
-                *(
-                    ("", "", "")
-                    if shares is None
-                    else (f"{shares.env:.0%}", f"{shares.waiting:.0%}", f"{shares.copying:.0%}")
-                ),
-            )
-        )
-        levels.append("ok" if result is results[0] else "info")
-    notes = [
-        f"ratio: to {baseline}, median of the rounds; +-: half the range of the rounds. "
-        if baseline
-        else "+-: half the range of the rounds. ",
-        "in env, waiting: share of the workers' time; copying: share of this process's time.",
-    ]
+        parts = () if shares is None else (shares.env, shares.waiting, shares.copying)
+        cells = [f"{part:.0%}" for part in parts] or [""] * 3
+        rows.append((result.label, *speed_cells(result), *cells))
+    note = (
+        "+-: half the range of the rounds. in env, waiting: share of the workers' time; copying: "
+        "share of this process's time."
+    )
+    if baseline:
+        note = f"ratio: to {baseline}, median of the rounds; {note}"
     blocks: list[Block] = [
         Heading(
-            f"{settings['env']}: {settings['num_envs']} environments on {settings['cores']} "
-            f"core{'' if settings['cores'] == 1 else 's'}, {settings['rounds']} rounds of "
+            f"{settings['env']}: {settings['num_envs']} environments on "
+            f"{plural(settings['cores'], 'core')}, {settings['rounds']} rounds of "
             f"{settings['seconds']:g} s, {settings['autoreset']} autoreset"
         ),
         Table(
             columns=("contender", "steps/s", "ratio", "+-", "in env", "waiting", "copying"),
             rows=tuple(rows),
             right=frozenset({"steps/s", "ratio", "+-", "in env", "waiting", "copying"}),
-            levels=tuple(levels),
-            notes=("".join(notes),),
+            levels=tuple("ok" if row is rows[0] else "info" for row in rows),
+            notes=(note,),
         ),
     ]
     blocks += [Text(f"left out: {key}: {why}", "warn") for key, why in left_out.items()]
     if auto_plan:
         blocks.append(Text(f"auto: {auto_plan}"))
     blocks.append(Text(conclusion, "ok" if results else "bad"))
-    if (warning := unrest(results)) is not None:
+    if (warning := noise_warning(results)) is not None:
         blocks.append(Text(warning, "warn"))
     return tuple(blocks)

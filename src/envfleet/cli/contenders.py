@@ -1,8 +1,8 @@
-"""The ways to step many environments that ``bench`` and ``tune`` put side by side.
+"""The ways to step many environments that ``bench`` and ``tune`` compare.
 
-Each contender steps the same environments with the same prepared actions, so that a slice measures
-stepping and nothing else. Actions are drawn before the clock starts. Other people's vectorisers are
-imported when they are opened; one that is not installed is simply not offered.
+Each contender steps the same environments with the same actions, which are drawn before the clock
+starts, so that a slice measures stepping and nothing else. Other vectorisers are imported when they
+are opened.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import itertools
 import multiprocessing
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeAlias
 
@@ -21,25 +21,13 @@ import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from gymnasium.vector.utils import batch_space, iterate
 
-from envfleet.cli.environments import EnvChoice
+from envfleet.cli.env_argument import EnvChoice
 from envfleet.cli.measure import Contender, Shares, Slice
-
-__all__ = [
-    "FleetHalves",
-    "FleetStep",
-    "GymnasiumVector",
-    "PlainLoop",
-    "SB3Vector",
-    "Workload",
-    "halves",
-    "has_sb3",
-    "shares_of",
-]
 
 Slots: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
 
 _POOL = 16
-"""Prepared batches of actions; cycled. Enough that no environment sees a short rhythm."""
+"""Prepared batches of actions, used in turn: enough that no environment sees a short cycle."""
 
 
 @dataclass(frozen=True)
@@ -87,14 +75,12 @@ def timed_steps(step: Callable[[], int], seconds: float) -> Slice:
             return Slice(steps, elapsed_s)
 
 
-@dataclass
 class PlainLoop:
     """A ``for`` loop over the environments: no batching, no parallelism, no library."""
 
-    work: Workload
-    key: str = "loop"
-    label: str = "plain for loop"
-    _envs: list[gymnasium.Env[Any, Any]] = field(default_factory=list)
+    def __init__(self, work: Workload, key: str = "loop", label: str = "plain for loop") -> None:
+        self.work, self.key, self.label = work, key, label
+        self._envs: list[gymnasium.Env[Any, Any]] = []
 
     def open(self) -> None:
         """Build and reset the environments."""
@@ -131,62 +117,73 @@ class PlainLoop:
             env.close()
 
 
-@dataclass
-class GymnasiumVector:
-    """Gymnasium's SyncVectorEnv or AsyncVectorEnv."""
+class _Vector:
+    """A vector environment, stepped by its ``step``."""
 
-    work: Workload
-    parallel: bool
-    _envs: SyncVectorEnv | AsyncVectorEnv | None = None
+    def __init__(self, work: Workload, key: str, label: str) -> None:
+        self.work, self.key, self.label = work, key, label
+        self.envs: Any = None
 
-    @property
-    def key(self) -> str:
-        """Its name on the command line."""
-        return "gym-async" if self.parallel else "gym-sync"
-
-    @property
-    def label(self) -> str:
-        """Its name in tables."""
-        return f"Gymnasium {'Async' if self.parallel else 'Sync'}VectorEnv"
+    def build(self) -> Any:
+        """Start the environments."""
+        raise NotImplementedError
 
     def open(self) -> None:
         """Start and reset."""
-        mode = AutoresetMode[self.work.autoreset.upper()]
-        if not self.parallel:
-            self._envs = SyncVectorEnv(self.work.env_fns, autoreset_mode=mode)
-        else:
-            self._envs = AsyncVectorEnv(
-                self.work.env_fns,
-                context=self.work.start_method,
-                autoreset_mode=mode,
-                shared_memory=fits_gymnasium(self.work.choice.observation_space),
-            )
-        self._envs.reset(seed=self.work.seed)
+        self.envs = self.build()
+        self.envs.reset(seed=self.work.seed)
         self._pool = itertools.cycle(self.work.actions)
 
     def run(self, seconds: float) -> Slice:
         """Call ``step``."""
-        envs, pool = self._envs, self._pool
-        assert envs is not None
+        return timed_steps(self.stepping(), seconds)
+
+    def stepping(self) -> Callable[[], int]:
+        """A function that steps all environments once and says how many they are."""
+        envs, pool, num_envs = self.envs, self._pool, self.work.num_envs
 
         def step() -> int:
             envs.step(next(pool))
-            return envs.num_envs
+            return num_envs
 
-        return timed_steps(step, seconds)
+        return step
 
     def close(self) -> None:
-        """Close; kill what does not end."""
-        if self._envs is None:
+        """Close."""
+        if self.envs is not None:
+            self.envs.close()
+
+
+class GymnasiumVector(_Vector):
+    """Gymnasium's SyncVectorEnv or AsyncVectorEnv."""
+
+    def __init__(self, work: Workload, parallel: bool) -> None:
+        name = "Async" if parallel else "Sync"
+        super().__init__(work, f"gym-{name.lower()}", f"Gymnasium {name}VectorEnv")
+        self.parallel = parallel
+
+    def build(self) -> Any:
+        """Start the environments, in processes of their own if `parallel`."""
+        mode = AutoresetMode[self.work.autoreset.upper()]
+        if not self.parallel:
+            return SyncVectorEnv(self.work.env_fns, autoreset_mode=mode)
+        return AsyncVectorEnv(
+            self.work.env_fns,
+            context=self.work.start_method,
+            autoreset_mode=mode,
+            shared_memory=fits_gymnasium(self.work.choice.observation_space),
+        )
+
+    def close(self) -> None:
+        """Close, and kill processes that do not end."""
+        if not isinstance(self.envs, AsyncVectorEnv):
+            super().close()
             return
-        if isinstance(self._envs, AsyncVectorEnv):
-            try:
-                self._envs.close(timeout=5)
-            except Exception:
-                self._envs.close(terminate=True)
-                raise
-        else:
-            self._envs.close()
+        try:
+            self.envs.close(timeout=5)
+        except Exception:
+            self.envs.close(terminate=True)
+            raise
 
 
 def fits_gymnasium(space: gymnasium.Space[Any]) -> bool:
@@ -212,71 +209,44 @@ def has_sb3() -> bool:
         return False
 
 
-@dataclass
-class SB3Vector:
+class SB3Vector(_Vector):
     """Stable-Baselines3's DummyVecEnv or SubprocVecEnv. Both always reset within the step."""
 
-    work: Workload
-    parallel: bool
-    _envs: Any = None
-
-    @property
-    def key(self) -> str:
-        """Its name on the command line."""
-        return "sb3-subproc" if self.parallel else "sb3-dummy"
-
-    @property
-    def label(self) -> str:
-        """Its name in tables."""
-        return f"SB3 {'Subproc' if self.parallel else 'Dummy'}VecEnv"
+    def __init__(self, work: Workload, parallel: bool) -> None:
+        name = "Subproc" if parallel else "Dummy"
+        super().__init__(work, f"sb3-{name.lower()}", f"SB3 {name}VecEnv")
+        self.parallel = parallel
 
     def open(self) -> None:
-        """Start and reset."""
+        """Start and reset; its ``reset`` takes no seed."""
         from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv
 
         if self.parallel:
-            # its own default is forkserver, where each process imports torch again: the same method
-            # for everybody compares stepping, not starting
+            # its own default is forkserver, where each process imports torch again: one method for
+            # all contenders compares stepping, not starting
             method = self.work.start_method or multiprocessing.get_context().get_start_method()
-            self._envs = SubprocVecEnv(self.work.env_fns, start_method=method)
+            self.envs = SubprocVecEnv(self.work.env_fns, start_method=method)
         else:
-            self._envs = DummyVecEnv(self.work.env_fns)
-        self._envs.seed(self.work.seed)
-        self._envs.reset()
+            self.envs = DummyVecEnv(self.work.env_fns)
+        self.envs.seed(self.work.seed)
+        self.envs.reset()
         self._pool = itertools.cycle(self.work.actions)
 
-    def run(self, seconds: float) -> Slice:
-        """Call ``step``."""
-        envs, pool, num_envs = self._envs, self._pool, self.work.num_envs
 
-        def step() -> int:
-            envs.step(next(pool))
-            return num_envs
-
-        return timed_steps(step, seconds)
-
-    def close(self) -> None:
-        """Close."""
-        if self._envs is not None:
-            self._envs.close()
-
-
-@dataclass
-class FleetStep:
+class FleetStep(_Vector):
     """envfleet, every environment stepped by one ``step`` call."""
 
-    work: Workload
-    key: str
-    label: str
-    backend: str
-    num_workers: int | None = None
-    envs: Any = None
+    def __init__(
+        self, work: Workload, key: str, label: str, backend: str, num_workers: int | None = None
+    ) -> None:
+        super().__init__(work, key, label)
+        self.backend, self.num_workers = backend, num_workers
 
-    def open(self) -> None:
-        """Start and reset."""
+    def build(self) -> Any:
+        """Open the fleet."""
         import envfleet
 
-        self.envs = envfleet.make_vec(
+        return envfleet.make_vec(
             self.work.choice.env_fn,
             self.work.num_envs,
             backend=self.backend,
@@ -284,23 +254,12 @@ class FleetStep:
             start_method=self.work.start_method if self.backend == "process" else None,
             autoreset=self.work.autoreset,
         )
-        self.envs.reset(seed=self.work.seed)
-        self.prepare()
-
-    def prepare(self) -> None:
-        """Get ready to run slices."""
-        self._pool = itertools.cycle(self.work.actions)
 
     def run(self, seconds: float) -> Slice:
         """Call ``step``."""
-        envs, pool, num_envs = self.envs, self._pool, self.work.num_envs
-
-        def step() -> int:
-            envs.step(next(pool))
-            return num_envs
-
-        # a worker notes how long it waited when the next command comes, and since the last slice
-        # that is long: this step takes it off the books
+        step = self.stepping()
+        # a worker adds up how long it waited when the next command comes: this step takes the time
+        # since the last slice out of the measurement
         step()
         return self.timed(step, seconds)
 
@@ -310,27 +269,18 @@ class FleetStep:
         start_s = time.perf_counter()
         slice_ = timed_steps(step, seconds)
         elapsed_s = time.perf_counter() - start_s
-        shares = shares_of(before, dict(self.envs.timings), elapsed_s, self.workers_in_use())
+        num_workers = len(self.envs.fleet.bounds)
+        shares = shares_of(before, dict(self.envs.timings), elapsed_s, num_workers)
         return Slice(slice_.steps, slice_.seconds, shares)
 
-    def workers_in_use(self) -> int:
-        """How many workers the fleet runs."""
-        return len(self.envs.fleet.bounds)
 
-    def close(self) -> None:
-        """Close."""
-        if self.envs is not None:
-            self.envs.close()
-
-
-@dataclass
 class FleetHalves(FleetStep):
-    """envfleet, one half in flight while the other is served (``send`` and ``recv``)."""
+    """envfleet, one half in flight while the other gets its actions (``send`` and ``recv``)."""
 
-    def prepare(self) -> None:
-        """Cut the slots in two."""
-        parts = halves(self.envs.fleet.bounds)
-        self._halves = [part for part in parts if len(part)]
+    def open(self) -> None:
+        """Open the fleet and cut its slots in two."""
+        super().open()
+        self._halves = [part for part in halves(self.envs.fleet.bounds) if len(part)]
         self._pools: dict[int, Iterator[Any]] = {}
 
     def actions(self, num: int) -> Any:
@@ -340,7 +290,7 @@ class FleetHalves(FleetStep):
         return next(self._pools[num])
 
     def run(self, seconds: float) -> Slice:
-        """Put both halves in flight, take whatever is ready, answer it, and go on."""
+        """Send both halves, then answer those that are ready first, again and again."""
         envs, actions = self.envs, self.actions
         wanted = min(len(half) for half in self._halves)
 
@@ -349,7 +299,7 @@ class FleetHalves(FleetStep):
             envs.send(actions(len(slots)), slots)
             return len(slots)
 
-        # here too the first steps take the time since the last slice off the workers' books
+        # here too the first steps take the time since the last slice out of the measurement
         envs.send(actions(self.work.num_envs))
         envs.recv()
         for half in self._halves:
@@ -389,6 +339,6 @@ def shares_of(
     )
 
 
-def in_order_of_start(contenders: Sequence[Contender]) -> list[Contender]:
+def in_opening_order(contenders: Sequence[Contender]) -> list[Contender]:
     """The order to open them in: threads last, because forking a process with threads is unsafe."""
     return sorted(contenders, key=lambda one: one.key.startswith("thread"))

@@ -1,7 +1,8 @@
 """``envfleet doctor``: is this machine set up to run environments in parallel, and what to change.
 
 ``envfleet doctor replay FILE`` runs an incident again in this process. Owns the order of the
-checks and the summary; ``probe.py`` asks the machine and ``judge.py`` says what the answers mean.
+checks and the summary; ``doctor_probe.py`` asks the machine and
+``doctor_checks.py`` says what the answers mean.
 """
 
 from __future__ import annotations
@@ -10,11 +11,9 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from envfleet.cli import replay
+from envfleet.cli import doctor_replay
 from envfleet.cli.command import Context
 from envfleet.cli.report import Finding, Findings, Heading, Report, Text
-
-__all__ = ["add_arguments", "run", "summary"]
 
 _EPILOG = """\
 examples:
@@ -32,14 +31,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = "Check this machine: cores, memory, limits, start methods, versions."
     parser.epilog = _EPILOG
     actions = parser.add_subparsers(dest="action", metavar="[replay FILE]")
-    replay.add_parser(actions)
+    doctor_replay.add_parser(actions)
 
 
 def run(args: argparse.Namespace, context: Context) -> Report:
     """Check everything, or replay."""
     if args.action == "replay":
-        return replay.run(args, context)
-    from envfleet.cli.probe import CHECKS
+        return doctor_replay.run(args, context)
+    from envfleet.cli.doctor_probe import CHECKS
 
     found: list[Finding] = []
     with context.progress.bar("doctor", len(CHECKS)) as bar:
@@ -48,7 +47,7 @@ def run(args: argparse.Namespace, context: Context) -> Report:
             try:
                 found.append(check())
             except Exception as exc:
-                # one check that cannot look must not hide what the others see
+                # a check that fails must not hide the others
                 text = f"could not be checked: {type(exc).__name__}: {exc}"
                 found.append(Finding(name, "warn", text))
             bar.advance()

@@ -1,13 +1,15 @@
-"""``envfleet eval``: play whole episodes with what a run has learned."""
+"""``envfleet eval``: play whole episodes with a run's policy."""
 
 from __future__ import annotations
 
 import argparse
 import math
+from pathlib import Path
 from typing import Any
 
 from envfleet.adapters.names import label
-from envfleet.cli.command import Context, at_least, folder
+from envfleet.cli.arguments import value_of
+from envfleet.cli.command import Context
 from envfleet.cli.report import Report, Text
 from envfleet.errors import EnvFailed, EnvfleetError, VideoError, WorkerDied, describe_exit
 from envfleet.learn.environments import env_fn
@@ -15,8 +17,7 @@ from envfleet.learn.evaluate import EVALUATION_SEED, evaluate
 from envfleet.learn.recall import load_agent
 from envfleet.learn.run_folder import INCIDENTS_FILE
 from envfleet.observe import video
-
-__all__ = ["add_arguments", "run"]
+from envfleet.options import Count, CountOrZero
 
 _EPILOG = """\
 examples:
@@ -34,25 +35,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.epilog = _EPILOG
     parser.add_argument(
-        "run", metavar="RUN", type=folder, help="a run's folder or a checkpoint in it"
+        "run", metavar="RUN", type=value_of(Path), help="a run's folder or a checkpoint in it"
     )
     parser.add_argument(
         "--episodes",
-        type=at_least(1),
+        type=value_of(Count),
         default=10,
         metavar="N",
         help="how many (default: %(default)s)",
     )
     parser.add_argument(
         "--n-envs",
-        type=at_least(1),
+        type=value_of(Count),
         default=1,
         metavar="K",
         help="episodes played side by side, with the same returns (default: %(default)s)",
     )
     parser.add_argument(
         "--seed",
-        type=at_least(0),
+        type=value_of(CountOrZero),
         default=EVALUATION_SEED,
         metavar="N",
         help="of the first episode (default: %(default)s)",
@@ -110,7 +111,7 @@ def run(args: argparse.Namespace, context: Context) -> Report:
 
 
 class NoEpisode(EnvfleetError):
-    """Every episode was lost, for people who have no objects."""
+    """No episode was completed."""
 
     def __init__(self, env: str, last: EnvFailed | WorkerDied) -> None:
         super().__init__(env, last)
@@ -123,7 +124,7 @@ class NoEpisode(EnvfleetError):
             if isinstance(last, WorkerDied)
             else f"it failed during {last.doing}: {last.reason}"
         )
-        return f"{self.env} came to the end of no episode; in the last one {how}"
+        return f"{self.env} completed no episode; in the last one {how}"
 
 
 def _in_json(number: float) -> float | None:

@@ -1,10 +1,9 @@
 """Fair speed comparisons: every contender runs one slice per round, in an order that rotates.
 
-A machine's speed drifts (heat, neighbours, clock rates), so numbers taken minutes apart do not
+A machine's speed drifts (heat, other programs, clock rates), so numbers taken minutes apart do not
 compare. Within one round they nearly do: a ratio is taken per round, and the median of the ratios
-is what counts. Owns the rounds and the arithmetic. Law: a contender that fails is left out with
-its reason, never stops the others, and everything that was opened is closed. What a contender is
-lives in ``contenders.py``.
+counts. Law: a contender that fails is left out with its reason and never stops the others, and
+everything that was opened is closed.
 """
 
 from __future__ import annotations
@@ -16,19 +15,6 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from envfleet.observe.progress import Progress
-
-__all__ = [
-    "Contender",
-    "Result",
-    "Shares",
-    "Slice",
-    "compare",
-    "duration",
-    "median_shares",
-    "rotation",
-    "summarise",
-    "unrest",
-]
 
 _UNREST = 0.2
 
@@ -115,8 +101,8 @@ class Result:
 def rotation(num: int, round_number: int) -> list[int]:
     """The order of one round: each order is followed by its reverse, then shifted by one.
 
-    So in every pair of rounds everybody's mean place is the middle, and nobody always runs behind
-    the same neighbour, inheriting the same warm or cold caches.
+    So in every pair of rounds each contender's mean place is the middle, and none always runs after
+    the same other one, with the same warm or cold caches.
     """
     order = [(index + round_number // 2) % num for index in range(num)]
     return order if round_number % 2 == 0 else order[::-1]
@@ -133,7 +119,7 @@ def compare(
     """Run every contender once per round.
 
     Args:
-        contenders: Who takes part; opened in this order, all open at the same time.
+        contenders: What takes part; opened in this order, all open at the same time.
         rounds: How many slices each one runs.
         seconds: How long one slice lasts.
         progress: Where to show how far it is.
@@ -153,7 +139,7 @@ def compare(
                 contender.open()
                 slices[contender.key] = []
             except Exception as exc:
-                failures[contender.key] = reason(exc)
+                failures[contender.key] = failure_text(exc)
             bar.advance()
         for round_number in range(rounds):
             for index in rotation(len(contenders), round_number):
@@ -164,19 +150,19 @@ def compare(
                         slices[contender.key].append(contender.run(seconds))
                     except Exception as exc:
                         del slices[contender.key]
-                        failures[contender.key] = reason(exc)
+                        failures[contender.key] = failure_text(exc)
                 bar.advance()
         bar.note("closing")
     return slices, failures
 
 
 def _close_quietly(contender: Contender) -> None:
-    # the measurements are taken; that another library's close fails is no news here
+    # the measurements are taken: it does not matter if another library fails to close
     with suppress(Exception):
         contender.close()
 
 
-def reason(exc: BaseException) -> str:
+def failure_text(exc: BaseException) -> str:
     """An error as half a line."""
     text = " ".join(str(exc).split())
     text = text if len(text) <= 200 else text[:197] + "..."
@@ -208,8 +194,8 @@ def median_shares(slices: Sequence[Slice]) -> Shares | None:
     )
 
 
-def unrest(results: Sequence[Result]) -> str | None:
-    """A sentence if the rounds lie so far apart that the machine must have been busy otherwise."""
+def noise_warning(results: Sequence[Result]) -> str | None:
+    """A warning if the rounds differ so much that the machine must have been busy."""
     if not results:
         return None
     spread = statistics.median(result.spread for result in results)

@@ -1,8 +1,7 @@
-"""What a command has to say: one document for scripts and the same facts as blocks for people.
+"""The result of a command: one document for scripts, and the same facts as blocks for people.
 
-Pure data. Law: a report never depends on where it will be shown; ``screen.py`` decides that.
-Everything in ``document`` is plain JSON (strings, numbers, booleans, None, lists, dicts with
-string keys).
+Pure data, the same for every screen. Everything in ``document`` is plain JSON (strings, numbers,
+booleans, None, lists, dicts with string keys).
 """
 
 from __future__ import annotations
@@ -10,21 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-__all__ = [
-    "Bar",
-    "Bars",
-    "Block",
-    "Code",
-    "Finding",
-    "Findings",
-    "Heading",
-    "Level",
-    "Report",
-    "Table",
-    "Text",
-]
-
 Level = Literal["ok", "warn", "bad", "info"]
+
+
+def plural(number: int, what: str) -> str:
+    """A number with its noun: 1 core, 2 cores."""
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +34,7 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Code:
-    """Lines to paste somewhere: shown as they are, never wrapped."""
+    """Lines to paste elsewhere: shown as they are, never wrapped."""
 
     lines: tuple[str, ...]
 
@@ -62,7 +52,7 @@ class Table:
     """Small print under the table."""
 
     def __post_init__(self) -> None:
-        """Refuse rows that do not fit the columns: they would shift silently."""
+        """Refuse rows that do not fit the columns."""
         for row in self.rows:
             if len(row) != len(self.columns):
                 raise ValueError(
@@ -74,7 +64,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing looked at: how it stands, and what to change when it does not stand well."""
+    """One thing checked: its state, and what to change if it is not ok."""
 
     name: str
     level: Level
@@ -90,7 +80,7 @@ class Findings:
 
 
 @dataclass(frozen=True, slots=True)
-class Bar:
+class BarRow:
     """A length with its name and its text; ``mark`` shows where another length would end."""
 
     name: str
@@ -100,13 +90,13 @@ class Bar:
 
 
 @dataclass(frozen=True, slots=True)
-class Bars:
+class BarChart:
     """Lengths below each other, to one scale."""
 
-    items: tuple[Bar, ...]
+    items: tuple[BarRow, ...]
 
 
-Block = Heading | Text | Code | Table | Findings | Bars
+Block = Heading | Text | Code | Table | Findings | BarChart
 
 
 @dataclass(frozen=True, slots=True)

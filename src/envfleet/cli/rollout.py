@@ -1,4 +1,4 @@
-"""``envfleet rollout``: play text environments for a first try, without any model."""
+"""``envfleet rollout``: play text environments with a policy that needs no model."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TextIO
 
-from envfleet.cli.command import Context, Usage, one_of
-from envfleet.cli.named_config import add_config_arguments, config_of
+from envfleet.cli.arguments import add_option
+from envfleet.cli.command import Context, UsageError
+from envfleet.cli.llm_arguments import add_config_arguments, config_of
 from envfleet.cli.report import Block, Code, Heading, Report, Table, Text
-from envfleet.llm.entries import Cache
+from envfleet.llm.export import as_json_line
 from envfleet.llm.manager import EnvStateManager
+from envfleet.llm.manager_types import Cache
+from envfleet.llm.metrics import TagSummary
 from envfleet.llm.policies import POLICIES, make_policy
-from envfleet.llm.records import as_line
-from envfleet.llm.rollout import Rollout, TagSummary, play
+from envfleet.llm.rollout import RolloutResult, play_rollout
 from envfleet.llm.settings import read_agent_proxy
-
-__all__ = ["add_arguments", "run", "sample_lines"]
+from envfleet.options import one_of
 
 _EPILOG = """\
 examples:
@@ -40,21 +41,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of ``rollout``."""
     parser.description = (
         "Play the text environments of a configuration with a policy that needs no model, and show "
-        "what came of it, where each kind was played and why."
+        "the results, where each kind was played and why."
     )
     parser.usage = "envfleet rollout [--config-name NAME] [option ...] [key=value ...]"
     parser.epilog = _EPILOG
     add_config_arguments(parser)
-    parser.add_argument(
-        "--policy",
-        type=one_of(*POLICIES),
-        default="random",
-        metavar="NAME",
-        help=f"who plays: {' or '.join(POLICIES)} (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--out", type=Path, metavar="FILE", help="write every environment's rollout as JSON lines"
-    )
+    names = f"the policy: {' or '.join(POLICIES)}"
+    add_option(parser, "--policy", "NAME", one_of(*POLICIES), names, "random")
+    add_option(parser, "--out", "FILE", Path, "write every environment's rollout as JSON lines")
 
 
 def run(args: argparse.Namespace, context: Context) -> Report:
@@ -76,10 +70,10 @@ def run(args: argparse.Namespace, context: Context) -> Report:
                 bar.advance()
 
             begun_s = time.perf_counter()
-            rollout = play(manager, policy, proxy, seed=args.seed, on_turn=on_turn)
+            rollout = play_rollout(manager, policy, proxy, seed=args.seed, on_turn=on_turn)
         played_s = time.perf_counter() - begun_s
         if out is not None:
-            out.writelines(as_line(cache) + "\n" for cache in rollout.caches)
+            out.writelines(as_json_line(cache) + "\n" for cache in rollout.caches)
         return _report(args, manager, rollout, built_s, played_s)
 
 
@@ -88,17 +82,17 @@ def _policy_seed(asked: int | None, manager: EnvStateManager) -> int:
 
 
 def _opened(path: Path) -> TextIO:
-    """Before anything is played: a rollout that cannot be kept is not worth waiting for."""
+    """Open the file before anything is played, so that a wrong path fails at once."""
     try:
         return path.open("w", encoding="utf-8")
     except OSError as exc:
-        raise Usage(f"--out {path} cannot be written: {exc.strerror}") from exc
+        raise UsageError(f"--out {path} cannot be written: {exc.strerror}") from exc
 
 
 def _report(
     args: argparse.Namespace,
     manager: EnvStateManager,
-    rollout: Rollout,
+    rollout: RolloutResult,
     built_s: float,
     played_s: float,
 ) -> Report:
@@ -172,7 +166,7 @@ def table_of(tags: Sequence[TagSummary], plan: Iterable[str]) -> Table:
 
 
 def sample_lines(cache: Cache) -> list[str]:
-    """The first turns of a rollout, as short as can be read."""
+    """The first turns of a rollout, shortened."""
     lines: list[str] = []
     for number, turn in enumerate(cache["history"][:_SAMPLE_TURNS], start=1):
         is_answered = "llm_response" in turn
@@ -187,7 +181,7 @@ def sample_lines(cache: Cache) -> list[str]:
 
 
 def _shortened(text: str) -> list[str]:
-    """A text of any length as a few lines that fit, without what would move a cursor."""
+    """A text of any length as a few lines that fit, without control characters."""
     begin = text[: _STATE_LINES * _STATE_WIDTH * 2]
     plain = "".join(one if one == "\n" or one.isprintable() else " " for one in begin)
     lines = [

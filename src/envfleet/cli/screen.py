@@ -1,20 +1,19 @@
-"""How a report looks: plain text anywhere, rich on a terminal when it is installed.
+"""How a report looks: drawn by rich on a terminal, plain text elsewhere.
 
-Owns layout only. Law: both looks show the same words in the same order, tables line up, and what
-goes to a pipe or a file carries no control characters. What is said is the commands' business.
+Law: both show the same words in the same order, tables line up, and a pipe or a file gets no
+control characters.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import shutil
 import textwrap
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Protocol, TextIO
 
 from envfleet.cli.report import (
-    Bar,
-    Bars,
+    BarChart,
+    BarRow,
     Block,
     Code,
     Finding,
@@ -28,41 +27,20 @@ from envfleet.cli.report import (
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["PlainScreen", "RichScreen", "Screen", "can_redraw", "has_rich", "screen_on"]
 
 _COLOURS: dict[Level, str] = {"ok": "green", "warn": "yellow", "bad": "bold red", "info": ""}
 
 
 class Screen(Protocol):
-    """Something blocks can be shown on."""
+    """Shows blocks."""
 
     def show(self, blocks: Iterable[Block]) -> None:
         """Show the blocks, one below the other."""
 
 
-def has_rich() -> bool:
-    """Whether rich is installed; it is an extra, so nothing may depend on it."""
-    try:
-        return importlib.util.find_spec("rich") is not None
-    except ValueError:  # a module set to None in sys.modules has no spec
-        return False
-
-
-def can_redraw(stream: TextIO) -> bool:
-    """Whether rich can draw over itself on ``stream``: a terminal that knows how, and its signs."""
-    if not stream.isatty() or not has_rich():
-        return False
-    from rich.console import Console
-
-    console = Console(file=stream)
-    return not console.is_dumb_terminal and not console.options.ascii_only
-
-
 def screen_on(stream: TextIO, *, plain: bool) -> Screen:
     """The best screen for ``stream``: rich on a terminal, plain text elsewhere."""
-    if plain or not stream.isatty() or not has_rich():
-        return PlainScreen(stream)
-    return RichScreen(stream)
+    return PlainScreen(stream) if plain or not stream.isatty() else RichScreen(stream)
 
 
 class PlainScreen:
@@ -92,7 +70,7 @@ class PlainScreen:
                 return [*table_lines(block), *self._notes(block.notes)]
             case Findings(items):
                 return finding_lines(items, self._width)
-            case Bars(items):
+            case BarChart(items):
                 return ["".join(parts) for parts in bar_parts(items, self._width, "#", "|")]
 
     def _notes(self, notes: Sequence[str]) -> list[str]:
@@ -137,7 +115,7 @@ def finding_lines(items: Sequence[Finding], width: int) -> list[str]:
 
 
 def bar_parts(
-    items: Sequence[Bar], width: int, fill: str, mark: str
+    items: Sequence[BarRow], width: int, fill: str, mark: str
 ) -> list[tuple[str, str, str, str]]:
     """Each bar as its name, what lies before the mark, the mark with what lies beyond, its text."""
     name_width = max((len(item.name) for item in items), default=0)
@@ -195,7 +173,7 @@ class RichScreen:
                 self._show_table(block)
             case Findings(items):
                 self._show_findings(items)
-            case Bars(items):
+            case BarChart(items):
                 self._show_bars(items)
 
     def _show_table(self, block: Table) -> None:
@@ -228,7 +206,7 @@ class RichScreen:
             drawn.add_row(Styled(item.level, style=_COLOURS[item.level]), item.name, text)
         self._console.print(drawn)
 
-    def _show_bars(self, items: Sequence[Bar]) -> None:
+    def _show_bars(self, items: Sequence[BarRow]) -> None:
         from rich.text import Text as Styled
 
         for name, before, beyond, text in bar_parts(items, self._console.width, "━", "│"):

@@ -1,8 +1,7 @@
 """``envfleet train``: from an environment's name to a trained policy that can be resumed.
 
-Owns the flags and how a run is shown: as a live view on a terminal, as lines elsewhere, and no
-longer once nobody reads them. Ctrl-C, SIGTERM or SIGHUP once finishes the iteration and saves,
-Ctrl-C or SIGTERM twice ends at once. What a run is lives in ``learn/train.py``.
+A run is shown as a live view on a terminal and as lines elsewhere. Ctrl-C, SIGTERM or SIGHUP once
+finishes the iteration and saves; Ctrl-C or SIGTERM twice ends at once.
 """
 
 from __future__ import annotations
@@ -16,19 +15,18 @@ from pathlib import Path
 from typing import Any
 
 from envfleet.adapters.names import label
-from envfleet.cli.asked import add_train_flags, ask, ask_to_go_on
-from envfleet.cli.command import Context, folder
-from envfleet.cli.lines import Lines
-from envfleet.cli.live import LiveView
+from envfleet.cli.arguments import value_of
+from envfleet.cli.command import Context
+from envfleet.cli.line_view import LineView
+from envfleet.cli.live_view import LiveView
 from envfleet.cli.report import Block, Code, Report, Text
-from envfleet.cli.screen import can_redraw
+from envfleet.cli.terminal import can_redraw
+from envfleet.cli.train_args import add_train_flags, read_resume_args, read_train_args
 from envfleet.errors import ConfigError, EnvConstructionFailed, SlotQuarantined
 from envfleet.learn.ppo import PPOOptions
 from envfleet.learn.run_folder import INCIDENTS, INCIDENTS_FILE
 from envfleet.learn.train import Outcome, train
 from envfleet.learn.train_options import TrainOptions
-
-__all__ = ["add_arguments", "run"]
 
 _EPILOG = """\
 examples:
@@ -39,11 +37,10 @@ examples:
   envfleet train --resume runs/p
   envfleet train --resume runs/p --total-steps 4e5 --backend serial
 
-The defaults are plain PPO's. Environments with a known recipe start from that, a file lies over the
-recipe, flags over both; the recipe is printed. A run that goes on takes flags that nothing depends
-on that it learns (where it runs, what it saves and shows), and once it is at its end one that says
-how long it is to be. Ctrl-C or SIGTERM finishes the iteration, or cuts an evaluation off, saves and
-ends; twice ends at once.
+The defaults are plain PPO's. Environments with a known recipe start from it, and it is printed; a
+file overrides the recipe, flags override both. With --resume only those flags can be given that do
+not change what the run learns (where it runs, what it saves and shows), and a new length. Ctrl-C or
+SIGTERM finishes the iteration, or cuts an evaluation off, saves and ends; twice ends at once.
 """
 
 
@@ -60,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a Gymnasium id, module:Class, module:function, file.py:Class or module:Id",
     )
     what.add_argument(
-        "--resume", metavar="RUN", type=folder, help="go on with the run in this folder"
+        "--resume", metavar="RUN", type=value_of(Path), help="go on with the run in this folder"
     )
     parser.add_argument(
         "--live-verdict",
@@ -74,25 +71,25 @@ def run(args: argparse.Namespace, context: Context) -> Report:
     """Train, or go on training."""
     is_resumed = args.resume is not None
     if is_resumed:
-        asked, run_dir = ask_to_go_on(args), args.resume
+        asked, run_dir = read_resume_args(args), args.resume
     else:
-        asked = ask(args)
+        asked = read_train_args(args)
         run_dir = asked.start.checkpoint_dir or _free_folder(asked.options)
     # standard output is a script's with --json: what a person reads goes to standard error
     stream = sys.stderr if args.json else sys.stdout
-    display: LiveView | Lines
+    display: LiveView | LineView
     if not args.plain and can_redraw(stream):
         display = LiveView(
             stream, asked.options, asked.ppo, run_dir, shows_verdict=args.live_verdict
         )
     else:
-        display = Lines(stream, asked.options, shows_verdict=args.live_verdict)
+        display = LineView(stream, asked.options, shows_verdict=args.live_verdict)
     if asked.has_recipe:
-        display.say(f"Recipe for {label(asked.options.env)}: {_told(asked.ppo)}")
+        display.say(f"Recipe for {label(asked.options.env)}: {_recipe_text(asked.ppo)}")
     try:
         with display:
             outcome = train(asked.options, asked.ppo, run_dir, display, is_resumed=is_resumed)
-    except EnvConstructionFailed as exc:  # where it was tried is nothing a person here has to know
+    except EnvConstructionFailed as exc:  # the place where it was tried does not matter here
         kwargs = asked.options.env_kwargs
         _refuse_without_spaces(asked.options.env, exc.reason)
         raise ConfigError(
@@ -116,7 +113,7 @@ def _refuse_without_spaces(env: str, reason: str) -> None:
 
 
 class TooManyFailures(SlotQuarantined):
-    """The same for people who have a run's folder and no objects."""
+    """The same error, with the files of a run instead of Python objects."""
 
     def __init__(self, failed: SlotQuarantined, run_dir: Path, env: str) -> None:
         super().__init__(*failed.args)
@@ -151,7 +148,7 @@ def _free_folder(options: TrainOptions) -> Path:
     return folder
 
 
-def _told(ppo: PPOOptions) -> str:
+def _recipe_text(ppo: PPOOptions) -> str:
     plain = asdict(PPOOptions())
     return ", ".join(f"{key}={value}" for key, value in asdict(ppo).items() if value != plain[key])
 
@@ -173,24 +170,24 @@ def _report(outcome: Outcome) -> Report:
     best = (
         f"best return {outcome.best_return:g}"
         if outcome.best_return is not None
-        else ("no evaluation came to its end" if failed else "not evaluated")
+        else ("no evaluation was completed" if failed else "not evaluated")
     )
     if outcome.new_steps:
-        told = (
+        text = (
             f"{outcome.env_steps:,} steps, {best}, {outcome.env_steps_per_second:,.0f} steps/s. "
             f"{outcome.verdict[0].upper()}{outcome.verdict[1:]}."
         )
     elif outcome.is_stopped:
-        told = f"{outcome.env_steps:,} steps, {best}; the evaluation that is due is yet to be made."
+        text = f"{outcome.env_steps:,} steps, {best}; its last evaluation has not been made yet."
     elif outcome.last_evaluation is not None or failed:
-        told = f"{outcome.env_steps:,} steps, {best}. The evaluation that was due has been made."
+        text = f"{outcome.env_steps:,} steps, {best}. The evaluation that was due has been made."
     else:
-        told = (
+        text = (
             f"There was nothing left to do: the run had made all its {outcome.env_steps:,} steps "
-            f"({best}). To make it longer, say by --total-steps or --num-episodes how long it is "
-            "to be in all."
+            f"({best}). To make it longer, give its whole length by --total-steps or "
+            "--num-episodes."
         )
-    blocks: list[Block] = [Text(told, "ok")]
+    blocks: list[Block] = [Text(text, "ok")]
     if failed:
         many = "1 evaluation" if failed == 1 else f"{failed} evaluations"
         blocks.append(Text(f"{many} failed: the report says why", "warn"))

@@ -1,8 +1,8 @@
 """``envfleet tune ENV``: measures backends and numbers of workers, and prints the line to paste.
 
-Owns which settings are tried and which one is advised. Law: the advice follows from the measured
-numbers alone (``advise`` is pure); of settings that are equally fast the simplest wins, because
-fewer processes mean less memory, a shorter start and easier debugging.
+Law: the advice follows from the measured numbers alone (``advise`` is pure). Of settings that are
+equally fast the simplest wins: fewer processes mean less memory, a shorter start and easier
+debugging.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from envfleet.cli.bench import NUM_ENVS, as_json
-from envfleet.cli.command import Context, add_pace_arguments, at_least, pace
-from envfleet.cli.contenders import FleetHalves, FleetStep, Workload, in_order_of_start
-from envfleet.cli.environments import EnvChoice, add_env_arguments, choose
-from envfleet.cli.measure import Result, Slice, compare, duration, summarise, unrest
-from envfleet.cli.report import Block, Code, Heading, Level, Report, Table, Text
+from envfleet.cli.arguments import add_option, add_pace_arguments, read_pace
+from envfleet.cli.bench import NUM_ENVS, result_json, speed_cells
+from envfleet.cli.command import Context
+from envfleet.cli.contenders import FleetHalves, FleetStep, Workload, in_opening_order
+from envfleet.cli.env_argument import EnvChoice, add_env_arguments, choose_env
+from envfleet.cli.measure import Result, Slice, compare, duration, noise_warning, summarise
+from envfleet.cli.report import Block, Code, Heading, Level, Report, Table, Text, plural
 from envfleet.engine.machine import usable_cores
-
-__all__ = ["Advice", "Setting", "add_arguments", "advise", "line_to_paste", "run", "worker_counts"]
+from envfleet.options import Count
 
 _EPILOG = """\
 examples:
@@ -40,7 +40,7 @@ _HOPELESS = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class FleetSetting:
     """One way to run the fleet."""
 
     backend: str
@@ -66,10 +66,10 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True)
-class Advice:
+class TuneAdvice:
     """What to use, and why."""
 
-    setting: Setting
+    setting: FleetSetting
     why: str
     hint: str | None
     """What a different way of calling would gain, if anything."""
@@ -83,19 +83,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.epilog = _EPILOG
     add_env_arguments(parser)
-    parser.add_argument(
-        "--num-envs",
-        type=at_least(1),
-        default=NUM_ENVS,
-        metavar="N",
-        help=f"environments (default: {NUM_ENVS})",
-    )
-    parser.add_argument(
-        "--max-workers",
-        type=at_least(1),
-        metavar="W",
-        help="most workers to try (default: the cores that may be used)",
-    )
+    add_option(parser, "--num-envs", "N", Count, "environments", NUM_ENVS)
+    add_option(parser, "--max-workers", "W", Count, "most workers to try (default: usable cores)")
     add_pace_arguments(parser, "setting")
     parser.add_argument(
         "--start-method",
@@ -106,13 +95,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, context: Context) -> Report:
     """Measure, advise."""
-    choice = choose(args.env, args.env_kwargs)
-    rounds, seconds = pace(args)
+    choice = choose_env(args.env, args.env_kwargs)
+    rounds, seconds = read_pace(args)
     cores = usable_cores()
     most = min(args.max_workers or cores, args.num_envs)
     settings = settings_for(worker_counts(most), args.num_envs)
     work = Workload(choice, args.num_envs, start_method=args.start_method)
-    slices, failures = measure(settings, work, rounds, seconds, context)
+    slices, failures = measure_settings(settings, work, rounds, seconds, context)
     labels = {setting.key: setting.label for setting in settings}
     results = summarise(slices, labels, "serial-1-step")
     by_key = {setting.key: setting for setting in settings}
@@ -132,7 +121,7 @@ def run(args: argparse.Namespace, context: Context) -> Report:
         document=facts
         | {
             "results": [
-                as_json(result)
+                result_json(result)
                 | {
                     "backend": by_key[result.key].backend,
                     "num_workers": by_key[result.key].num_workers,
@@ -141,7 +130,7 @@ def run(args: argparse.Namespace, context: Context) -> Report:
                 for result in results
             ],
             "left_out": failures,
-            "unrest": unrest(results),
+            "unrest": noise_warning(results),
             "advice": {
                 "backend": advice.setting.backend,
                 "num_workers": advice.setting.num_workers,
@@ -150,14 +139,14 @@ def run(args: argparse.Namespace, context: Context) -> Report:
                 "code": "\n".join(lines),
             },
         },
-        blocks=render(facts, results, by_key, failures, advice, lines),
+        blocks=tune_blocks(facts, results, by_key, failures, advice, lines),
     )
 
 
 def worker_counts(most: int) -> list[int]:
-    """Numbers of workers to try: all of them up to eight, then doubling, and always the last two.
+    """Numbers of workers to try: all up to eight, then doubling, and always the last two.
 
-    One core less than all leaves room for the process that learns, so it is worth its own row.
+    One core less than all leaves room for the process that learns.
     """
     counts = set(range(1, min(most, 8) + 1))
     number = 8
@@ -167,25 +156,25 @@ def worker_counts(most: int) -> list[int]:
     return sorted(count for count in counts | {most - 1, most} if count >= 1)
 
 
-def settings_for(counts: Sequence[int], num_envs: int) -> list[Setting]:
+def settings_for(counts: Sequence[int], num_envs: int) -> list[FleetSetting]:
     """Every setting worth a measurement."""
-    settings = [Setting("serial", 1, lockstep=True)]
+    settings = [FleetSetting("serial", 1, lockstep=True)]
     for count in counts:
-        settings.append(Setting("process", count, lockstep=True))
+        settings.append(FleetSetting("process", count, lockstep=True))
         # one environment cannot be in two halves
         if num_envs > 1:
-            settings.append(Setting("process", count, lockstep=False))
-    settings += [Setting("thread", count, lockstep=True) for count in counts if count > 1]
+            settings.append(FleetSetting("process", count, lockstep=False))
+    settings += [FleetSetting("thread", count, lockstep=True) for count in counts if count > 1]
     return settings
 
 
-def measure(
-    settings: Sequence[Setting], work: Workload, rounds: int, seconds: float, context: Context
+def measure_settings(
+    settings: Sequence[FleetSetting], work: Workload, rounds: int, seconds: float, context: Context
 ) -> tuple[dict[str, list[Slice]], dict[str, str]]:
     """A short pass over everything, then the rounds with what is left."""
     shown = min(0.1, seconds)
     first, failures = compare(
-        in_order_of_start([contender(setting, work) for setting in settings]),
+        in_opening_order([contender(setting, work) for setting in settings]),
         rounds=2,
         seconds=shown,
         progress=context.progress,
@@ -193,7 +182,7 @@ def measure(
     )
     kept = promising(first)
     slices, later = compare(
-        in_order_of_start([contender(one, work) for one in settings if one.key in kept]),
+        in_opening_order([contender(one, work) for one in settings if one.key in kept]),
         rounds=rounds,
         seconds=seconds,
         progress=context.progress,
@@ -208,13 +197,13 @@ def measure(
 
 
 def promising(first: Mapping[str, Sequence[Slice]]) -> set[str]:
-    """The settings that a second look could still make the best; serial always stays to compare."""
+    """The settings that may still be the best; serial always stays, for comparison."""
     best = {key: max(one.rate for one in own) for key, own in first.items()}
     limit = _HOPELESS * max(best.values(), default=0.0)
     return {key for key, rate in best.items() if rate >= limit or key == "serial-1-step"}
 
 
-def contender(setting: Setting, work: Workload) -> FleetStep:
+def contender(setting: FleetSetting, work: Workload) -> FleetStep:
     """Something that can run the setting."""
     kind = FleetStep if setting.lockstep else FleetHalves
     workers = None if setting.backend == "serial" else setting.num_workers
@@ -222,8 +211,8 @@ def contender(setting: Setting, work: Workload) -> FleetStep:
 
 
 def advise(
-    results: Sequence[Result], settings: Mapping[str, Setting], *, num_envs: int, cores: int
-) -> Advice:
+    results: Sequence[Result], settings: Mapping[str, FleetSetting], *, num_envs: int, cores: int
+) -> TuneAdvice:
     """The simplest setting for ``step`` that is as good as the best, and why.
 
     Raises:
@@ -237,7 +226,7 @@ def advise(
     chosen = min(near, key=lambda result: settings[result.key].simplicity)
     setting = settings[chosen.key]
     serial = next((one for one in results if settings[one.key].backend == "serial"), None)
-    why = reasons(chosen, setting, serial, num_envs=num_envs, cores=cores)
+    why = advice_reasons(chosen, setting, serial, num_envs=num_envs, cores=cores)
     if chosen is not best:
         gain = best.score / chosen.score - 1
         why += f"; {settings[best.key].label} is only {gain:.1%} faster"
@@ -252,11 +241,11 @@ def advise(
                 f"{other.num_workers} workers makes {top.rate:,.0f} steps/s, "
                 f"{top.score / chosen.score:.2f}x of that."
             )
-    return Advice(setting, why + ".", hint)
+    return TuneAdvice(setting, why + ".", hint)
 
 
-def reasons(
-    chosen: Result, setting: Setting, serial: Result | None, *, num_envs: int, cores: int
+def advice_reasons(
+    chosen: Result, setting: FleetSetting, serial: Result | None, *, num_envs: int, cores: int
 ) -> str:
     """Why a setting is the one to use, as a sentence without its full stop."""
     cost = "" if serial is None else f"a step takes about {duration(1e6 / serial.rate)}"
@@ -268,13 +257,13 @@ def reasons(
         return f"Workers would cost more than they save: {cost}, {num_envs} environments"
     gain = "" if serial is None else f"{chosen.score / serial.score:.2f}x of serial"
     inside = "" if chosen.shares is None else f"{chosen.shares.env:.0%} of their time in envs"
-    crew = f"{setting.num_workers} {setting.backend} worker{'s' if setting.num_workers > 1 else ''}"
+    workers = plural(setting.num_workers, f"{setting.backend} worker")
     facts = ", ".join(part for part in (gain, inside, cost) if part)
-    return f"{crew} make {chosen.rate:,.0f} steps/s: {facts}"
+    return f"{workers} make {chosen.rate:,.0f} steps/s: {facts}"
 
 
 def line_to_paste(
-    choice: EnvChoice, num_envs: int, setting: Setting, start_method: str | None
+    choice: EnvChoice, num_envs: int, setting: FleetSetting, start_method: str | None
 ) -> list[str]:
     """The lines that build the advised fleet."""
     arguments = [choice.expression, f"num_envs={num_envs}", f'backend="{setting.backend}"']
@@ -288,12 +277,12 @@ def line_to_paste(
     return [*lines, f"envs = envfleet.make_vec({', '.join(arguments)})"]
 
 
-def render(
+def tune_blocks(
     facts: Mapping[str, Any],
     results: Sequence[Result],
-    settings: Mapping[str, Setting],
+    settings: Mapping[str, FleetSetting],
     failures: Mapping[str, str],
-    advice: Advice,
+    advice: TuneAdvice,
     lines: Sequence[str],
 ) -> tuple[Block, ...]:
     """The same facts for people."""
@@ -308,9 +297,7 @@ def render(
                 setting.backend,
                 str(setting.num_workers),
                 "step" if setting.lockstep else "send/recv",
-                f"{result.rate:,.0f}",
-                "-" if result.ratio is None else f"{result.ratio:.2f}x",
-                f"{result.spread:.0%}",
+                *speed_cells(result),
                 "" if shares is None else f"{shares.env:.0%}",
                 "<- advised" if is_advised else "",
             )
@@ -318,9 +305,8 @@ def render(
         levels.append("ok" if is_advised else "info")
     blocks: list[Block] = [
         Heading(
-            f"{facts['env']}: {facts['num_envs']} environments on {facts['cores']} "
-            f"core{'' if facts['cores'] == 1 else 's'}, {facts['rounds']} rounds of "
-            f"{facts['seconds']:g} s"
+            f"{facts['env']}: {facts['num_envs']} environments on "
+            f"{plural(facts['cores'], 'core')}, {facts['rounds']} rounds of {facts['seconds']:g} s"
         ),
         Table(
             columns=("backend", "workers", "calls", "steps/s", "vs serial", "+-", "in env", ""),
@@ -335,6 +321,6 @@ def render(
     blocks += [Text(advice.why, "ok"), Code(tuple(lines))]
     if advice.hint:
         blocks.append(Text(advice.hint))
-    if (warning := unrest(results)) is not None:
+    if (warning := noise_warning(results)) is not None:
         blocks.append(Text(warning, "warn"))
     return tuple(blocks)

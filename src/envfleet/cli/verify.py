@@ -1,8 +1,8 @@
 """``envfleet verify ENV``: is every parallel run of it bit-equal to a plain loop?
 
-Owns which runs are compared and what their outcome means. Recording and comparing streams is the
-work of ``envfleet.testing``. Law: an environment that does not even repeat itself by hand is
-reported as that, before any backend is blamed; whatever differs is named by slot, step and field.
+``envfleet.testing`` records and compares the streams. Law: an environment that does not repeat
+itself in a plain loop is reported as such, before any backend is blamed; a difference is named by
+slot, step and field.
 """
 
 from __future__ import annotations
@@ -11,19 +11,25 @@ import argparse
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from envfleet.cli.command import (
-    Context,
-    Usage,
-    add_worker_arguments,
-    at_least,
-    comma_list,
-    one_of,
+from envfleet.cli.arguments import add_option, add_worker_arguments
+from envfleet.cli.command import Context, UsageError
+from envfleet.cli.env_argument import add_env_arguments, choose_env
+from envfleet.cli.report import (
+    Block,
+    Finding,
+    Findings,
+    Heading,
+    Level,
+    Report,
+    Table,
+    Text,
+    plural,
 )
-from envfleet.cli.environments import add_env_arguments, choose
-from envfleet.cli.report import Block, Finding, Findings, Heading, Level, Report, Table, Text
 from envfleet.errors import ConfigError
+from envfleet.options import Count, CountOrZero, one_of
 from envfleet.testing import (
     Difference,
     Streams,
@@ -34,9 +40,8 @@ from envfleet.testing import (
     uses_global_random,
 )
 
-__all__ = ["MODES", "Comparison", "Run", "add_arguments", "conclude", "run", "runs_for"]
-
 MODES = ("next_step", "same_step", "disabled")
+BACKENDS = ("serial", "thread", "process")
 
 _EPILOG = """\
 examples:
@@ -65,7 +70,7 @@ class Run:
     def label(self) -> str:
         """For progress bars and sentences."""
         method = f" {self.start_method}" if self.start_method else ""
-        workers = f"{self.num_workers} worker{'' if self.num_workers == 1 else 's'}"
+        workers = plural(self.num_workers, "worker")
         return f"{self.backend}{method}, {workers}, {self.autoreset}"
 
     @property
@@ -86,7 +91,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What came of one run."""
+    """The result of one run."""
 
     run: Run
     seconds: float
@@ -107,49 +112,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.epilog = _EPILOG
     add_env_arguments(parser)
-    parser.add_argument(
-        "--num-envs",
-        type=at_least(1),
-        default=5,
-        metavar="N",
-        help="environments (default: 5, which no number of workers but 1 divides)",
-    )
-    parser.add_argument(
-        "--steps",
-        type=at_least(1),
-        default=200,
-        metavar="T",
-        help="steps of every environment (default: 200)",
-    )
-    parser.add_argument("--seed", type=at_least(0), default=0, help="seed of slot 0 (default: 0)")
+    add_option(parser, "--num-envs", "N", Count, "environments", 5)
+    add_option(parser, "--steps", "T", Count, "steps of every environment", 200)
+    add_option(parser, "--seed", "N", CountOrZero, "seed of slot 0", 0)
     add_worker_arguments(parser)
-    parser.add_argument(
-        "--autoreset",
-        type=comma_list(one_of(*MODES)),
-        default=MODES,
-        metavar="MODE,...",
-        help=f"autoreset modes (default: {','.join(MODES)})",
-    )
-    parser.add_argument(
-        "--backends",
-        type=comma_list(one_of("serial", "thread", "process")),
-        default=("serial", "thread", "process"),
-        metavar="B,...",
-        help="backends (default: serial,thread,process)",
-    )
+    add_option(parser, "--autoreset", "MODE,...", one_of(*MODES), "autoreset modes", MODES)
+    add_option(parser, "--backends", "B,...", one_of(*BACKENDS), "backends", BACKENDS)
 
 
 def run(args: argparse.Namespace, context: Context) -> Report:
     """Record the reference, compare every run with it."""
-    choice = choose(args.env, args.env_kwargs)
+    choice = choose_env(args.env, args.env_kwargs)
     workers = [number for number in args.workers if number <= args.num_envs]
     if not workers:
-        raise Usage(
+        raise UsageError(
             f"--workers {','.join(map(str, args.workers))} are all more than --num-envs "
             f"{args.num_envs}; a worker needs an environment"
         )
     runs = runs_for(args.backends, workers, args.start_methods, args.autoreset, args.num_envs)
     comparisons: list[Comparison] = []
+    by_hand = partial(hand_driven, choice.env_fn, args.num_envs, args.steps, args.seed)
     with context.progress.bar("verify", len(runs) + len(args.autoreset) + 2) as bar:
         bar.note("global random state")
         shared_random = uses_global_random(choice.env_fn, args.steps, args.seed)
@@ -157,13 +139,11 @@ def run(args: argparse.Namespace, context: Context) -> Report:
         references: dict[str, Streams] = {}
         for mode in args.autoreset:
             bar.note(f"by hand, {mode}")
-            references[mode] = by_hand(choice.env_fn, args, mode)
+            references[mode] = by_hand(mode)
             bar.advance()
         bar.note("by hand, again")
         first_mode = args.autoreset[0]
-        unrepeatable = first_difference(
-            references[first_mode], by_hand(choice.env_fn, args, first_mode)
-        )
+        unrepeatable = first_difference(references[first_mode], by_hand(first_mode))
         bar.advance()
         for one in runs:
             bar.note(one.label)
@@ -173,7 +153,7 @@ def run(args: argparse.Namespace, context: Context) -> Report:
         mode: sum(count_episodes(slot) for slot in streams.slots)
         for mode, streams in references.items()
     }
-    conclusion, ok = conclude(comparisons, unrepeatable, shared_random)
+    conclusion, ok = verify_conclusion(comparisons, unrepeatable, shared_random)
     facts = {
         "env": choice.name,
         "num_envs": args.num_envs,
@@ -185,19 +165,14 @@ def run(args: argparse.Namespace, context: Context) -> Report:
         ok=ok,
         document=facts
         | {
-            "comparisons": [as_json(one) for one in comparisons],
+            "comparisons": [comparison_json(one) for one in comparisons],
             "repeats_itself": unrepeatable is None,
-            "unrepeatable": None if unrepeatable is None else difference_json(unrepeatable),
+            "unrepeatable": unrepeatable and difference_json(unrepeatable),
             "global_random": shared_random,
             "conclusion": conclusion,
         },
-        blocks=render(facts, comparisons, unrepeatable, shared_random, conclusion, ok),
+        blocks=verify_blocks(facts, comparisons, unrepeatable, shared_random, conclusion, ok),
     )
-
-
-def by_hand(env_fn: Callable[[], Any], args: argparse.Namespace, mode: str) -> Streams:
-    """The reference in one autoreset mode."""
-    return hand_driven(env_fn, args.num_envs, args.steps, args.seed, mode)
 
 
 def runs_for(
@@ -217,8 +192,8 @@ def runs_for(
         if "process" in backends:
             for method in start_methods:
                 runs += [Run("process", number, method, mode) for number in workers]
-    # the layout changes the order in which slots come back only through who is ready first, so one
-    # run per parallel backend, with its widest layout, is enough
+    # first-ready order is compared once per parallel backend, with most workers: the number of
+    # workers changes nothing else
     if num_envs > 1:
         first_ready = max(1, num_envs // 2)
         if "thread" in backends:
@@ -246,7 +221,7 @@ def compared(
     return Comparison(one, seconds, difference=first_difference(reference, streams))
 
 
-def conclude(
+def verify_conclusion(
     comparisons: Sequence[Comparison], unrepeatable: Difference | None, shared_random: str | None
 ) -> tuple[str, bool]:
     """One sentence about all comparisons, and whether everything is well."""
@@ -258,18 +233,15 @@ def conclude(
         )
         return (
             "The environment does not repeat itself: two plain loops with the same seed already "
-            f"part at slot {unrepeatable.slot}, step {unrepeatable.step}, field "
+            f"differ at slot {unrepeatable.slot}, step {unrepeatable.step}, field "
             f"{unrepeatable.field}; {cause}",
             False,
         )
     if differing:
         first = differing[0]
-        where = (
-            f"it failed with {first.error}"
-            if first.difference is None
-            else f"slot {first.difference.slot}, step {first.difference.step}, field "
-            f"{first.difference.field}"
-        )
+        where = f"it failed with {first.error}"
+        if (found := first.difference) is not None:
+            where = f"slot {found.slot}, step {found.step}, field {found.field}"
         return (
             f"{len(differing)} of {len(comparisons)} runs differ from the plain loop; the first "
             f"({first.run.label}): {where}.",
@@ -278,7 +250,7 @@ def conclude(
     if shared_random is not None:
         return (
             "All runs were equal, but the environment uses random state that others in its process "
-            "share, so this holds only as long as nobody else uses it.",
+            "share, so this holds only as long as nothing else uses it.",
             False,
         )
     return f"All {len(comparisons)} runs equal the plain loop, bit by bit.", True
@@ -296,7 +268,7 @@ def difference_json(difference: Difference) -> dict[str, Any]:
     }
 
 
-def as_json(one: Comparison) -> dict[str, Any]:
+def comparison_json(one: Comparison) -> dict[str, Any]:
     """One comparison for scripts."""
     return {
         "backend": one.run.backend,
@@ -306,12 +278,12 @@ def as_json(one: Comparison) -> dict[str, Any]:
         "first_ready": one.run.min_slots is not None,
         "equal": one.is_equal,
         "seconds": round(one.seconds, 3),
-        "difference": None if one.difference is None else difference_json(one.difference),
+        "difference": one.difference and difference_json(one.difference),
         "error": one.error,
     }
 
 
-def render(
+def verify_blocks(
     facts: dict[str, Any],
     comparisons: Sequence[Comparison],
     unrepeatable: Difference | None,
@@ -332,13 +304,13 @@ def render(
         for one in comparisons
         if not one.is_equal
     ]
-    # where the plain loop parts from itself, how the others part from it says nothing
+    # if the plain loop does not repeat itself, differences from it mean nothing
     if details and unrepeatable is None:
         blocks.append(Findings(tuple(details[:3])))
     checks = [
         Finding("repeats itself", "ok", "two plain loops with the same seed are equal")
         if unrepeatable is None
-        else Finding("repeats itself", "bad", parting(unrepeatable)),
+        else Finding("repeats itself", "bad", loop_difference(unrepeatable)),
         Finding("global random state", "ok", "not used")
         if shared_random is None
         else Finding("global random state", "bad", shared_random),
@@ -348,11 +320,11 @@ def render(
     return tuple(blocks)
 
 
-def parting(difference: Difference) -> str:
-    """Where two plain loops part, in half a sentence."""
+def loop_difference(difference: Difference) -> str:
+    """Where two plain loops differ, in half a sentence."""
     values = [short(value) for value in (difference.expected, difference.got)]
     return (
-        f"two plain loops with the same seed part at slot {difference.slot}, step "
+        f"two plain loops with the same seed differ at slot {difference.slot}, step "
         f"{difference.step}: {difference.field} is {values[0]} in one and {values[1]} in the other"
     )
 
@@ -374,7 +346,7 @@ def table_of(comparisons: Sequence[Comparison]) -> Table:
     rows = []
     levels: list[Level] = []
     for layout, by_mode in layouts.items():
-        cells = [outcome(by_mode[mode]) if mode in by_mode else "" for mode in modes]
+        cells = [comparison_word(by_mode[mode]) if mode in by_mode else "" for mode in modes]
         rows.append((*layout, *cells, f"{sum(one.seconds for one in by_mode.values()):.2f}"))
         levels.append("info" if all(one.is_equal for one in by_mode.values()) else "bad")
     return Table(
@@ -385,8 +357,8 @@ def table_of(comparisons: Sequence[Comparison]) -> Table:
     )
 
 
-def outcome(one: Comparison) -> str:
-    """A cell."""
+def comparison_word(one: Comparison) -> str:
+    """The word for a comparison in a table."""
     if one.error is not None:
         return "FAILED"
     return "equal" if one.difference is None else "DIFFERS"

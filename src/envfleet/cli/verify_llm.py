@@ -5,15 +5,14 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from envfleet.cli.command import Context, add_worker_arguments
-from envfleet.cli.named_config import add_config_arguments, config_of
+from envfleet.cli.arguments import add_worker_arguments
+from envfleet.cli.command import Context
+from envfleet.cli.llm_arguments import add_config_arguments, config_of
 from envfleet.cli.report import Block, Finding, Findings, Heading, Report, Table, Text
-from envfleet.llm.recordings import Parting
+from envfleet.llm.compare import RolloutDifference
 from envfleet.llm.settings import read_settings
-from envfleet.llm.verify import Outcome, Verification, verify
-from envfleet.llm.ways import ways_for
-
-__all__ = ["add_arguments", "run"]
+from envfleet.llm.variants import variants_for
+from envfleet.llm.verify import VariantOutcome, Verification, verify
 
 _EPILOG = """\
 examples:
@@ -33,8 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of ``verify llm``."""
     parser.description = (
         "Prove that a configuration of text environments gives one rollout wherever environments "
-        "live and whatever happens to workers; name the first environment, turn and field that "
-        "differ."
+        "live, even if workers are killed; name the first environment, turn and field that differ."
     )
     parser.usage = "envfleet verify llm [--config-name NAME] [option ...] [key=value ...]"
     parser.epilog = _EPILOG
@@ -47,11 +45,11 @@ def run(args: argparse.Namespace, context: Context) -> Report:
     config = config_of(args)
     settings = read_settings(config, args.mode)
     seed = args.seed if args.seed is not None else settings.seed or 0
-    total = len(ways_for(args.workers, args.start_methods, settings.use_multiprocessing)) + 2
+    total = len(variants_for(args.workers, args.start_methods, settings.use_multiprocessing)) + 2
     with context.progress.bar("verify llm", total) as bar:
         begun: list[str] = []
 
-        def on_way(name: str) -> None:
+        def on_variant(name: str) -> None:
             if begun:
                 bar.advance()
             begun.append(name)
@@ -63,7 +61,7 @@ def run(args: argparse.Namespace, context: Context) -> Report:
             seed=seed,
             workers=args.workers,
             start_methods=args.start_methods,
-            on_way=on_way,
+            on_variant=on_variant,
         )
     return _report(args, seed, found)
 
@@ -90,7 +88,7 @@ def _report(args: argparse.Namespace, seed: int, found: Verification) -> Report:
         _table(found),
     ]
     differing = [
-        Finding(one.way.name, "bad", one.error or str(one.parting))
+        Finding(one.variant.name, "bad", one.error or str(one.difference))
         for one in found.outcomes
         if not one.is_equal
     ]
@@ -112,7 +110,7 @@ def _table(found: Verification) -> Table:
     return Table(
         columns=("way", "rollout", "digest", "seconds"),
         rows=tuple(
-            (one.way.name, _word(one), one.digest or "", f"{one.seconds:.2f}")
+            (one.variant.name, _word(one), one.digest or "", f"{one.seconds:.2f}")
             for one in found.outcomes
         ),
         right=frozenset({"seconds"}),
@@ -120,34 +118,34 @@ def _table(found: Verification) -> Table:
     )
 
 
-def _word(one: Outcome) -> str:
+def _word(one: VariantOutcome) -> str:
     if one.error is not None:
         return "FAILED"
-    return "equal" if one.parting is None else "DIFFERS"
+    return "equal" if one.difference is None else "DIFFERS"
 
 
-def _as_json(one: Outcome) -> dict[str, Any]:
+def _as_json(one: VariantOutcome) -> dict[str, Any]:
     return {
-        "way": one.way.name,
-        "use_multiprocessing": one.way.use_multiprocessing,
-        "max_workers": one.way.max_workers,
-        "start_method": one.way.start_method,
+        "way": one.variant.name,
+        "use_multiprocessing": one.variant.use_multiprocessing,
+        "max_workers": one.variant.max_workers,
+        "start_method": one.variant.start_method,
         "equal": one.is_equal,
         "digest": one.digest,
         "seconds": round(one.seconds, 3),
-        "difference": None if one.parting is None else _parting_json(one.parting),
+        "difference": None if one.difference is None else _difference_json(one.difference),
         "error": one.error,
     }
 
 
-def _parting_json(parting: Parting) -> dict[str, Any]:
+def _difference_json(difference: RolloutDifference) -> dict[str, Any]:
     """For scripts; the values as text, because they may be anything."""
     return {
-        "env_id": parting.env_id,
-        "tag": parting.tag,
-        "turn": parting.turn,
-        "field": parting.field,
-        "expected": repr(parting.expected)[:500],
-        "got": repr(parting.got)[:500],
-        "text": str(parting),
+        "env_id": difference.env_id,
+        "tag": difference.tag,
+        "turn": difference.turn,
+        "field": difference.field,
+        "expected": repr(difference.expected)[:500],
+        "got": repr(difference.got)[:500],
+        "text": str(difference),
     }

@@ -1,9 +1,8 @@
-"""``envfleet verify train``: does training give the same bits, whatever runs the environments?
+"""``envfleet verify train``: does training give the same bits on every backend?
 
 Two runs with one seed go side by side: one in this process, one in worker processes. After every
-rollout all experience is compared, after every update all parameters. Law: what differs first is
-named by iteration, step, slot and field, or by the parameter's name. Comparing is pure, and takes
-rollouts and states with whatever fields they have.
+rollout all experience is compared, after every update all parameters. Law: the first difference is
+named by iteration, step, slot and field, or by the parameter's name.
 """
 
 from __future__ import annotations
@@ -19,24 +18,14 @@ import numpy.typing as npt
 import torch
 
 from envfleet.adapters.names import label
-from envfleet.cli.asked import Asked, add_train_flags, ask
 from envfleet.cli.command import Context
 from envfleet.cli.report import Block, Heading, Report, Table, Text
+from envfleet.cli.train_args import TrainArgs, add_train_flags, read_train_args
 from envfleet.learn.environments import opened
 from envfleet.learn.ppo import PPOTrainer
 from envfleet.learn.train_options import TrainOptions
 from envfleet.observe.progress import Bar
 from envfleet.testing.values import value_difference
-
-__all__ = [
-    "Compared",
-    "Parting",
-    "add_arguments",
-    "conclude",
-    "rollouts_part",
-    "run",
-    "states_part",
-]
 
 Array: TypeAlias = npt.NDArray[Any]
 
@@ -62,7 +51,7 @@ saved. The exit code is 1 when anything differs.
 
 
 @dataclass(frozen=True, slots=True)
-class Parting:
+class TrainDifference:
     """The first thing that differs between two runs."""
 
     iteration: int
@@ -87,7 +76,7 @@ class Parting:
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """How much was found equal."""
+    """How much was compared."""
 
     iterations: int
     transitions: int
@@ -113,7 +102,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, context: Context) -> Report:
     """Train twice and compare."""
-    asked = ask(args)
+    asked = read_train_args(args)
     reference, other = runs_of(asked)
     iterations = other.iterations(asked.ppo)
     with (
@@ -121,12 +110,12 @@ def run(args: argparse.Namespace, context: Context) -> Report:
         opened(reference, asked.ppo) as one,
         opened(other, asked.ppo) as two,
     ):
-        parting, compared = side_by_side(one, two, iterations, bar)
+        difference, compared = side_by_side(one, two, iterations, bar)
         incidents = len(one.envs.incidents) + len(two.envs.incidents)
-    return _report(reference, other, parting, compared, incidents)
+    return _report(reference, other, difference, compared, incidents)
 
 
-def runs_of(asked: Asked) -> tuple[TrainOptions, TrainOptions]:
+def runs_of(asked: TrainArgs) -> tuple[TrainOptions, TrainOptions]:
     """The run in this process, and the one that has to equal it."""
     options = asked.options
     if not asked.said & {"num_episodes", "total_steps"}:
@@ -152,38 +141,38 @@ def runs_of(asked: Asked) -> tuple[TrainOptions, TrainOptions]:
 
 def side_by_side(
     one: PPOTrainer, two: PPOTrainer, iterations: int, bar: Bar
-) -> tuple[Parting | None, Compared]:
+) -> tuple[TrainDifference | None, Compared]:
     """Iterate both until something differs."""
     names: tuple[str, ...] = ()
     transitions = 0
-    parting = states_part(one.agent.state(), two.agent.state(), 0)
+    difference = state_difference(one.agent.state(), two.agent.state(), 0)
     number = 0
-    while parting is None and number < iterations:
+    while difference is None and number < iterations:
         progress = number / iterations
         number += 1
         rollouts = one.collect(), two.collect()
-        parting = rollouts_part(*rollouts, number)
-        if parting is None:
+        difference = rollout_difference(*rollouts, number)
+        if difference is None:
             names, transitions = _fields(rollouts[0]), transitions + rollouts[0].rewards.size
             one.learn(rollouts[0], progress)
             two.learn(rollouts[1], progress)
-            parting = states_part(one.agent.state(), two.agent.state(), number)
+            difference = state_difference(one.agent.state(), two.agent.state(), number)
         bar.advance()
     parameters = sum(array.size for _, array in _arrays("", one.agent.state()))
-    return parting, Compared(number, transitions, names, parameters)
+    return difference, Compared(number, transitions, names, parameters)
 
 
 # ---- comparing ----------------------------------------------------------------------------------
 
 
-def rollouts_part(expected: Any, got: Any, iteration: int) -> Parting | None:
-    """Where two rollouts part first: by time, then by slot, then in the order of their fields."""
+def rollout_difference(expected: Any, got: Any, iteration: int) -> TrainDifference | None:
+    """Where two rollouts first differ: by time, then by slot, then in the order of their fields."""
     shape = np.shape(expected.rewards)
-    first: tuple[tuple[bool, int, int, int], Parting] | None = None
+    first: tuple[tuple[bool, int, int, int], TrainDifference] | None = None
     for order, (name, left, right) in enumerate(_pairs(expected, got)):
         if left.shape != right.shape or left.dtype != right.dtype:
             kinds = f"{left.dtype}{list(left.shape)}", f"{right.dtype}{list(right.shape)}"
-            return Parting(iteration, name, *kinds)
+            return TrainDifference(iteration, name, *kinds)
         if left.shape[:2] != shape:
             continue  # has no rows of its own: compared below, with the rest
         unequal = _unequal(left, right).reshape(*shape, -1).any(axis=2)
@@ -192,20 +181,20 @@ def rollouts_part(expected: Any, got: Any, iteration: int) -> Parting | None:
             rank = (name.partition(".")[0] in LOOKS_AHEAD, step, slot, order)
             if first is None or rank < first[0]:
                 at = (step, slot)
-                first = rank, Parting(iteration, name, left[at], right[at], step, slot)
+                first = rank, TrainDifference(iteration, name, left[at], right[at], step, slot)
     if first is not None:
         return first[1]
-    return states_part(_plain(expected), _plain(got), iteration)
+    return state_difference(_plain(expected), _plain(got), iteration)
 
 
-def states_part(expected: Any, got: Any, iteration: int) -> Parting | None:
-    """Where two states part first, in their own order: mappings, lists, arrays, tensors."""
+def state_difference(expected: Any, got: Any, iteration: int) -> TrainDifference | None:
+    """Where two states first differ, in their own order: mappings, lists, arrays, tensors."""
     found = value_difference(_plain(expected), _plain(got))
     if found is None:
         return None
     # ['policy']['actor.0.weight'][3, 2] reads better as policy.actor.0.weight[3, 2]
     name = re.sub(r"\['([^']*)'\]", r".\1", found.path).lstrip(".")
-    return Parting(iteration, name, found.expected, found.got)
+    return TrainDifference(iteration, name, found.expected, found.got)
 
 
 def _plain(value: Any) -> Any:
@@ -259,29 +248,30 @@ def _fields(rollout: Any) -> tuple[str, ...]:
 # ---- telling ------------------------------------------------------------------------------------
 
 
-def conclude(
-    parting: Parting | None, compared: Compared, one: TrainOptions, two: TrainOptions
+def train_conclusion(
+    difference: TrainDifference | None, compared: Compared, one: TrainOptions, two: TrainOptions
 ) -> str:
-    """One sentence on all of it, and in the worse case one on where to look."""
+    """The result in one sentence; after a difference, another on where to look."""
     where = [_where(options) for options in (one, two)]
-    if parting is None:
+    if difference is None:
         return (
             f"Equal, bit by bit, {where[0]} and {where[1]}: {compared.transitions:,} transitions "
             f"of {one.n_envs} environment{'' if one.n_envs == 1 else 's'} "
             f"({', '.join(compared.fields)}) and {compared.parameters:,} parameters after each of "
             f"{compared.iterations} updates."
         )
-    values = [" ".join(str(value).split()) for value in (parting.expected, parting.got)]
+    values = [" ".join(str(value).split()) for value in (difference.expected, difference.got)]
+    place = f"{'in ' if difference.iteration else ''}{difference.place}"
     return (
-        f"They part {'' if not parting.iteration else 'in '}{parting.place}: {parting.field} is "
-        f"{values[0]} {where[0]} and {values[1]} {where[1]}. {_cause(parting, one.env)}"
+        f"They differ {place}: {difference.field} is "
+        f"{values[0]} {where[0]} and {values[1]} {where[1]}. {_cause(difference, one.env)}"
     )
 
 
-def _cause(parting: Parting, env: str) -> str:
-    if parting.step is None:
+def _cause(difference: TrainDifference, env: str) -> str:
+    if difference.step is None:
         return "The experience was equal, so the cause lies in the learner: threads, or a GPU."
-    if parting.field.partition(".")[0] in FROM_ENVIRONMENTS:
+    if difference.field.partition(".")[0] in FROM_ENVIRONMENTS:
         return f"That comes from the environment; look closer with: envfleet verify {env}"
     return "The observations were equal, so the cause lies in the networks: threads, or a GPU."
 
@@ -298,17 +288,17 @@ def _where(options: TrainOptions) -> str:
 def _report(
     one: TrainOptions,
     two: TrainOptions,
-    parting: Parting | None,
+    difference: TrainDifference | None,
     compared: Compared,
     incidents: int,
 ) -> Report:
-    conclusion = conclude(parting, compared, one, two)
+    conclusion = train_conclusion(difference, compared, one, two)
     document: dict[str, Any] = {
         "env": one.env,
         "n_envs": one.n_envs,
         "seed": one.seed,
-        "equal": parting is None,
-        "parting": None if parting is None else _as_json(parting),
+        "equal": difference is None,
+        "parting": None if difference is None else _as_json(difference),
         "compared": asdict(compared),
         "runs": [
             {
@@ -327,15 +317,15 @@ def _report(
     ]
     if incidents:
         blocks.append(Text(f"{incidents} environments failed on the way.", "warn"))
-    blocks.append(Text(conclusion, "ok" if parting is None else "bad"))
-    return Report(ok=parting is None, document=document, blocks=tuple(blocks))
+    blocks.append(Text(conclusion, "ok" if difference is None else "bad"))
+    return Report(ok=difference is None, document=document, blocks=tuple(blocks))
 
 
-def _as_json(parting: Parting) -> dict[str, Any]:
+def _as_json(difference: TrainDifference) -> dict[str, Any]:
     """For scripts; the values as text, because they may be anything."""
-    values = {"expected": repr(parting.expected)[:500], "got": repr(parting.got)[:500]}
-    places = {"iteration": parting.iteration, "step": parting.step, "slot": parting.slot}
-    return places | {"field": parting.field} | values
+    values = {"expected": repr(difference.expected)[:500], "got": repr(difference.got)[:500]}
+    places = {"iteration": difference.iteration, "step": difference.step, "slot": difference.slot}
+    return places | {"field": difference.field} | values
 
 
 def _table(runs: Sequence[TrainOptions], compared: Compared) -> Table:

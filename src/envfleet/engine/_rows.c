@@ -54,6 +54,8 @@ put_obs(PyObject *obs, PyObject *row)
     }
     PyArrayObject *from = (PyArrayObject *)obs, *to = (PyArrayObject *)row;
     if (PyArray_TYPE(from) != PyArray_TYPE(to) || !PyArray_ISCARRAY_RO(from) ||
+        (PyArray_TYPE(to) == NPY_VOID &&
+         !PyArray_EquivTypes(PyArray_DESCR(from), PyArray_DESCR(to))) ||
         !PyArray_ISCARRAY(to) || !have_equal_shapes(from, to) ||
         PyArray_NBYTES(from) != PyArray_NBYTES(to)) {
         return 0;
@@ -142,15 +144,6 @@ put_numbers(PyObject *info, PyObject *keys, PyObject *types, PyObject *codes, ch
     return 1;
 }
 
-/* Put away what a reset returned, if nothing about it is special; 0 leaves everything as it was. */
-static int
-put_reset(PyObject *result, PyObject *row_of_obs)
-{
-    return PyTuple_CheckExact(result) && PyTuple_GET_SIZE(result) == 2 &&
-           is_empty(PyTuple_GET_ITEM(result, 1)) &&
-           put_obs(PyTuple_GET_ITEM(result, 0), row_of_obs);
-}
-
 static PyObject *
 raised(void)
 {
@@ -169,39 +162,57 @@ raised(void)
 #endif
 }
 
-enum { RUNNING, ENDED }; /* host.py's states; all others are Python's */
+enum { RUNNING, ENDED };                   /* SlotState in host.py; the others are left to Python */
+enum { NEXT_STEP, SAME_STEP, DISABLED };  /* Autoreset in rows_python.py */
 
-/* What rows_python.py calls HostState and EnvRow; everything in them is borrowed. */
+/* A place for one info of each row: its bytes, and the number of its schema. */
 typedef struct {
-    PyObject *states, *has_info, *ready, *invalid, *ends, *form;
-    PyArrayObject *starts, *status, *rewards, *cells, *schemas;
-    PyObject *take, *take_reset, *unusual, *fail; /* these are given with each call */
+    PyArrayObject *cells, *schemas;
+} InfoCells;
+
+/* HostState and EnvRow of rows_python.py; all references are borrowed. */
+typedef struct {
+    int autoreset;
+    PyObject *states, *has_info, *ready, *has_plan, *invalid, *ends, *form;
+    PyArrayObject *starts, *status, *rewards;
+    InfoCells infos, final_infos;
+    PyObject *take, *take_reset, *unusual, *fail, *keep_start; /* given with each call */
 } HostState;
 
 typedef struct {
-    PyObject *row, *stepping, *step, *layer, *limit, *resetting, *reset, *obs;
+    PyObject *row, *stepping, *resetting, *env, *obs, *final_obs;
     PyArrayObject *start;
 } EnvRow;
 
 static int
+are_info_cells(const InfoCells *infos, Py_ssize_t rows)
+{
+    return is_array(infos->cells, NPY_UINT8, 2, 0) && is_array(infos->schemas, NPY_UINT16, 1, rows);
+}
+
+static int
 read_host_state(PyObject *tuple, HostState *host)
 {
-    if (!PyArg_ParseTuple(tuple, "O!O!O!O!O!O!O!OO!O!O!", &PyByteArray_Type, &host->states,
-                          &PyByteArray_Type, &host->has_info, &PyByteArray_Type, &host->ready,
-                          &PyArray_Type, &host->starts, &PyArray_Type, &host->status, &PyArray_Type,
-                          &host->rewards, &PyList_Type, &host->invalid, &host->ends, &PyList_Type,
-                          &host->form, &PyArray_Type, &host->cells, &PyArray_Type,
-                          &host->schemas)) {
+    if (!PyArg_ParseTuple(tuple, "iO!O!O!O!O!O!O!O!O!O!O!O!O!O!", &host->autoreset, &PyByteArray_Type,
+                          &host->states, &PyByteArray_Type, &host->has_info, &PyByteArray_Type,
+                          &host->ready, &PyByteArray_Type, &host->has_plan, &PyArray_Type,
+                          &host->starts, &PyArray_Type, &host->status, &PyArray_Type,
+                          &host->rewards, &PyList_Type, &host->invalid, &PyList_Type, &host->ends,
+                          &PyList_Type, &host->form, &PyArray_Type, &host->infos.cells,
+                          &PyArray_Type, &host->infos.schemas, &PyArray_Type,
+                          &host->final_infos.cells, &PyArray_Type, &host->final_infos.schemas)) {
         return -1;
     }
     Py_ssize_t rows = PyByteArray_GET_SIZE(host->states);
     if (!is_array(host->status, NPY_UINT64, 1, 2) || !is_array(host->rewards, NPY_DOUBLE, 1, rows) ||
-        !is_array(host->starts, NPY_UINT8, 2, 0) || !is_array(host->cells, NPY_UINT8, 2, 0) ||
-        !is_array(host->schemas, NPY_UINT16, 1, rows)) {
+        !is_array(host->starts, NPY_UINT8, 2, 0) || !are_info_cells(&host->infos, rows) ||
+        !are_info_cells(&host->final_infos, rows)) {
         return -1;
     }
     if (PyByteArray_GET_SIZE(host->has_info) != rows || PyByteArray_GET_SIZE(host->ready) != rows ||
-        PyArray_DIM(host->starts, 0) != rows || PyArray_DIM(host->cells, 0) != rows) {
+        PyByteArray_GET_SIZE(host->has_plan) != rows || PyArray_DIM(host->starts, 0) != rows ||
+        PyArray_DIM(host->infos.cells, 0) != rows ||
+        PyArray_DIM(host->final_infos.cells, 0) != rows) {
         PyErr_SetString(PyExc_ValueError, "everything by row must have an item for each row");
         return -1;
     }
@@ -211,19 +222,17 @@ read_host_state(PyObject *tuple, HostState *host)
 static int
 read_env_row(PyObject *tuple, const HostState *host, EnvRow *env_row, Py_ssize_t *row)
 {
-    if (!PyTuple_Check(tuple) || PyTuple_GET_SIZE(tuple) != 9) {
-        PyErr_SetString(PyExc_TypeError, "an env_row is a tuple of nine");
+    if (!PyTuple_Check(tuple) || PyTuple_GET_SIZE(tuple) != 7) {
+        PyErr_SetString(PyExc_TypeError, "an env_row is a tuple of seven");
         return -1;
     }
     env_row->row = PyTuple_GET_ITEM(tuple, 0);
     env_row->stepping = PyTuple_GET_ITEM(tuple, 1);
-    env_row->step = PyTuple_GET_ITEM(tuple, 2);
-    env_row->layer = PyTuple_GET_ITEM(tuple, 3);
-    env_row->limit = PyTuple_GET_ITEM(tuple, 4);
-    env_row->resetting = PyTuple_GET_ITEM(tuple, 5);
-    env_row->reset = PyTuple_GET_ITEM(tuple, 6);
-    env_row->obs = PyTuple_GET_ITEM(tuple, 7);
-    env_row->start = (PyArrayObject *)PyTuple_GET_ITEM(tuple, 8);
+    env_row->resetting = PyTuple_GET_ITEM(tuple, 2);
+    env_row->env = PyTuple_GET_ITEM(tuple, 3);
+    env_row->obs = PyTuple_GET_ITEM(tuple, 4);
+    env_row->final_obs = PyTuple_GET_ITEM(tuple, 5);
+    env_row->start = (PyArrayObject *)PyTuple_GET_ITEM(tuple, 6);
     *row = PyLong_AsSsize_t(env_row->row);
     if (*row == -1 && PyErr_Occurred()) {
         return -1;
@@ -268,53 +277,16 @@ leave_to_python(const HostState *host, PyObject *row, PyObject *take, PyObject *
     return done == NULL ? -1 : 0;
 }
 
-static PyObject *step_name, *elapsed_steps, *max_episode_steps, *one; /* made with the module */
+static PyObject *step_name, *reset_name; /* made with the module */
 
-/* Count a step as gymnasium's TimeLimit does: 1 if the limit is reached, -1 if that raises. */
+/* Write an info if it is empty or like the last one that was all numbers; 0 leaves it to Python. */
 static int
-count_step(PyObject *limit)
+write_info(const HostState *host, const InfoCells *infos, Py_ssize_t row, PyObject *info)
 {
-    int is_over = -1;
-    PyObject *before = PyObject_GetAttr(limit, elapsed_steps);
-    PyObject *now = before == NULL ? NULL : PyNumber_Add(before, one);
-    if (now != NULL && PyObject_SetAttr(limit, elapsed_steps, now) == 0) {
-        PyObject *most = PyObject_GetAttr(limit, max_episode_steps);
-        is_over = most == NULL ? -1 : PyObject_RichCompareBool(now, most, Py_GE);
-        Py_XDECREF(most);
-    }
-    Py_XDECREF(before);
-    Py_XDECREF(now);
-    return is_over;
-}
-
-/* What a step returned, counted; takes `result` and gives another, or NULL. */
-static PyObject *
-counted(PyObject *limit, PyObject *result)
-{
-    PyObject *five = PySequence_Tuple(result), *cut = NULL;
-    Py_DECREF(result);
-    if (five == NULL || PyTuple_GET_SIZE(five) != 5) {
-        return five; /* whoever takes it says what is wrong */
-    }
-    int is_over = count_step(limit);
-    if (is_over == 0) {
-        return five;
-    }
-    if (is_over > 0) {
-        cut = PyTuple_Pack(5, PyTuple_GET_ITEM(five, 0), PyTuple_GET_ITEM(five, 1),
-                           PyTuple_GET_ITEM(five, 2), Py_True, PyTuple_GET_ITEM(five, 4));
-    }
-    Py_DECREF(five);
-    return cut;
-}
-
-/* Put an info away, if it is like the last one that was all numbers, or if there is none and was none. */
-static int
-put_info(const HostState *host, Py_ssize_t row, PyObject *info)
-{
-    char *has_info = PyByteArray_AS_STRING(host->has_info) + row;
+    npy_uint16 *schema = (npy_uint16 *)PyArray_DATA(infos->schemas) + row;
     if (is_empty(info)) {
-        return !*has_info;
+        *schema = 0;
+        return 1;
     }
     PyObject *form = PyList_GET_SIZE(host->form) == 1 ? PyList_GET_ITEM(host->form, 0) : Py_None;
     if (!PyTuple_CheckExact(form) || PyTuple_GET_SIZE(form) != 4) {
@@ -323,35 +295,87 @@ put_info(const HostState *host, Py_ssize_t row, PyObject *info)
     PyObject *keys = PyTuple_GET_ITEM(form, 0), *types = PyTuple_GET_ITEM(form, 1);
     PyObject *codes = PyTuple_GET_ITEM(form, 2);
     long number = PyLong_AsLong(PyTuple_GET_ITEM(form, 3));
-    npy_intp size = PyArray_DIM(host->cells, 1);
-    char *cell = PyArray_BYTES(host->cells) + row * size;
+    npy_intp size = PyArray_DIM(infos->cells, 1);
+    char *cell = PyArray_BYTES(infos->cells) + row * size;
     if (!PyTuple_CheckExact(keys) || !PyTuple_CheckExact(types) || !PyBytes_CheckExact(codes) ||
         number < 1 || PyTuple_GET_SIZE(types) != PyTuple_GET_SIZE(keys) ||
         PyBytes_GET_SIZE(codes) != PyTuple_GET_SIZE(keys) ||
         !put_numbers(info, keys, types, codes, cell, (size_t)size)) {
-        PyErr_Clear(); /* of a number that is none */
+        PyErr_Clear(); /* from a value that is not a number */
         return 0;
     }
-    ((npy_uint16 *)PyArray_DATA(host->schemas))[row] = (npy_uint16)number;
-    *has_info = 1;
+    *schema = (npy_uint16)number;
     return 1;
 }
 
-/* Put away what a step returned: 1 if nothing about it is special, 0 if all of it is left to do. */
+/* Replace the info of a row; 0 leaves it to Python. */
+static int
+put_info(const HostState *host, Py_ssize_t row, PyObject *info)
+{
+    char *has_info = PyByteArray_AS_STRING(host->has_info) + row;
+    if (is_empty(info) && !*has_info) {
+        return 1;
+    }
+    if (!write_info(host, &host->infos, row, info)) {
+        return 0;
+    }
+    *has_info = !is_empty(info);
+    return 1;
+}
+
+/* Store what a reset returned, or let Python do it; takes `result`. */
+static int
+take_reset(const HostState *host, const EnvRow *env_row, Py_ssize_t row, PyObject *result)
+{
+    if (result != NULL && PyTuple_CheckExact(result) && PyTuple_GET_SIZE(result) == 2 &&
+        put_info(host, row, PyTuple_GET_ITEM(result, 1)) &&
+        put_obs(PyTuple_GET_ITEM(result, 0), env_row->obs)) {
+        Py_DECREF(result);
+        PyByteArray_AS_STRING(host->states)[row] = RUNNING;
+        return 0;
+    }
+    return leave_to_python(host, env_row->row, host->take_reset, result, "reset");
+}
+
+/* same_step: keep the generator's state and reset an environment whose episode has just ended. */
+static int
+reset_at_once(const HostState *host, const EnvRow *env_row, Py_ssize_t row)
+{
+    if (write_status(host, env_row->resetting) < 0) {
+        return -1;
+    }
+    PyObject *kept = PyObject_CallOneArg(host->keep_start, env_row->row), *result = NULL;
+    if (kept != NULL) {
+        Py_DECREF(kept);
+        result = PyObject_CallMethodNoArgs(env_row->env, reset_name);
+    }
+    return take_reset(host, env_row, row, result);
+}
+
+/* Store what a step returned: 1 if it is stored, 0 if all of it is left to Python, -1 on an error.
+   With same_step an environment whose episode has ended is reset, too. */
 static int
 put_step(const HostState *host, const EnvRow *env_row, Py_ssize_t row, PyObject *result)
 {
     if (!PyTuple_CheckExact(result) || PyTuple_GET_SIZE(result) != 5) {
         return 0;
     }
-    PyObject *reward = PyTuple_GET_ITEM(result, 1);
+    PyObject *obs = PyTuple_GET_ITEM(result, 0), *reward = PyTuple_GET_ITEM(result, 1);
+    PyObject *info = PyTuple_GET_ITEM(result, 4);
     int is_terminated = as_flag(PyTuple_GET_ITEM(result, 2));
     int is_truncated = as_flag(PyTuple_GET_ITEM(result, 3));
     int is_end = is_terminated > 0 || is_truncated > 0;
-    if (!PyFloat_Check(reward) || is_terminated < 0 || is_truncated < 0 ||
-        (is_end && !PyList_CheckExact(host->ends)) ||
-        !put_info(host, row, PyTuple_GET_ITEM(result, 4)) ||
-        !put_obs(PyTuple_GET_ITEM(result, 0), env_row->obs)) {
+    int is_final = is_end && host->autoreset == SAME_STEP;
+    if (!PyFloat_Check(reward) || is_terminated < 0 || is_truncated < 0) {
+        return 0;
+    }
+    if (is_final ? PyByteArray_AS_STRING(host->has_plan)[row] ||
+                       !write_info(host, &host->final_infos, row, info) ||
+                       !put_obs(obs, env_row->final_obs)
+                 : !put_info(host, row, info)) {
+        return 0;
+    }
+    if (!put_obs(obs, env_row->obs)) { /* also of an end: if its reset fails, this is the last */
         return 0;
     }
     ((double *)PyArray_DATA(host->rewards))[row] = PyFloat_AS_DOUBLE(reward);
@@ -363,9 +387,11 @@ put_step(const HostState *host, const EnvRow *env_row, Py_ssize_t row, PyObject 
             return -1;
         }
         Py_DECREF(end);
-        PyByteArray_AS_STRING(host->states)[row] = ENDED;
+        if (host->autoreset == NEXT_STEP) {
+            PyByteArray_AS_STRING(host->states)[row] = ENDED;
+        }
     }
-    return 1;
+    return is_final && reset_at_once(host, env_row, row) < 0 ? -1 : 1;
 }
 
 static int
@@ -374,12 +400,8 @@ step_running(const HostState *host, const EnvRow *env_row, Py_ssize_t row, PyObj
     if (write_status(host, env_row->stepping) < 0) {
         return -1;
     }
-    PyObject *result = env_row->layer == Py_None
-                           ? PyObject_CallOneArg(env_row->step, action)
-                           : PyObject_CallMethodOneArg(env_row->layer, step_name, action);
-    if (result != NULL && env_row->limit != Py_None) {
-        result = counted(env_row->limit, result);
-    }
+    /* looked up each time: an environment may give itself another `step` */
+    PyObject *result = PyObject_CallMethodOneArg(env_row->env, step_name, action);
     int is_put = result == NULL ? 0 : put_step(host, env_row, row, result);
     if (is_put) {
         Py_DECREF(result);
@@ -398,14 +420,7 @@ reset_ended(const HostState *host, const EnvRow *env_row, Py_ssize_t row)
     PyByteArray_AS_STRING(host->ready)[row] = 0;
     ((double *)PyArray_DATA(host->rewards))[row] = 0.0;
     memcpy(PyArray_DATA(env_row->start), PyArray_BYTES(host->starts) + row * size, (size_t)size);
-    PyObject *result = PyObject_CallNoArgs(env_row->reset);
-    if (result != NULL && !PyByteArray_AS_STRING(host->has_info)[row] &&
-        put_reset(result, env_row->obs)) {
-        Py_DECREF(result);
-        PyByteArray_AS_STRING(host->states)[row] = RUNNING;
-        return 0;
-    }
-    return leave_to_python(host, env_row->row, host->take_reset, result, "reset");
+    return take_reset(host, env_row, row, PyObject_CallMethodNoArgs(env_row->env, reset_name));
 }
 
 static int
@@ -436,9 +451,9 @@ step_rows(PyObject *Py_UNUSED(module), PyObject *args)
 {
     PyObject *tuple, *lines, *actions;
     HostState host;
-    if (!PyArg_ParseTuple(args, "O!O!O!OOOO", &PyTuple_Type, &tuple, &PyList_Type, &lines,
+    if (!PyArg_ParseTuple(args, "O!O!O!OOOOO", &PyTuple_Type, &tuple, &PyList_Type, &lines,
                           &PyList_Type, &actions, &host.take, &host.take_reset, &host.unusual,
-                          &host.fail) ||
+                          &host.fail, &host.keep_start) ||
         read_host_state(tuple, &host) < 0) {
         return NULL;
     }
@@ -687,9 +702,10 @@ note_ends(PyObject *Py_UNUSED(module), PyObject *args)
     PyArrayObject *terminated, *truncated, *valid, *ended, *starts;
     Py_ssize_t first;
     long long now;
-    if (!PyArg_ParseTuple(args, "O!O!O!O!O!nL", &PyArray_Type, &terminated, &PyArray_Type,
+    int is_same_step;
+    if (!PyArg_ParseTuple(args, "O!O!O!O!O!nLp", &PyArray_Type, &terminated, &PyArray_Type,
                           &truncated, &PyArray_Type, &valid, &PyArray_Type, &ended, &PyArray_Type,
-                          &starts, &first, &now)) {
+                          &starts, &first, &now, &is_same_step)) {
         return NULL;
     }
     if (!is_array(terminated, NPY_BOOL, 1, 0) || !is_array(ended, NPY_BOOL, 1, 0)) {
@@ -710,7 +726,7 @@ note_ends(PyObject *Py_UNUSED(module), PyObject *args)
     npy_int64 *start = PyArray_DATA(starts);
     for (npy_intp i = 0; i < count; i++) {
         has_ended[first + i] = ends[i] | cuts[i];
-        if (!is_valid[i] && !has_ended[first + i]) {
+        if (is_same_step ? has_ended[first + i] : !is_valid[i] && !has_ended[first + i]) {
             start[first + i] = now;
         }
     }
@@ -1013,10 +1029,8 @@ PyInit__rows(void)
 {
     import_array();
     step_name = PyUnicode_InternFromString("step");
-    elapsed_steps = PyUnicode_InternFromString("_elapsed_steps");
-    max_episode_steps = PyUnicode_InternFromString("_max_episode_steps");
-    one = PyLong_FromLong(1);
-    if (step_name == NULL || elapsed_steps == NULL || max_episode_steps == NULL || one == NULL) {
+    reset_name = PyUnicode_InternFromString("reset");
+    if (step_name == NULL || reset_name == NULL) {
         return NULL;
     }
     return PyModule_Create(&module);

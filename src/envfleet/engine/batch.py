@@ -30,6 +30,9 @@ def any_set(flags: npt.NDArray[np.bool_]) -> bool:
     return 1 in flags.tobytes()
 
 
+_NOTHING_PACKED = PackedInfos()
+
+
 @dataclass(eq=False)
 class Batch:
     """Results of some slots; row i of every field belongs to `slots[i]`."""
@@ -44,32 +47,38 @@ class Batch:
     """False where the row is no transition: next_step's reset row, or a restarted slot."""
     has_events: bool
     """Some row is an end or no transition."""
-    final_obs: Any
-    """The true successor: the last observation where an episode ended, else `obs`."""
     incidents: tuple[Incident, ...] = ()
     page: int = 0
     """The page that `obs` is a view of, if it was put there by its workers."""
     packed: PackedInfos = field(default=PackedInfos(), repr=False)
     plain: Sequence[tuple[int, Info]] = field(default=(), repr=False)
-    _infos: dict[str, Any] | None = field(default=None, init=False, repr=False)
+    finals: Finals | None = field(default=None, repr=False)
+    """same_step: what the ended episodes ended with."""
 
     def __len__(self) -> int:
         """How many slots."""
         return len(self.slots)
 
-    @property
+    @cached_property
+    def final_obs(self) -> Any:
+        """The true successor: the last observation where an episode ended, else `obs`."""
+        return self.obs if self.finals is None else self.finals.put_into(self.obs)
+
+    @cached_property
     def infos(self) -> dict[str, Any]:
         """Gymnasium's vector form: `key` -> values, `_key` -> which rows have it."""
-        if self._infos is None:
-            has_any = self.packed.groups or self.plain
-            self._infos = _collated(len(self), self.packed, self.plain) if has_any else {}
-        return self._infos
+        num, finals = len(self), self.finals
+        has_any = self.packed.groups or self.plain
+        infos = _collated(num, self.packed, self.plain) if has_any else {}
+        if finals is None:
+            return infos
+        if infos.keys() & _FINAL_KEYS:  # an environment uses these names for infos of its own
+            return _collated(num, self.packed, [*finals.each_info(), *self.plain])
+        return infos | finals.infos(num)
 
     def infos_among(self, num_slots: int) -> dict[str, Any]:
         """The same for all slots of a fleet, where only this batch's have any."""
-        packed = PackedInfos(
-            tuple((schema, self.slots[where], cells) for schema, where, cells in self.packed.groups)
-        )
+        packed = self.packed.moved_to(self.slots)
         plain = [(int(self.slots[position]), info) for position, info in self.plain]
         return _collated(num_slots, packed, plain)
 
@@ -77,9 +86,61 @@ class Batch:
     def each_info(self) -> list[Info]:
         """One dict per row, as its environment gave it."""
         each: list[Info] = [{} for _ in self.slots]
-        for position, info in (*self.packed.each(), *self.plain):
+        finals = () if self.finals is None else self.finals.each_info()
+        for position, info in (*self.packed.each(), *finals, *self.plain):
             each[position].update(info)
         return each
+
+
+_FINAL_KEYS = {"final_obs", "final_info", "_final_obs", "_final_info"}
+
+
+@dataclass(frozen=True, slots=True)
+class Finals:
+    """The last observations and infos of the episodes that ended in a batch."""
+
+    positions: npt.NDArray[np.intp]
+    """The rows of the batch that are ends."""
+    space: Any
+    """The space of the observations; None in a mixed fleet."""
+    obs: Sequence[Any]
+    """The last observations, one for each end."""
+    packed: PackedInfos = _NOTHING_PACKED
+    """The last infos that came as fields, by their position in the whole batch."""
+    plain: Sequence[tuple[int, Info]] = ()
+    """The other last infos."""
+
+    def put_into(self, obs: Any) -> Any:
+        """A copy of the batch's observations, with the last ones where episodes ended."""
+        finals = dict(zip(self.positions.tolist(), self.obs, strict=True))
+        if self.space is None:
+            return tuple(finals.get(position, value) for position, value in enumerate(obs))
+        return _with_rows(self.space, obs, finals)
+
+    def infos(self, num: int) -> dict[str, Any]:
+        """What `infos` of a batch of `num` rows says about them."""
+        mask = np.zeros(num, np.bool_)
+        mask[self.positions] = True
+        final_obs = np.full(num, None, object)
+        for position, obs in zip(self.positions.tolist(), self.obs, strict=True):
+            final_obs[position] = obs
+        final_info = {}
+        if self.packed.groups or self.plain:
+            final_info = _collated(num, self.packed, self.plain)
+        return {
+            "final_obs": final_obs,
+            "final_info": final_info,
+            "_final_obs": mask,
+            "_final_info": mask.copy(),
+        }
+
+    def each_info(self) -> list[tuple[int, Info]]:
+        """The same as one dict for each end."""
+        infos: dict[int, Info] = dict([*self.packed.each(), *self.plain])
+        return [
+            (position, {"final_obs": obs, "final_info": infos.get(position, {})})
+            for position, obs in zip(self.positions.tolist(), self.obs, strict=True)
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +188,6 @@ def _let_go(vector: dict[str, Any]) -> dict[str, Any]:
 
 
 PlainInfos = list[tuple[int, Info]]
-_NOTHING_PACKED = PackedInfos()
 
 
 class BatchReader:
@@ -140,6 +200,7 @@ class BatchReader:
         self._autoreset, self._copy = autoreset, copy
         self.is_mixed = len(data.space_groups) > 1
         self._plain_obs = data.obs[0].sole_array if copy and not self.is_mixed else None
+        self._plain_finals = None if self.is_mixed else data.final_obs[0].sole_array
         self.spills: dict[int, dict[int, Any]] = {}
         """Parts of each slot's last observation that its row could not hold."""
         self._has_cells = any(
@@ -211,12 +272,17 @@ class BatchReader:
         The infos of rows that have not been handed out are kept in another form.
         """
         slots = np.flatnonzero(self._worker_of == worker)
-        for position, info in self._packed(slots, slots).each():
-            if int(slots[position]) in unreceived:
-                self._infos.setdefault(int(slots[position]), info)
+        control = self._control
+        for cells, numbers, kept in (
+            (control.infos, control.schemas, self._infos),
+            (control.final_infos, control.final_schemas, self._final_infos),
+        ):
+            for position, info in self._packed(slots, slots, cells, numbers).each():
+                if int(slots[position]) in unreceived:
+                    kept.setdefault(int(slots[position]), info)
+            numbers[slots] = NO_INFO
         self._schemas[worker] = []
         self._uniform.clear()
-        self._control.schemas[slots] = NO_INFO
 
     def mend_rows(self, slots: Sequence[int]) -> None:
         """Make rows readable that have no value, or whose worker died before it sent all of it."""
@@ -308,12 +374,10 @@ class BatchReader:
             obs = pages[page - 1, rows]
         elif obs is None:
             obs = self.observations(slots, rows)
-        final_obs = obs
         plain: PlainInfos = []
-        if self._autoreset == "same_step" and has_events:
-            ended = terminated | truncated
-            if any_set(ended):
-                final_obs = self._take_finals(slots, obs, ended, plain)
+        finals = None
+        if has_events and self._autoreset == "same_step":
+            finals = self._take_finals(slots, terminated | truncated)
         incidents: tuple[Incident, ...] = ()
         if self._infos or self._incidents or self._later:
             incidents = self._take_news(slots, plain)
@@ -325,11 +389,13 @@ class BatchReader:
             truncated=truncated,
             valid=valid,
             has_events=has_events,
-            final_obs=final_obs,
             incidents=incidents,
             page=page,
-            packed=self._packed(slots, rows) if self._has_schemas else _NOTHING_PACKED,
+            packed=self._packed(slots, rows, control.infos, control.schemas)
+            if self._has_schemas
+            else _NOTHING_PACKED,
             plain=plain,
+            finals=finals,
         )
 
     def take_plain(self, rewards: npt.NDArray[np.float64]) -> bool:
@@ -366,21 +432,38 @@ class BatchReader:
         kind, row = int(self._data.group_of[slot]), int(self._data.row_of[slot])
         return columns[kind].read(row, spills.get(slot))
 
-    def _take_finals(
-        self, slots: Slots, obs: Any, ended: npt.NDArray[np.bool_], plain: PlainInfos
-    ) -> Any:
-        """same_step: last observations of ended episodes, for the batch and for the infos."""
-        finals = {}
-        for position in np.flatnonzero(ended).tolist():
-            slot = int(slots[position])
-            final = self._read(self._data.final_obs, slot, self._final_spills)
-            finals[position] = final
-            final_info = self._final_infos.pop(slot, {})
-            plain.append((position, {"final_obs": final, "final_info": final_info}))
-            self._final_spills.pop(slot, None)
+    def _take_finals(self, slots: Slots, ended: npt.NDArray[np.bool_]) -> Finals | None:
+        """same_step: what the episodes that ended in these rows ended with."""
+        positions = ended.nonzero()[0]
+        if not len(positions):
+            return None
+        slots = slots[positions]
+        packed, plain = _NOTHING_PACKED, []
+        if self._has_schemas:
+            control = self._control
+            packed = self._packed(slots, slots, control.final_infos, control.final_schemas)
+            packed = packed.moved_to(positions)
+        spills = None
+        if self._final_infos or self._final_spills:
+            spills = {}
+            for index, slot in enumerate(slots.tolist()):
+                if slot in self._final_infos:
+                    plain.append((int(positions[index]), self._final_infos.pop(slot)))
+                if slot in self._final_spills:
+                    spills[index] = self._final_spills.pop(slot)
+        columns = self._data.final_obs
         if self.is_mixed:
-            return tuple(finals.get(position, value) for position, value in enumerate(obs))
-        return _with_rows(self._data.space_groups[0].observation.space, obs, finals)
+            group_of, row_of = self._data.group_of, self._data.row_of
+            obs = [
+                columns[int(group_of[slot])].read(int(row_of[slot]), (spills or {}).get(index))
+                for index, slot in enumerate(slots.tolist())
+            ]
+            return Finals(positions, None, obs, packed, plain)
+        if self._plain_finals is None:
+            obs = columns[0].read_each(slots, spills)
+        else:
+            obs = list(self._plain_finals.take(slots, axis=0))
+        return Finals(positions, self._data.space_groups[0].observation.space, obs, packed, plain)
 
     def _take_news(self, slots: Slots, plain: PlainInfos) -> tuple[Incident, ...]:
         incidents: dict[int, Incident] = {}
@@ -396,19 +479,24 @@ class BatchReader:
                 self._incidents[slot] = self._later.pop(slot)
         return tuple(incidents.values())
 
-    def _packed(self, slots: Slots, rows: slice | Slots) -> PackedInfos:
+    def _packed(
+        self,
+        slots: Slots,
+        rows: slice | Slots,
+        all_cells: npt.NDArray[np.uint8],
+        all_numbers: npt.NDArray[np.uint16],
+    ) -> PackedInfos:
         if not len(slots):
             return _NOTHING_PACKED
-        control = self._control
         if isinstance(rows, slice):
-            common = common_number(control.schemas, rows.start, rows.stop)
+            common = common_number(all_numbers, rows.start, rows.stop)
             if common == NO_INFO:
                 return _NOTHING_PACKED
             schema = None if common is None else self._schema_of_all(common)
             if schema is not None:
-                cells = control.infos[rows].copy()
+                cells = all_cells[rows].copy()
                 return PackedInfos(((schema, self._positions[: len(slots)], cells),))
-        numbers, cells = control.schemas[rows], control.infos[rows].copy()
+        numbers, cells = all_numbers[rows], all_cells[rows].copy()
         groups: dict[Schema, list[int]] = {}
         workers = self._worker_of[slots].tolist()
         for position, number in enumerate(numbers.tolist()):

@@ -175,8 +175,8 @@ class Episodes:
         self.ended[rows] = ended
         self.has_ended = any_set(self.ended)
 
-    def note_rows(self, first: int, batch: Batch) -> bool:
-        """Keep the ends and beginnings of a batch of neighbours in next_step, if all are plain."""
+    def note_rows(self, first: int, batch: Batch, *, is_same_step: bool) -> bool:
+        """Note the ends and beginnings of a batch of neighbours, if all beginnings are plain."""
         action_log = self.action_log
         if self._restart_plans or self._num_queued or action_log.plans:
             return False
@@ -190,6 +190,7 @@ class Episodes:
             action_log.starts,
             first,
             action_log.now,
+            is_same_step,
         )
         return True
 

@@ -442,11 +442,13 @@ class Fleet:
         if batch.has_events or self._episodes.has_ended:
             inflight = self._inflight
             is_noted = (
-                self.autoreset == "next_step"
+                self.autoreset != "disabled"
                 and isinstance(rows, slice)
                 and not self._is_native
                 and not inflight.reset_slots
-                and self._episodes.note_rows(rows.start, batch)
+                and self._episodes.note_rows(
+                    rows.start, batch, is_same_step=self.autoreset == "same_step"
+                )
             )
             if not is_noted:
                 with uninterrupted:

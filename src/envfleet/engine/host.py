@@ -20,15 +20,14 @@ import numpy as np
 from envfleet.engine import rng
 from envfleet.engine import snapshot as snapshots
 from envfleet.engine.detached_copy import detached_copy
-from envfleet.engine.infos import Info, InfoWriter
+from envfleet.engine.host_rows import HostRows
+from envfleet.engine.infos import Info
 from envfleet.engine.interrupts import is_from_handler
 from envfleet.engine.memory import Control, Data
 from envfleet.engine.messages import EnvFacts, EnvFailure, Op, Reply, read_reset, status_word
 from envfleet.engine.options import PLAIN_RESET, Autoreset, EnvFn, ResetPlan
-from envfleet.engine.rows import EnvRow, HostState, step_rows
-from envfleet.engine.shortcut import shortest_step
+from envfleet.engine.rows import AUTORESETS, EnvRow, HostState, step_rows
 from envfleet.errors import SnapshotError
-from envfleet.layout import Columns
 
 
 def _directly(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -50,6 +49,18 @@ class Guard:
         if isinstance(exc, self.passes) or (self.has_handlers and is_from_handler(exc)):
             raise exc
 
+    def around(self, env: Any) -> Any:
+        """Something whose `step` and `reset` are those that `env` has when they are called."""
+        return env if self.wrap is _directly else _Guarded(env, self.wrap)
+
+
+class _Guarded:
+    """An environment whose `step` and `reset` run under a guard."""
+
+    def __init__(self, env: Any, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+        self.step = wrap(lambda action: env.step(action))
+        self.reset = wrap(lambda **arguments: env.reset(**arguments))
+
 
 ReturnOrder = snapshots.Snapshot | tuple[ResetPlan, Any, bool]
 """How a slot whose environment is gone goes on; see `EnvHost.resume`."""
@@ -67,7 +78,7 @@ class SlotState(IntEnum):
     """It raised, or was never reset."""
 
 
-class EnvHost:
+class EnvHost(HostRows):
     """Scalar environments of the slots `first .. first + len(env_fns) - 1`."""
 
     def __init__(
@@ -78,11 +89,12 @@ class EnvHost:
         autoreset: Autoreset,
         guard: Guard,
     ) -> None:
-        self.first, self.count = first, len(envs)
+        super().__init__(first, len(envs))
         self._fns, self._autoreset, self._guard = list(env_fns), autoreset, guard
         self._envs = list(envs)
         self._state = bytearray([SlotState.UNUSABLE] * self.count)
-        self._queues: list[deque[ResetPlan]] = [deque() for _ in envs]
+        self._queues: dict[int, deque[ResetPlan]] = {}
+        """Plans for the next autoresets of rows, where there are any."""
         self._restart_plans: dict[int, ResetPlan] = {}
         """How slots whose environment was replaced begin again, unless their caller resets them."""
         self._ends: list[tuple[int, bool, bool]] = []
@@ -94,16 +106,11 @@ class EnvHost:
         self._starts = np.zeros((self.count, rng.CELL_BYTES), np.uint8)
         """What the next episodes of rows start from, where they are `_ready`."""
         self._start_of = list(self._starts)
+        self._has_plan = bytearray(self.count)
+        """Rows with a queue or a restart plan, as the step under way began."""
         self._ready = bytearray(self.count)
-        """Rows that have ended and will be reset plainly, if nobody touches them before."""
-        self._last_spill: dict[int, dict[int, Any]] = {}
-        # set until known to be clear: a slot may still carry the infos of a worker that died
-        self._has_info = bytearray([1] * self.count)
-        self._long_ways = list(range(self.count))
-        """Rows to whose environments there may be a shorter way to step."""
+        """Rows that have ended and will be reset plainly, if no other command comes before."""
         self._after_end = SlotState.ENDED if autoreset == "next_step" else SlotState.RUNNING
-        self._reply = Reply()
-        self._is_plain = True
 
     def facts(self) -> list[EnvFacts]:
         """Spaces and the like, slot by slot."""
@@ -121,58 +128,39 @@ class EnvHost:
 
     def bind(self, control: Control, data: Data, status: memoryview) -> None:
         """Take the shared rows of this host's slots."""
-        self._data: Data = data
+        self.bind_rows(control, data)
         self._status = status
-        slots = range(self.first, self.first + self.count)
-        space_groups, rows = (
-            data.group_of[slots.start : slots.stop],
-            data.row_of[slots.start : slots.stop],
-        )
-        where = list(zip(space_groups.tolist(), rows.tolist(), strict=True))
-        self._write_obs = [data.obs[kind].writer(row) for kind, row in where]
-        self._write_final = [data.final_obs[kind].writer(row) for kind, row in where]
-        plain_obs = [data.obs[kind].array_of(row) for kind, row in where]
-        self._where = where
-        is_block = bool((space_groups == space_groups[0]).all() and (np.diff(rows) == 1).all())
-        block = slice(int(rows[0]), int(rows[-1]) + 1)
-        self._read_actions: Callable[[], list[Any]] | None = (
-            data.actions[where[0][0]].reader(block) if is_block else None
-        )
+        mine = slice(self.first, self.first + self.count)
+        self._rng = list(control.rng[mine])
         self._env_rows = [
             EnvRow(
                 row,
                 status_word(Op.STEP, self.first + row),
-                self._guard.wrap(env.step),
-                None,
-                None,
                 status_word(Op.RESET, self.first + row),
-                self._guard.wrap(env.reset),
-                obs,
-                control.rng[self.first + row],
+                self._guard.around(env),
+                data.obs[group].array_of(index),
+                data.final_obs[group].array_of(index),
+                self._rng[row],
             )
-            for row, (env, obs) in enumerate(zip(self._envs, plain_obs, strict=True))
+            for row, (env, (group, index)) in enumerate(zip(self._envs, self._where, strict=True))
         ]
-        mine = slice(slots.start, slots.stop)
-        # item by item and as bytes, memoryviews take a fraction of an array's time
-        self._rewards = control.rewards[mine]
-        self._reward_of: Any = self._rewards.data
-        self._infos = InfoWriter(control.infos, control.schemas, self.first)
         self._host_state = HostState(
+            AUTORESETS.index(self._autoreset),
             self._state,
             self._has_info,
             self._ready,
+            self._has_plan,
             self._starts,
             np.frombuffer(status, np.uint64),
             self._rewards,
             self._invalid,
-            self._ends if self._autoreset == "next_step" else None,
-            self._infos.form,
+            self._ends,
+            self._schemas.form,
             control.infos[mine],
             control.schemas[mine],
+            control.final_infos[mine],
+            control.final_schemas[mine],
         )
-        self._marks = [marks[mine].view(np.uint8).data for marks in control.flags]
-        self._rng = [control.rng[slot].data for slot in slots]
-        self._all_clear = bytes(self.count)
 
     # ---- commands -------------------------------------------------------------------------------
 
@@ -181,8 +169,10 @@ class EnvHost:
         rows = range(self.count) if slots is None else [slot - self.first for slot in slots]
         self._ends.clear()
         self._invalid.clear()
-        if self._long_ways:
-            self._shorten_ways()
+        if self._queues or self._restart_plans or 1 in self._has_plan:
+            self._has_plan[:] = self._all_clear
+            for row in (*self._queues, *self._restart_plans):
+                self._has_plan[row] = 1
         env_rows = self._env_rows if slots is None else [self._env_rows[row] for row in rows]
         step_rows(
             self._host_state,
@@ -192,16 +182,17 @@ class EnvHost:
             self._take_reset,
             self._step_unusual,
             self._fail,
+            self._keep_start,
         )
         self._mark(rows, self._ends, self._invalid)
         self._ended = [row for row, *_ in self._ends]
         return self._take_reply()
 
     def idle(self) -> None:
-        """Nobody waits: look up now what would take time at the next autoresets."""
+        """The parent waits for nothing: look up now what the next autoresets need."""
         for row in self._ended:
-            is_plain = not self._queues[row] and row not in self._restart_plans
-            if is_plain and self._state[row] == SlotState.ENDED:
+            has_plan = row in self._queues or row in self._restart_plans
+            if not has_plan and self._state[row] == SlotState.ENDED:
                 try:
                     rng.keep(self._envs[row], self._start_of[row])
                 except Exception:  # the reset will meet it again, and report it
@@ -226,9 +217,10 @@ class EnvHost:
         """
         for slot, plan in zip(slots, plans, strict=True):
             if plan is None:  # the last one is taken back
-                self._queues[slot - self.first].pop()
+                row = slot - self.first
+                self._set_queue(row, tuple(self._queues[row])[:-1])
                 continue
-            self._queues[slot - self.first].append(plan.detached())
+            self._queues.setdefault(slot - self.first, deque()).append(plan.detached())
             self._ready[slot - self.first] = 0
         return None
 
@@ -258,7 +250,7 @@ class EnvHost:
     def _come_back(self, row: int, order: ReturnOrder) -> None:
         self._ready[row] = 0
         if isinstance(order, snapshots.Snapshot):
-            self._queues[row] = deque(order.queued)  # these hold whether or not it comes back
+            self._set_queue(row, order.queued)  # these hold whether or not it comes back
             self._return_to(row, order, Op.RESUME.phrase)
             return
         plan, spill, has_ended = order
@@ -323,7 +315,7 @@ class EnvHost:
             except BaseException as exc:
                 self._note(slot, "snapshot", exc)
             else:
-                queued = tuple(self._queues[row])
+                queued = tuple(self._queues.get(row, ()))
                 self._reply.values[slot] = (taken, SlotState(self._state[row]), queued)
         return self._take_reply()
 
@@ -361,7 +353,7 @@ class EnvHost:
         self._restart_plans.pop(row, None)
         if wanted.lineage.pending is not None:
             self._restart_plans[row] = wanted.lineage.pending
-        self._queues[row] = deque(wanted.queued)
+        self._set_queue(row, wanted.queued)
 
     def _drive(self, row: int, replay: snapshots.Replay, wanted: snapshots.Snapshot) -> None:
         """Replay an episode in a new environment; it must end where the old one was."""
@@ -389,40 +381,10 @@ class EnvHost:
 
     # ---- parts of a step ------------------------------------------------------------------------
 
-    def _shorten_ways(self) -> None:
-        ways = {row: shortest_step(self._envs[row]) for row in self._long_ways}
-        for row, way in ways.items():
-            if way.layer is self._envs[row]:
-                continue
-            step = _step_of(way.layer)
-            wrapped = self._guard.wrap(step)
-            layer = way.layer if wrapped is step else None
-            self._env_rows[row] = self._env_rows[row]._replace(
-                step=wrapped, layer=layer, limit=way.limit
-            )
-        self._long_ways = [row for row, way in ways.items() if not way.is_shortest]
-
-    def _actions(self, slots: Sequence[int] | None, spills: dict[int, Any] | None) -> list[Any]:
-        if spills is None and self._read_actions is not None:
-            if slots is None:
-                return self._read_actions()
-            columns: Columns = self._data.actions[self._where[0][0]]
-            rows = np.array([self._where[slot - self.first][1] for slot in slots], np.intp)
-            return columns.read_each(rows)
-        spills = spills or {}
-        chosen = range(self.first, self.first + self.count) if slots is None else slots
-        return [
-            self._data.actions[kind].read(row, spills.get(slot))
-            for slot, (kind, row) in ((slot, self._where[slot - self.first]) for slot in chosen)
-        ]
-
     def _take(self, row: int, result: Any) -> None:
-        """Put what a step returned where it belongs, whatever it is."""
+        """Store what a step returned."""
         obs, reward, is_terminated, is_truncated, info = result
-        try:
-            self._reward_of[row] = reward
-        except Exception:  # None, arrays of one, whole numbers beyond all floats
-            self._reward_of[row] = _one_number(reward)
+        self._put_reward(row, reward)
         spill = self._write_obs[row](obs)
         if spill is not None:
             self._spill(row, spill)
@@ -447,7 +409,6 @@ class EnvHost:
             self._ends.append((row, False, True))
             if row in self._last_spill:
                 self._reply.spills[self.first + row] = self._last_spill[row]
-                self._is_plain = False
             if self._autoreset == "same_step":
                 self._end_and_reset(row, self._last_obs(row), {})
             else:
@@ -457,18 +418,7 @@ class EnvHost:
             self._fail(row, "step", RuntimeError("the slot was stepped before it was reset"))
 
     def _end_and_reset(self, row: int, obs: Any, info: Info) -> None:
-        # before the reset: an environment that reuses its arrays and its dict would overwrite the
-        # last of them
-        spill = self._write_final[row](obs)
-        slot = self.first + row
-        if spill is not None:
-            self._reply.final_spills[slot] = spill
-            self._is_plain = False
-        if info:
-            self._reply.final_infos[slot] = detached_copy(dict(info))
-            self._is_plain = False
-        # so that the parent knows of the end even if this worker is lost in the same step
-        _, self._marks[0][row], self._marks[1][row] = self._ends[-1]
+        self._put_final(row, obs, info)
         self._try_reset(row, self._next_plan(row))
 
     def _try_reset(self, row: int, plan: ResetPlan) -> None:
@@ -476,7 +426,11 @@ class EnvHost:
         self._status[1] = status_word(Op.RESET, slot)
         env = self._envs[row]
         try:
-            self._rng[row][:] = self._start_of_episode(row, env, plan)
+            if plan.seed is None:
+                self._keep_start(row)
+            else:
+                self._rng[row].data[:] = rng.SEED_SAYS_ALL
+            self._ready[row] = 0
             self._take_reset(row, plan.apply(self._guard.wrap(env.reset)))
         except BaseException as exc:
             self._fail(row, "reset", exc)
@@ -484,7 +438,7 @@ class EnvHost:
         self._restart_plans.pop(row, None)
 
     def _take_reset(self, row: int, result: Any) -> None:
-        """Put what a reset returned where it belongs; the slot is running then."""
+        """Store what a reset returned; the slot is running then."""
         obs, info = read_reset(result)
         spill = self._write_obs[row](obs)
         self._inform(row, info)
@@ -492,34 +446,28 @@ class EnvHost:
         if spill is not None:
             self._spill(row, spill)
 
+    def _set_queue(self, row: int, plans: Sequence[ResetPlan]) -> None:
+        self._queues.pop(row, None)
+        if plans:
+            self._queues[row] = deque(plans)
+
     def _next_plan(self, row: int) -> ResetPlan:
-        queue = self._queues[row]
         if row in self._restart_plans:
             return self._restart_plans[row]
-        return queue.popleft() if queue else PLAIN_RESET
+        queue = self._queues.get(row)
+        plan = queue.popleft() if queue else PLAIN_RESET
+        if not queue:
+            self._queues.pop(row, None)
+        return plan
 
-    def _start_of_episode(self, row: int, env: Any, plan: ResetPlan) -> bytes:
-        """What the coming episode starts from, to be kept where it outlives this process."""
-        is_ready, self._ready[row] = self._ready[row], 0
-        if plan.seed is not None:
-            return rng.SEED_SAYS_ALL
-        return self._starts[row].tobytes() if is_ready else rng.state_of(env)
-
-    def _inform(self, row: int, info: Info) -> None:
-        if not info:
-            if self._has_info[row]:
-                self._infos.clear(row)
-                self._has_info[row] = 0
-            return
-        self._has_info[row] = 1
-        if not self._infos.write(row, info):
-            self._reply.infos[self.first + row] = dict(info)
-            self._is_plain = False
-
-    def _spill(self, row: int, spill: dict[int, Any]) -> None:
-        self._last_spill[row] = spill
-        self._reply.spills[self.first + row] = spill
-        self._is_plain = False
+    def _keep_start(self, row: int) -> None:
+        """Keep the generator state of the coming episode in memory that outlives this process."""
+        if self._autoreset == "same_step":
+            self._marks[1][row] = 1  # as in `_put_final`, which C does itself
+        if self._ready[row]:
+            self._rng[row][:] = self._start_of[row]
+        else:
+            rng.keep(self._envs[row], self._rng[row])
 
     def _check_replay(self, row: int, obs: Any, wanted: snapshots.Snapshot) -> None:
         """Refuse an environment that is not where it was, unless it is to be reset in any case."""
@@ -534,26 +482,6 @@ class EnvHost:
                 "set_state"
             )
 
-    def _last_obs(self, row: int) -> Any:
-        kind, index = self._where[row]
-        return self._data.obs[kind].read(index, self._last_spill.get(row))
-
-    def _mark(
-        self, rows: Sequence[int], ends: list[tuple[int, bool, bool]], invalid: Sequence[int]
-    ) -> None:
-        """Say of these rows which were ends and which are no transitions."""
-        marks = terminated, truncated, invalids = self._marks
-        if len(rows) == self.count:
-            for mark in marks:
-                mark[:] = self._all_clear
-        else:
-            for row in rows:
-                terminated[row] = truncated[row] = invalids[row] = 0
-        for row, is_terminated, is_truncated in ends:
-            terminated[row], truncated[row] = is_terminated, is_truncated
-        for row in invalid:
-            invalids[row] = 1
-
     def _fail(self, row: int, doing: str, exc: BaseException) -> None:
         self._note(self.first + row, doing, exc)
         self._state[row] = SlotState.UNUSABLE
@@ -563,7 +491,6 @@ class EnvHost:
     def _note(self, slot: int, doing: str, exc: BaseException) -> None:
         self._guard.let_pass(exc)
         self._reply.failures.append(EnvFailure.of(slot, doing, exc))
-        self._is_plain = False
 
     def _replace(self, row: int) -> None:
         old = self._envs[row]
@@ -576,32 +503,4 @@ class EnvHost:
     def _adopt(self, row: int, env: Any) -> None:
         self._envs[row] = env
         self._ready[row] = 0
-        self._env_rows[row] = self._env_rows[row]._replace(
-            step=self._guard.wrap(env.step),
-            layer=None,
-            limit=None,
-            reset=self._guard.wrap(env.reset),
-        )
-        self._long_ways.append(row)
-
-    def _take_reply(self) -> Reply | None:
-        reply = self._reply
-        if self._infos.fresh:
-            reply.schemas, self._infos.fresh = self._infos.fresh, []
-            self._is_plain = False
-        if self._is_plain and not reply.values and not reply.failures:
-            return None
-        self._reply, self._is_plain = Reply(), True
-        return reply
-
-
-def _step_of(layer: Any) -> Callable[[Any], Any]:
-    """Look it up each time, as a wrapper does: environments may change their own."""
-    return lambda action: layer.step(action)
-
-
-def _one_number(reward: Any) -> float:
-    try:
-        return float(np.asarray(reward).item())
-    except Exception:
-        raise TypeError(f"the reward must be one number, got {reward!r}") from None
+        self._env_rows[row] = self._env_rows[row]._replace(env=self._guard.around(env))

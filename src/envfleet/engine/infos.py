@@ -109,51 +109,29 @@ def _record(dtypes: tuple[str, ...], shapes: tuple[tuple[int, ...] | None, ...])
     )
 
 
-class InfoWriter:
-    """The worker's side: puts one slot's info into its cell if it can."""
+class SchemaRegistry:
+    """The schemas that one host has used, numbered from 1."""
 
-    def __init__(self, cells: Array, schema_of_slot: Array, first_slot: int) -> None:
-        self._cells = cells.data.cast("B")
-        self._schema_of_slot = schema_of_slot.data
-        self._first = first_slot
+    def __init__(self) -> None:
         self._known: dict[tuple[Any, ...], tuple[int, Any, tuple[Any, ...]]] = {}
-        self.fresh: list[Schema] = []
-        """Schemas registered since the last reply; their ids count up from 1."""
+        self._fresh: list[Schema] = []
+        """Registered since the last reply."""
         self.form: list[Form | None] = [None]
-        """Of the last new schema that was all numbers: most infos are like it."""
+        """Of the last new schema of a step that was all numbers: most infos are like it."""
 
-    def clear(self, row: int) -> None:
-        """This slot has no info now."""
-        self._schema_of_slot[self._first + row] = NO_INFO
+    def take_fresh(self) -> list[Schema]:
+        """The schemas that the parent has not been told of, in the order of their numbers."""
+        fresh, self._fresh = self._fresh, []
+        return fresh
 
-    def write(self, row: int, info: Info) -> bool:
-        """Write a non-empty info; False if it must travel by the control path."""
-        if not isinstance(info, dict):
-            raise TypeError(f"the info must be a dict, got {type(info).__name__}")
-        slot = self._first + row
+    def find(self, info: Info, *, is_final: bool) -> tuple[int, Any, tuple[Any, ...]]:
+        """The number of the schema of `info`, how to pack it, and which values are arrays."""
         key = (*info, *map(type, info.values()))
-        known = self._known.get(key) or self._register(key, info)
-        number, pack_into, arrays = known
-        if pack_into is None:
-            self._schema_of_slot[slot] = ON_CONTROL_PATH
-            return False
-        values: Iterable[Any] = info.values()
-        if arrays:
-            values = list(values)
-            for index, shape, dtype in arrays:
-                if values[index].shape != shape or values[index].dtype != dtype:
-                    self._schema_of_slot[slot] = ON_CONTROL_PATH
-                    return False
-                values[index] = values[index].tobytes()
-        try:
-            pack_into(self._cells, slot * INFO_BYTES, *values)
-        except struct.error:  # an int beyond 64 bits
-            self._schema_of_slot[slot] = ON_CONTROL_PATH
-            return False
-        self._schema_of_slot[slot] = number
-        return True
+        return self._known.get(key) or self._register(key, info, is_final=is_final)
 
-    def _register(self, key: tuple[Any, ...], info: Info) -> tuple[int, Any, tuple[Any, ...]]:
+    def _register(
+        self, key: tuple[Any, ...], info: Info, *, is_final: bool
+    ) -> tuple[int, Any, tuple[Any, ...]]:
         schema = Schema.of(info) if len(self._known) < _MAX_SCHEMAS else None
         if schema is None:
             known: tuple[int, Any, tuple[Any, ...]] = (ON_CONTROL_PATH, None, ())
@@ -168,13 +146,58 @@ class InfoWriter:
                 if shape is not None
             )
             number = 1 + sum(1 for entry in self._known.values() if entry[1] is not None)
-            if not arrays:
+            if not arrays and not is_final:
                 codes = schema.format.removeprefix("=").encode()
                 self.form[0] = (schema.keys, schema.types, codes, number)
             known = (number, struct.Struct(schema.format).pack_into, arrays)
-            self.fresh.append(schema)
+            self._fresh.append(schema)
         self._known[key] = known
         return known
+
+
+class InfoWriter:
+    """The worker's side: puts one slot's info into its cell if it can."""
+
+    def __init__(
+        self,
+        cells: Array,
+        schema_of_slot: Array,
+        first_slot: int,
+        schemas: SchemaRegistry,
+        *,
+        is_final: bool = False,
+    ) -> None:
+        """`is_final`: these are the last infos of episodes, which tell little about the others."""
+        self._cells = cells.data.cast("B")
+        self._schema_of_slot = schema_of_slot.data
+        self._first, self._schemas, self._is_final = first_slot, schemas, is_final
+
+    def clear(self, row: int) -> None:
+        """This slot has no info now."""
+        self._schema_of_slot[self._first + row] = NO_INFO
+
+    def write(self, row: int, info: Info) -> bool:
+        """Write a non-empty info; False if it must travel by the control path."""
+        if not isinstance(info, dict):
+            raise TypeError(f"the info must be a dict, got {type(info).__name__}")
+        slot = self._first + row
+        number, pack_into, arrays = self._schemas.find(info, is_final=self._is_final)
+        self._schema_of_slot[slot] = ON_CONTROL_PATH
+        if pack_into is None:
+            return False
+        values: Iterable[Any] = info.values()
+        if arrays:
+            values = list(values)
+            for index, shape, dtype in arrays:
+                if values[index].shape != shape or values[index].dtype != dtype:
+                    return False
+                values[index] = values[index].tobytes()
+        try:
+            pack_into(self._cells, slot * INFO_BYTES, *values)
+        except struct.error:  # an int beyond 64 bits
+            return False
+        self._schema_of_slot[slot] = number
+        return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +212,12 @@ class PackedInfos:
         for schema, positions, cells in self.groups:
             for key, values in zip(schema.keys, schema.columns(cells), strict=True):
                 yield key, positions, values
+
+    def moved_to(self, positions: Array) -> PackedInfos:
+        """The same cells, where position i is now `positions[i]`."""
+        return PackedInfos(
+            tuple((schema, positions[where], cells) for schema, where, cells in self.groups)
+        )
 
     def each(self) -> Iterable[tuple[int, Info]]:
         """Every slot's own dict, types as the environment gave them."""

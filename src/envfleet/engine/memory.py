@@ -125,6 +125,9 @@ class Control:
         """The request a slot was last sent in: how a worker finds the slots of a partial send."""
         self.schemas = self._take((n,), "u2")
         self.infos = self._take((n, INFO_BYTES), "u1")
+        self.final_schemas = self._take((n,), "u2")
+        self.final_infos = self._take((n, INFO_BYTES), "u1")
+        """same_step: the last infos of episodes, where a row says that one ended."""
         self.rng = self._take((n, CELL_BYTES), "u1")
         self.status = [memoryview(self._take((8,), "u8").data) for _ in plan_.ring_sizes]
         """Per worker: [commands posted (a hint), where it stands, ns in hosts, ns idle]."""

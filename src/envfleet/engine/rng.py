@@ -34,14 +34,14 @@ def packed(state: Mapping[str, Any] | None) -> bytes:
 
 
 def state_of(env: Any) -> bytes:
-    """What the environment's generator would start an episode from, packed."""
-    generator = getattr(env.unwrapped, "np_random", None)
-    bits = getattr(generator, "bit_generator", None)
-    return packed(None if bits is None else bits.state)
+    """The state of the environment's generator, packed."""
+    cell = np.zeros(CELL_BYTES, np.uint8)
+    keep(env, cell)
+    return cell.tobytes()
 
 
 def keep(env: Any, cell: npt.NDArray[np.uint8]) -> None:
-    """Put what `state_of` gives into a cell."""
+    """Write the state of the environment's generator into a cell."""
     bits = getattr(getattr(env.unwrapped, "np_random", None), "bit_generator", None)
     if _READS_MEMORY and keep_pcg64 is not None and type(bits) is np.random.PCG64:
         keep_pcg64(bits.capsule, cell)

@@ -1,23 +1,20 @@
-"""What every step does to every row and every worker: in C where the package could be compiled."""
+"""What every step does to every row and every worker: in C, or in Python where that is missing.
+
+`ENVFLEET_NO_C` in the environment makes this process, and the workers it starts, use Python.
+"""
 
 from __future__ import annotations
 
-from envfleet.engine.rows_python import (
-    CollectSteps,
-    EnvRow,
-    HostState,
-    KeepPcg64,
-    PostSteps,
-    WorkerPort,
-)
+import os
+
+from envfleet.engine.rows_python import AUTORESETS, EnvRow, HostState, KeepPcg64, WorkerPort
 
 __all__ = [
+    "AUTORESETS",
     "IS_COMPILED",
-    "CollectSteps",
+    "NO_C_VARIABLE",
     "EnvRow",
     "HostState",
-    "KeepPcg64",
-    "PostSteps",
     "WorkerPort",
     "collect_steps",
     "common_number",
@@ -30,34 +27,36 @@ __all__ = [
     "take_rewards",
 ]
 
-post_steps: PostSteps | None
-collect_steps: CollectSteps | None
+NO_C_VARIABLE = "ENVFLEET_NO_C"
 keep_pcg64: KeepPcg64 | None
-"""None without C: a fleet can do without these."""
+"""None without C: Python cannot read a generator's memory."""
 
 try:
-    from envfleet.engine import _rows
+    if os.environ.get(NO_C_VARIABLE):
+        raise ImportError(f"{NO_C_VARIABLE} is set")
     from envfleet.engine._rows import (
+        collect_steps,
         common_number,
         copy_rows,
+        keep_pcg64,
         note_ends,
+        post_steps,
         put_rows,
         step_rows,
         take_rewards,
     )
-
-    post_steps, collect_steps = _rows.post_steps, _rows.collect_steps
-    keep_pcg64 = _rows.keep_pcg64
 except ImportError:
     from envfleet.engine.rows_python import (
+        collect_steps,
         common_number,
         copy_rows,
         note_ends,
+        post_steps,
         put_rows,
         step_rows,
         take_rewards,
     )
 
-    post_steps = collect_steps = keep_pcg64 = None
+    keep_pcg64 = None
 
-IS_COMPILED = post_steps is not None
+IS_COMPILED = keep_pcg64 is not None

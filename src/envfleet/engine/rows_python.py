@@ -1,18 +1,35 @@
-"""The functions of `_rows.c` in Python, for places without a compiler, and what both are given.
+"""The functions of `_rows.c` in Python, for machines without a compiler, and their arguments.
 
-Where C does the common case itself, here everything is left to the functions that are given.
+Each does the same as its twin in C. Where C stores a common result by itself, `step_rows` here
+leaves all of them to the functions that it is given.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
+import select
+import sys
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from envfleet.engine.interrupts import uninterrupted
+
 ENDED = 1
 """In next_step the state of a row whose next step resets it."""
+AUTORESETS = ("next_step", "same_step", "disabled")
+"""The C functions know these by their numbers."""
+NOTHING, POSTED, DONE, DONE_WITH_REPLY = range(4)
+"""The state of a worker in `post_steps` and `collect_steps`."""
+HAS_REPLY = 2
+"""The flag of a ring entry whose worker has sent a reply."""
+HAS_EVENTFD = hasattr(os, "eventfd")
+_RING = (1).to_bytes(8, sys.byteorder) if HAS_EVENTFD else b"\0"
+"""What is written to a descriptor to ring its bell once."""
 
 
 class EnvRow(NamedTuple):
@@ -20,18 +37,17 @@ class EnvRow(NamedTuple):
 
     row: int
     stepping: int
-    """The word that says that a worker stands here."""
-    step: Callable[[Any], Any]
-    layer: Any
-    """Whose `step` is called instead, looked up each time as a wrapper does it, or None."""
-    limit: Any
-    """A `TimeLimit` that is gone past and whose steps are to be counted, or None."""
+    """The status word of a worker that is in this row's step."""
     resetting: int
-    reset: Callable[[], Any]
+    """The status word of a worker that is in this row's reset."""
+    env: Any
+    """Its `step` and `reset` are looked up each time, because it may replace them."""
     obs: npt.NDArray[Any] | None
-    """Where an observation goes that is one array."""
+    """The row of an observation that is one array, else None."""
+    final_obs: npt.NDArray[Any] | None
+    """The row of the last observation of an episode, in `same_step`."""
     start: npt.NDArray[np.uint8]
-    """Where it is kept what an episode starts from."""
+    """The cell for the generator state that an episode starts from."""
 
 
 Form: TypeAlias = tuple[tuple[str, ...], tuple[type, ...], bytes, int]
@@ -39,81 +55,44 @@ Form: TypeAlias = tuple[tuple[str, ...], tuple[type, ...], bytes, int]
 
 
 class HostState(NamedTuple):
-    """What the rows of one host have in common; what is by row has an item for each."""
+    """What the rows of one host have in common; arrays and bytearrays have an item for each row."""
 
+    autoreset: int
+    """Its place in `AUTORESETS`."""
     states: bytearray
     """0 is running, 1 has ended, anything else is `unusual`."""
     has_info: bytearray
-    """Whether there is an info to be replaced."""
+    """Whether the row's cell holds an info."""
     ready: bytearray
-    """Whether a row that has ended can be reset plainly, from what lies in `starts`."""
+    """next_step: whether an ended row can be reset plainly, with its generator in `starts`."""
+    has_plan: bytearray
+    """Whether the row's next autoreset has a seed or options, which Python gives to it."""
     starts: npt.NDArray[np.uint8]
+    """next_step: generator states of ended rows, looked up in idle time."""
     status: npt.NDArray[np.uint64]
-    """Where the worker says where it stands."""
+    """The status words of the worker; the second says what it is doing."""
     rewards: npt.NDArray[np.float64]
     invalid: list[int]
-    """Gets the rows that were no transitions."""
-    ends: list[tuple[int, bool, bool]] | None
-    """Gets the rows whose episodes ended plainly, terminated or truncated, and are ENDED then."""
+    """Receives the rows that are not transitions."""
+    ends: list[tuple[int, bool, bool]]
+    """Receives the rows whose episodes ended: row, terminated, truncated."""
     form: list[Form | None]
-    """Holds what most infos are like."""
+    """One item: the keys and types of most infos."""
     cells: npt.NDArray[np.uint8]
-    """Where such infos go, by row."""
+    """Infos that have this form, as bytes."""
     schemas: npt.NDArray[np.uint16]
-    """Where the numbers of their forms go."""
+    """The number of the schema of each cell; 0 without an info."""
+    final_cells: npt.NDArray[np.uint8]
+    """same_step: the same of the last infos of episodes."""
+    final_schemas: npt.NDArray[np.uint16]
 
 
 WorkerPort: TypeAlias = tuple[
     npt.NDArray[np.uint64], npt.NDArray[np.uint64], npt.NDArray[np.uint64], int, int, int
 ]
 """A worker's ring, its status words, how many commands were posted, done and taken, the descriptors
-of its bells for commands and for what is done, and how many slots it has."""
+that ring its bell for commands and tell of its bell for answers, and how many slots it has."""
 Copied: TypeAlias = tuple[Any, Any, Any, Any, Any, bool]
-
-
-class PostSteps(Protocol):
-    """Posts a plain step of all their slots to workers that have nothing else to do."""
-
-    def __call__(
-        self,
-        ports: list[WorkerPort],
-        states: bytearray,
-        workers: tuple[int, ...],
-        request: int,
-        op: int,
-        flags: int,
-    ) -> None:
-        """Write it into their rings and counts, say so in `states`, and ring."""
-
-
-class CollectSteps(Protocol):
-    """Waits for steps that were posted so."""
-
-    def __call__(
-        self,
-        ports: list[WorkerPort],
-        states: bytearray,
-        workers: tuple[int, ...],
-        wanted: int,
-        urgent_fd: int,
-        limit_s: float,
-        spin_s: float,
-    ) -> tuple[int, ...] | None:
-        """Wait for the steps of at least `wanted` slots, or of all that are under way.
-
-        Args:
-            ports: All there are.
-            states: What is under way; always says what is, also if a signal's handler raises.
-            workers: For whom to wait.
-            wanted: A number of slots.
-            urgent_fd: Becomes readable when a worker sends something or ends.
-            limit_s: Wait no longer.
-            spin_s: Sleep no sooner.
-
-        Returns:
-            The workers that are done, or None, and nothing is collected, if time is up, something
-            is urgent or one of them has a reply.
-        """
 
 
 class KeepPcg64(Protocol):
@@ -131,17 +110,20 @@ def step_rows(
     take_reset: Callable[[int, Any], None],
     unusual: Callable[[int], None],
     fail: Callable[[int, str, BaseException], None],
+    keep_start: Callable[[int], None],
 ) -> None:
     """Step the environments of these rows, one after another.
 
     Args:
-        host_state: What they have in common.
+        host_state: What the rows have in common.
         env_rows: What to step.
         actions: One for each row.
-        take: Given a row and what its step returned.
-        take_reset: Given a row and what its reset returned.
-        unusual: Given a row that is neither running nor ready to be reset.
-        fail: Given a row, "step" or "reset", and what that, or taking it, raised.
+        take: Stores what the step of a row returned, and in `same_step` resets after an end.
+        take_reset: Stores what the reset of a row returned.
+        unusual: Steps a row that is neither running nor ready to be reset.
+        fail: Reports what the "step" or "reset" of a row raised, or what storing its result raised.
+        keep_start: Writes the generator state of a row into its cell, before a reset. Only C calls
+            it: here `take` does all of it.
     """
     for env_row, action in zip(env_rows, actions, strict=True):
         row, is_running = env_row.row, not host_state.states[env_row.row]
@@ -152,23 +134,15 @@ def step_rows(
         try:
             if is_running:
                 host_state.status[1] = env_row.stepping
-                result = (env_row.step if env_row.layer is None else env_row.layer.step)(action)
-                take(row, result if env_row.limit is None else _counted(env_row.limit, result))
+                take(row, env_row.env.step(action))
                 continue
             host_state.status[1] = env_row.resetting
             host_state.ready[row], host_state.rewards[row] = 0, 0.0
             host_state.invalid.append(row)
             env_row.start[:] = host_state.starts[row]
-            take_reset(row, env_row.reset())
+            take_reset(row, env_row.env.reset())
         except BaseException as exc:
             fail(row, "step" if is_running else "reset", exc)
-
-
-def _counted(limit: Any, result: Any) -> Any:
-    obs, reward, terminated, truncated, info = result
-    limit._elapsed_steps += 1
-    is_over = limit._elapsed_steps >= limit._max_episode_steps
-    return obs, reward, terminated, is_over or truncated, info
 
 
 def copy_rows(
@@ -231,14 +205,17 @@ def note_ends(
     starts: npt.NDArray[np.int64],
     first: int,
     now: int,
+    is_same_step: bool,
 ) -> bool:
-    """Keep which rows from `first` on are ends in `ended`, and which began `now` in `starts`.
+    """Note which rows from `first` on are ends in `ended`, and in `starts` which began `now`.
 
-    Returns whether `ended` has any.
+    Those that began are the ended ones in `same_step`, and the reset rows in `next_step`.
+
+    Returns whether any item of `ended` is set.
     """
     rows = slice(first, first + len(terminated))
     ended[rows] = terminated | truncated
-    starts[rows][~(valid | ended[rows])] = now
+    starts[rows][ended[rows] if is_same_step else ~(valid | ended[rows])] = now
     return 1 in ended.tobytes()
 
 
@@ -246,3 +223,129 @@ def common_number(numbers: npt.NDArray[np.uint16], first: int, end: int) -> int 
     """The number that all rows from `first` on have, if it is one."""
     found = numbers[first:end]
     return int(found[0]) if np.count_nonzero(found == found[0]) == len(found) else None
+
+
+def post_steps(
+    ports: list[WorkerPort],
+    states: bytearray,
+    workers: tuple[int, ...],
+    request: int,
+    op: int,
+    flags: int,
+) -> None:
+    """Post a step of all their slots to workers that have nothing else to do.
+
+    All of it is posted or nothing, also if a signal handler raises.
+
+    Args:
+        ports: The ports of all workers.
+        states: What each worker has under way, one of the four states above.
+        workers: Which workers to post to.
+        request: The identity of the step.
+        op: The operation, and
+        flags: its flags, as they are written into the rings.
+    """
+    if len(states) != len(ports):
+        raise ValueError("there must be one state for each port")
+    chosen = [ports[worker] for worker in workers]
+    for worker, (_, _, counts, *_) in zip(workers, chosen, strict=True):
+        if states[worker] != NOTHING or counts[0] != counts[2]:
+            raise ValueError(f"worker {worker} has something else to do")
+    with uninterrupted:
+        for worker, (ring, words, counts, *_) in zip(workers, chosen, strict=True):
+            posted = int(counts[0])
+            entry = posted * 3 % (len(ring) // 3 * 3)
+            ring[entry : entry + 3] = request, op, flags
+            words[0] = counts[0] = posted + 1
+            states[worker] = POSTED
+        for port in chosen:
+            # a worker that is gone is reported by the wait
+            with contextlib.suppress(OSError):
+                os.write(port[3], _RING)
+
+
+def collect_steps(
+    ports: list[WorkerPort],
+    states: bytearray,
+    workers: tuple[int, ...],
+    wanted: int,
+    urgent_fd: int,
+    limit_s: float,
+    spin_s: float,
+) -> tuple[int, ...] | None:
+    """Wait for the steps of at least `wanted` slots, or of all that are under way.
+
+    Args:
+        ports: The ports of all workers.
+        states: What is under way. It is right at any time, also if a signal handler raises.
+        workers: Which workers to wait for.
+        wanted: A number of slots.
+        urgent_fd: Becomes readable when a worker sends a message or ends.
+        limit_s: The longest time to wait.
+        spin_s: How long to look again and again before sleeping.
+
+    Returns:
+        The workers that are done. None if time is up, if something is urgent or if one of them has
+        a reply: then nothing is collected.
+    """
+    if len(states) != len(ports):
+        raise ValueError("there must be one state for each port")
+    now_s = time.monotonic()
+    give_up_s, spin_until_s = now_s + limit_s, now_s + spin_s
+    while True:
+        with uninterrupted:
+            for worker in workers:
+                if states[worker] == POSTED:
+                    _take_bell(ports[worker], states, worker)
+                if states[worker] == DONE_WITH_REPLY:
+                    return None
+        under_way = [worker for worker in workers if states[worker] == POSTED]
+        if not under_way:
+            return _collected(ports, states, workers)
+        done = sum([ports[worker][5] for worker in workers if states[worker] == DONE])
+        if done >= wanted:
+            # the workers that are done must not hide one that has ended
+            return None if _readable([urgent_fd], 0) else _collected(ports, states, workers)
+        now_s = time.monotonic()
+        if now_s >= give_up_s:
+            return None
+        if now_s < spin_until_s:
+            continue
+        coming = sum([ports[worker][5] for worker in under_way])
+        if done + coming - ports[under_way[-1]][5] < wanted:
+            under_way = under_way[-1:]  # all are needed: sleep until the last is done
+        fds = [urgent_fd, *(ports[worker][4] for worker in under_way)]
+        if urgent_fd in _readable(fds, int((give_up_s - now_s) * 1e3) + 1):
+            return None
+
+
+def _readable(fds: Sequence[int], timeout_ms: int) -> list[int]:
+    """Those of these descriptors that are readable, or have an error, within a time."""
+    poll = select.poll()
+    for fd in fds:
+        poll.register(fd, select.POLLIN)
+    return [fd for fd, _ in poll.poll(timeout_ms)]
+
+
+def _take_bell(port: WorkerPort, states: bytearray, worker: int) -> None:
+    """Note that a worker is done, if it is."""
+    ring, _, counts, _, done_fd, _ = port
+    try:
+        rung = os.read(done_fd, 8)
+    except OSError:
+        return
+    number = int(counts[1])
+    has_reply = int(ring[number * 3 % (len(ring) // 3 * 3) + 2]) & HAS_REPLY
+    counts[1] = number + (int.from_bytes(rung, sys.byteorder) if HAS_EVENTFD else len(rung))
+    states[worker] = DONE_WITH_REPLY if has_reply else DONE
+
+
+def _collected(
+    ports: list[WorkerPort], states: bytearray, workers: tuple[int, ...]
+) -> tuple[int, ...]:
+    done = tuple([worker for worker in workers if states[worker] == DONE])
+    with uninterrupted:
+        for worker in done:
+            ports[worker][2][2] += np.uint64(1)
+            states[worker] = NOTHING
+    return done

@@ -281,9 +281,7 @@ def take(env: Any) -> Taken:
             return OwnState("own", state, save_layers(env))
         if _is_mujoco(inner):
             return OwnState("mujoco", pickle.dumps(inner.data), save_layers(env, _MUJOCO_PARTS))
-        if any(isinstance(layer, gymnasium.utils.EzPickle) for layer in layers_of(env)):
-            return None  # pickling it works but gives back a freshly constructed environment
-        return Pickled(cloudpickle.dumps(env))
+        return Pickled(_dumps(env, inner, {}, ()))
     except Exception:  # whatever pickling an unknown environment raises, a replay is still possible
         return None
 
@@ -349,6 +347,9 @@ def are_alike(one: Any, other: Any) -> bool:
         return False
     if isinstance(one, np.ndarray | np.generic) and not one.dtype.hasobject:
         is_formed_alike = one.shape == other.shape and one.dtype == other.dtype
+        if isinstance(one, np.void) and one.dtype.names is not None:
+            # the bytes between its fields are no part of a record
+            return is_formed_alike and all(are_alike(one[n], other[n]) for n in one.dtype.names)
         return bool(is_formed_alike and one.tobytes() == other.tobytes())
     if isinstance(one, dict):
         return one.keys() == other.keys() and all(are_alike(one[key], other[key]) for key in one)

@@ -38,7 +38,7 @@ class VectorHost:
         self.first, self.count = first, env.num_envs
         self._env, self._autoreset = env, autoreset
         self._guard = guard
-        self._step, self._reset = guard.wrap(env.step), guard.wrap(env.reset)
+        self._guarded = guard.around(env)
         self._ended = np.zeros(self.count, np.bool_)
         self._owes_truncation = False
         self._reply = Reply()
@@ -81,7 +81,7 @@ class VectorHost:
         if self._owes_truncation:
             return self._come_back()
         try:
-            obs, rewards, terminated, truncated, infos = self._step(actions)
+            obs, rewards, terminated, truncated, infos = self._guarded.step(actions)
             self._put_obs(obs)
         except BaseException as exc:
             self._note("step", exc)
@@ -106,7 +106,7 @@ class VectorHost:
         self._status[1] = status_word(Op.RESET, self.first)
         plan = plans[0]
         try:
-            obs, infos = plan.apply(self._reset)
+            obs, infos = plan.apply(self._guarded.reset)
             self._put_obs(obs)
         except BaseException as exc:
             self._note("reset", exc)

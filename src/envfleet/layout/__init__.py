@@ -8,6 +8,7 @@ row, and when, is the engine's business; so is who owns the buffer.
 
 from envfleet.layout.columns import Columns
 from envfleet.layout.fields import Codec, Field, Spill, Tree, array, cell, spill
+from envfleet.layout.record import RecordSpace
 from envfleet.layout.spaces import (
     SEQUENCE_CELL_BYTES,
     TEXT_CELL_MAX_BYTES,
@@ -25,6 +26,7 @@ __all__ = [
     "Columns",
     "Field",
     "Layout",
+    "RecordSpace",
     "Spill",
     "Tree",
     "are_equal",

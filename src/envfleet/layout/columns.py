@@ -1,7 +1,7 @@
 """A layout laid over a buffer: writing and reading rows.
 
-Law: what a read returns owns its memory, except arrays asked for with ``copy=False``, which show
-whatever is in the rows later. Cells are decoded anew each time. A cell whose value spilled says so
+Law: what a read returns owns its memory, except arrays asked for with ``copy=False``, which change
+when the rows do. Cells are decoded anew each time. A cell whose value spilled says so
 in its prefix; reading it without that Spill raises.
 
 A column is contiguous, ``[rows, *shape]``, and starts on a cache line. Nothing here orders memory
@@ -10,7 +10,7 @@ between processes: a row is written by one side, signalled by other means, then 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from typing import Any, TypeAlias
 
@@ -101,7 +101,7 @@ class Columns:
         return self._writer(self._tree, row, self._name)
 
     def array_of(self, row: int) -> NDArray[Any] | None:
-        """The row itself, if values are single arrays; whoever writes it sees to what fits."""
+        """The row itself, if values are single arrays; the caller writes only what fits."""
         self._count(slice(row, row + 1))
         array = self.sole_array
         return None if array is None else array[row, ...]
@@ -256,8 +256,17 @@ class _ArrayColumn:
         return self.array.take(rows, axis=0)  # a third of the time of self.array[rows]
 
     def poison(self, rows: Rows) -> None:
-        trash = np.frombuffer(b"\xcd" * self.dtype.itemsize, self.dtype)[0]
-        self.array[rows] = np.nan if self.dtype.kind == "f" else trash
+        for part in _plain_arrays(self.array):
+            trash = np.frombuffer(b"\xcd" * part.itemsize, part.dtype)[0]
+            part[rows] = np.nan if part.dtype.kind == "f" else trash
+
+
+def _plain_arrays(array: NDArray[Any]) -> Iterator[NDArray[Any]]:
+    """The array, or the fields of its records as views."""
+    if array.dtype.names is None:
+        yield array
+    for name in array.dtype.names or ():
+        yield from _plain_arrays(array[name])
 
 
 class _CellColumn:
@@ -298,7 +307,7 @@ class _CellColumn:
         return tuple(self.get(row, spills.get(i)) for i, row in enumerate(self._numbers(rows)))
 
     def poison(self, rows: Rows) -> None:
-        # Nobody has a view of a cell, so a length that cannot be is enough.
+        # There are no views of cells, so an impossible length is enough.
         for row in self._numbers(rows):
             self.lengths[row] = _POISONED
 

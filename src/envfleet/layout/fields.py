@@ -173,7 +173,10 @@ def fit(value: Value, shape: tuple[int, ...], dtype: np.dtype[Any], where: str) 
     if given.shape == shape:
         if given.dtype == dtype or given.size == 0:
             return given
-        if given.dtype.kind in "biu" and dtype.kind in "biu":
+        if dtype.names is not None or given.dtype.names is not None:
+            if given.dtype.names == dtype.names:
+                return _fit_record(given, dtype, where)
+        elif given.dtype.kind in "biu" and dtype.kind in "biu":
             # same_kind would wrap 300 into an int8 and refuse [1, 2] for a uint8: judge by value
             cast = given.astype(dtype)
             if np.array_equal(cast, given):
@@ -184,6 +187,15 @@ def fit(value: Value, shape: tuple[int, ...], dtype: np.dtype[Any], where: str) 
             return given
     shown = got(value if given.dtype.hasobject else given)
     raise LayoutMismatch(where, _array_text(shape, dtype), shown + remark)
+
+
+def _fit_record(given: NDArray[Any], dtype: np.dtype[Any], where: str) -> NDArray[Any]:
+    """The same fields in another dtype; numpy itself would match them by position, not by name."""
+    record = np.zeros(given.shape, dtype)
+    for name in dtype.names or ():
+        place = record[name]
+        place[...] = fit(given[name], place.shape, place.dtype, f"{where}[{name!r}]")
+    return record
 
 
 def got(value: Value) -> str:

@@ -1,7 +1,7 @@
 """From a space to its byte plan, and the one place where a new space is taught.
 
 Law: the plan depends on the space alone, so every process that plans the same space (with the same
-functions registered) binds the same bytes. A space nobody registered spills; it is never an error.
+functions registered) binds the same bytes. A space that is not registered spills; that is no error.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from gymnasium.spaces import Sequence as SequenceSpace
 from envfleet.layout.arena import Ragged, Utf8
 from envfleet.layout.columns import ALIGN_BYTES, Columns, column_nbytes
 from envfleet.layout.fields import Field, Tree, array, cell, leaves, spill
+from envfleet.layout.record import RecordSpace
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -57,6 +58,12 @@ def are_same(one: Any, other: Any) -> bool:
         return len(one) == len(other) and all(map(are_same, one, other))
     if kind in (Discrete, MultiBinary, MultiDiscrete):
         return bool(one.dtype == other.dtype and one == other)
+    if kind is RecordSpace:
+        return (
+            one.shape == other.shape
+            and one.dtype == other.dtype
+            and all(are_same(space, other.fields[name]) for name, space in one.fields.items())
+        )
     return False
 
 
@@ -193,6 +200,7 @@ def _any_space(space: Space[Any]) -> Tree:
 @register(MultiDiscrete)
 @register(MultiBinary)
 @register(Discrete)
+@register(RecordSpace)
 def _array_space(space: Space[Any]) -> Tree:
     assert space.shape is not None
     assert space.dtype is not None

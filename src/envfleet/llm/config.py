@@ -1,32 +1,30 @@
-"""Configurations by name: presets of this package or files of one's own, and `key=value` changes.
+"""Configurations by name: presets of this package or the user's files, and `key=value` changes.
 
 A file may build on others by Hydra's `defaults:` list; later ones win. A change names a key that is
 there (`es_manager.max_workers=4`), a new one with a plus (`+custom_envs.Mine.env_type=mine`), or
-takes one away (`~seed`). Values are YAML, where 1e-3 is a number as it is for Hydra.
+removes one (`~seed`). OmegaConf reads, merges and resolves `${...}`. Changes are applied by hand,
+because OmegaConf would put a mapping in the place of a number and suggests no key that is meant.
 
-Law: whatever is wrong is one sentence that names the file or the change, the key, and the nearest
-right one.
+Law: every mistake is one sentence that names the file or the change, the key, and the nearest right
+key.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
-import operator
 import os
-import re
-from collections.abc import Callable, Mapping, Sequence
-from copy import deepcopy
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from envfleet.errors import ConfigError, MissingExtra, did_you_mean
+from envfleet.errors import ConfigError, did_you_mean
+from envfleet.llm.extras import import_extra
 
-__all__ = ["BLOCKS", "Config", "load_config", "plain", "preset_names"]
+__all__ = ["BLOCKS", "Config", "load_config", "plain_config", "preset_names"]
 
 BLOCKS = ("es_manager", "custom_envs", "agent_proxy", "seed")
-"""Of a configuration, what is read here; the rest is for other programs."""
+"""The blocks of a configuration that are read here; the rest is for other programs."""
 
 
 class Config(dict[str, Any]):
@@ -60,16 +58,17 @@ def load_config(name: str | os.PathLike[str] = "base", overrides: Sequence[str] 
     if not isinstance(name, str | os.PathLike):
         raise ConfigError(
             "load_config takes the name of a preset or the path of a YAML file, got "
-            f"{type(name).__name__}; what is a mapping already goes to EnvStateManager as it is"
+            f"{type(name).__name__}; give a mapping to EnvStateManager as it is"
         )
-    settings = _read(str(name), ())
-    for change in _changes(overrides):
+    conf = _omegaconf().OmegaConf
+    settings = conf.to_container(_read(str(name), ()))
+    for change in _checked_changes(overrides):
         _apply(settings, change)
-    config: Config = _rebuilt(settings, Config)
+    config: Config = _copied(_resolved(conf.create(settings)), Config)
     return config
 
 
-def plain(config: Any) -> dict[str, Any]:
+def plain_config(config: Any) -> dict[str, Any]:
     """A configuration in any form (mapping, OmegaConf, name or path of YAML) as plain data."""
     if isinstance(config, str | Path):
         config = load_config(config)
@@ -81,10 +80,15 @@ def plain(config: Any) -> dict[str, Any]:
             f"file; got {type(config).__name__}"
         )
     try:
-        data: dict[str, Any] = _rebuilt(config, dict)
+        data: dict[str, Any] = _copied(config, dict)
     except RecursionError as exc:
         raise ConfigError("the configuration holds itself, or is nested too deeply") from exc
     return data
+
+
+def _omegaconf() -> Any:
+    install = "pip install 'envfleet[llm]'"
+    return import_extra("omegaconf", wanted_by="a configuration", install=install)
 
 
 def _is_of_omegaconf(value: Any) -> bool:
@@ -92,52 +96,55 @@ def _is_of_omegaconf(value: Any) -> bool:
 
 
 def _resolved(config: Any) -> Any:
-    """An OmegaConf object as plain data.
+    """An OmegaConf object as plain data, with `${...}` resolved in the blocks that are read here.
 
-    Blocks that nobody here reads stay as they are written: what they refer to may only be there
-    once another program has composed them.
+    The other blocks may refer to keys that only another program adds.
     """
-    from omegaconf import OmegaConf
-
-    found = OmegaConf.to_container(config)
+    found = _omegaconf().OmegaConf.to_container(config)
     if isinstance(found, dict):
         for name in BLOCKS:
             if name in found:
-                found[name] = _contained(functools.partial(operator.getitem, config, name), name)
+                with _resolving(name):
+                    found[name] = _data_of(config[name], name)
     return found
 
 
-def _contained(block_of: Callable[[], Any], name: str) -> Any:
-    """A part of an OmegaConf object as plain data; `name` is the block that it belongs to."""
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
+def _data_of(part: Any, block: str) -> Any:
+    """A part of an OmegaConf object as plain data, resolved if its block is read here."""
+    conf, is_read = _omegaconf().OmegaConf, block in BLOCKS
+    if not conf.is_config(part):
+        return part
+    return conf.to_container(part, resolve=is_read, throw_on_missing=is_read)
 
-    is_read = name in BLOCKS
+
+@contextlib.contextmanager
+def _resolving(block: str) -> Iterator[None]:
     try:
-        block = block_of()
-        if OmegaConf.is_config(block):
-            block = OmegaConf.to_container(block, resolve=is_read, throw_on_missing=is_read)
-    except OmegaConfBaseException as exc:
-        key = getattr(exc, "full_key", None) or name
-        raise ConfigError(
-            f"{key} cannot be resolved: {str(exc).partition(chr(10))[0].strip()}"
-        ) from exc
-    return block
+        yield
+    except _omegaconf().errors.OmegaConfBaseException as exc:
+        key = getattr(exc, "full_key", None) or block
+        raise ConfigError(f"{key} cannot be resolved: {_first_line(exc)}") from exc
 
 
-def _rebuilt(value: Any, kind: type[dict[str, Any]], block: str = "") -> Any:
-    """The same, with every mapping in it of this kind, also where OmegaConf's were put into it."""
+def _copied(value: Any, kind: type[dict[str, Any]], block: str = "") -> Any:
+    """A copy in which every mapping is of this kind, those of OmegaConf included."""
     if _is_of_omegaconf(value):
-        value = _contained(lambda: value, block)
+        with _resolving(block):
+            value = _data_of(value, block)
     if isinstance(value, Mapping):
-        return kind({key: _rebuilt(one, kind, block or str(key)) for key, one in value.items()})
-    return [_rebuilt(one, kind, block) for one in value] if isinstance(value, list) else value
+        return kind({key: _copied(one, kind, block or str(key)) for key, one in value.items()})
+    return [_copied(one, kind, block) for one in value] if isinstance(value, list) else value
+
+
+def _first_line(exc: BaseException) -> str:
+    return str(exc).partition("\n")[0].strip()
 
 
 # ---- files --------------------------------------------------------------------------------------
 
 
-def _read(name: str, above: tuple[str, ...], folder: Path | None = None) -> dict[str, Any]:
+def _read(name: str, above: tuple[str, ...], folder: Path | None = None) -> Any:
+    """The OmegaConf object of a file, merged with the files that it builds on."""
     try:
         where = _find(name, folder)
     except ConfigError as exc:
@@ -146,25 +153,27 @@ def _read(name: str, above: tuple[str, ...], folder: Path | None = None) -> dict
         raise ConfigError(f"{above[-1]} builds on {name!r}, but {exc}") from exc
     if str(where) in above:
         raise ConfigError(f"{where} builds on itself: {' -> '.join([*above, str(where)])}")
-    found = _yaml(_text(where), str(where))
-    if found is None:
-        found = {}
-    if not isinstance(found, dict):
+    conf = _omegaconf().OmegaConf
+    with _errors_of_yaml(str(where)):
+        found = conf.create(_text(where) or "{}")
+    if not conf.is_dict(found):
         raise ConfigError(f"{where} must hold keys with their values, but holds {found!r:.60}")
-    settings: dict[str, Any] = {}
-    bases = found.pop("defaults", None) or []
+    bases = conf.to_container(found).get("defaults") or []
+    found.pop("defaults", None)
     if not isinstance(bases, list) or not all(isinstance(base, str) for base in bases):
         raise ConfigError(f"{where}: defaults must be a list of names, got {bases!r:.60}")
-    for base in bases:
-        if base != "_self_":
-            below = where.parent if isinstance(where, Path) else None
-            _merge(settings, _read(str(base), (*above, str(where)), below))
-    _merge(settings, found)
-    return settings
+    below = where.parent if isinstance(where, Path) else None
+    parts = [_read(base, (*above, str(where)), below) for base in bases if base != "_self_"]
+    try:
+        return conf.merge(*parts, found)
+    except (TypeError, _omegaconf().errors.OmegaConfBaseException) as exc:
+        raise ConfigError(
+            f"{where} cannot be merged with what it builds on: {_first_line(exc)}"
+        ) from exc
 
 
 def _find(name: str, folder: Path | None) -> Any:
-    """The file of this name: beside the one that asks, as a path, or among the presets."""
+    """The file of this name: beside the file that names it, as a path, or among the presets."""
     beside = [folder / name, folder / f"{name}.yaml"] if folder is not None else []
     for path in [*beside, Path(name), Path(f"{name}.yaml")]:
         with contextlib.suppress(OSError):  # a name that no file could have
@@ -187,54 +196,20 @@ def _text(where: Any) -> str:
     return text
 
 
-def _yaml(text: str, where: str) -> Any:
+@contextlib.contextmanager
+def _errors_of_yaml(where: str) -> Iterator[None]:
     try:
-        import yaml
-    except ModuleNotFoundError as exc:
-        raise MissingExtra("configurations need PyYAML: pip install 'envfleet[llm]'") from exc
-
-    try:
-        found = yaml.load(text, _loader())
-        _check_ends(found)
-    except (yaml.YAMLError, ValueError) as exc:
-        raise ConfigError(f"{where} is not YAML: {' '.join(str(exc).split())}") from exc
+        yield
     except RecursionError as exc:
-        raise ConfigError(f"{where} holds itself, or is nested too deeply") from exc
-    return found
-
-
-@functools.cache
-def _loader() -> Any:
-    """PyYAML's, which reads no tags, but with numbers like 1e-3, to YAML 1.1 a text without dot."""
-    import yaml
-
-    class Loader(yaml.SafeLoader):
-        pass
-
-    number = re.compile(r"[-+]?([0-9][0-9_]*(\.[0-9_]*)?|\.[0-9][0-9_]*)[eE][-+]?[0-9]+$")
-    Loader.add_implicit_resolver("tag:yaml.org,2002:float", number, list("-+.0123456789"))
-    return Loader
-
-
-def _check_ends(value: Any) -> None:
-    """Follow it to its ends; RecursionError if there are none."""
-    if isinstance(value, Mapping | list):
-        for one in value.values() if isinstance(value, Mapping) else value:
-            _check_ends(one)
-
-
-def _merge(below: dict[str, Any], above: Mapping[str, Any]) -> None:
-    for key, value in above.items():
-        if isinstance(value, Mapping) and isinstance(below.get(key), dict):
-            _merge(below[key], value)
-        else:
-            below[key] = deepcopy(value)
+        raise ConfigError(f"{where} is nested too deeply") from exc
+    except Exception as exc:  # of PyYAML, or of OmegaConf on what PyYAML read
+        raise ConfigError(f"{where} is not YAML: {' '.join(str(exc).split())}") from exc
 
 
 # ---- changes ------------------------------------------------------------------------------------
 
 
-def _changes(overrides: Any) -> list[str]:
+def _checked_changes(overrides: Any) -> list[str]:
     is_list = isinstance(overrides, Sequence) and not isinstance(overrides, str)
     if not is_list or not all(isinstance(change, str) for change in overrides):
         raise ConfigError(
@@ -250,28 +225,27 @@ def _apply(settings: dict[str, Any], change: str) -> None:
     if not last or not (is_set or is_gone):
         raise ConfigError(f"a change is written key=value, +key=value or ~key; got {change!r}")
     inner = settings
-    for depth, name in enumerate(path):
+    for depth, name in enumerate(path, start=1):
         if is_new:
             inner.setdefault(name, {})
-        inner = _inside(inner, [*path[:depth], name], change)
+        if name not in inner:
+            _no_such_key(inner, path[:depth], change, "")
+        found = inner[name]
+        if not isinstance(found, dict):
+            where = ".".join(path[:depth])
+            raise ConfigError(f"{change!r}: {where} is {found!r:.60} and has no keys")
+        inner = found
     if not is_new and last not in inner:
         remedy = "" if is_gone else "; a new one is written with a plus in front"
         _no_such_key(inner, [*path, last], change, remedy)
     if is_gone:
         del inner[last]
     else:
-        inner[last] = _yaml(text, f"the value of {change!r}")
+        with _errors_of_yaml(f"the value of {change!r}"):
+            conf = _omegaconf().OmegaConf
+            inner[last] = conf.to_container(conf.from_dotlist([f"value={text}"]))["value"]
 
 
-def _inside(inner: dict[str, Any], path: list[str], change: str) -> dict[str, Any]:
-    if path[-1] not in inner:
-        _no_such_key(inner, path, change, "")
-    found = inner[path[-1]]
-    if not isinstance(found, dict):
-        raise ConfigError(f"{change!r}: {'.'.join(path)} is {found!r:.60} and has no keys")
-    return found
-
-
-def _no_such_key(inner: dict[str, Any], path: list[str], change: str, else_said: str) -> None:
-    nearest = did_you_mean(path[-1], map(str, inner)) or else_said
+def _no_such_key(inner: dict[str, Any], path: list[str], change: str, remedy: str) -> None:
+    nearest = did_you_mean(path[-1], map(str, inner)) or remedy
     raise ConfigError(f"{change!r}: there is no key {'.'.join(path)}{nearest}")

@@ -1,10 +1,10 @@
-"""`EnvStateManager`: many text environments, played turn by turn, wherever each one lives best.
+"""`EnvStateManager`: many text environments, played turn by turn, each where it is played soonest.
 
-    inputs ─► checked ─► orders ─► here and in workers at once ─► answers ─► caches, in input order
+    inputs ─► checked ─► requests ─► here and in workers at once ─► replies ─► caches in order
 
-Laws: caches, statuses, rewards and metrics are the same wherever environments live and whatever
-happens to workers meanwhile. An environment that fails ends with a `failure` in its own cache; the
-others do not notice. Input that makes no sense is refused before anybody has moved.
+Laws: caches, statuses, rewards and metrics are the same wherever environments live, even if workers
+die. An environment that fails ends with a `failure` in its own cache, and no other is affected.
+Wrong input is refused before any environment is stepped.
 """
 
 from __future__ import annotations
@@ -17,11 +17,9 @@ from numbers import Integral
 from typing import Any, Self
 
 from envfleet.errors import ActionError, ConfigError, FleetClosed, OutOfOrder, level_of_caller
-from envfleet.llm.entries import Cache, Elsewhere, Entry, EnvStatus
-from envfleet.llm.metrics import sum_up
-from envfleet.llm.pictures import seen
-from envfleet.llm.places import Answer, Order, Standing, bring_home
-from envfleet.llm.placing import Places
+from envfleet.llm.manager_types import Cache, EnvEntry, EnvInWorker, EnvStatus
+from envfleet.llm.metrics import add_metrics
+from envfleet.llm.placement import PlacedEnvs
 from envfleet.llm.settings import (
     Settings,
     Tag,
@@ -29,10 +27,19 @@ from envfleet.llm.settings import (
     read_settings,
     with_option,
 )
-from envfleet.llm.turns import Failure, Opening, State, Turn
+from envfleet.llm.turns import (
+    EnvFailure,
+    EpisodeSoFar,
+    EpisodeStart,
+    State,
+    Turn,
+    TurnReply,
+    TurnRequest,
+    history_state,
+)
 
 _VAL_SEED = 123
-"""Where validation begins if the configuration does not say."""
+"""The first seed of validation, unless the configuration gives one."""
 
 
 class EnvStateManager:
@@ -43,7 +50,7 @@ class EnvStateManager:
 
         Args:
             config: A mapping, an OmegaConf object, or the name or path of a YAML file.
-            mode: "train" or "val": which block of `es_manager` counts.
+            mode: "train" or "val": which block of `es_manager` to use.
         """
         self.settings: Settings = read_settings(config, mode)
         self.mode = mode
@@ -52,26 +59,26 @@ class EnvStateManager:
         self._tags: list[Tag] = [tag for tag in tags for _ in range(self.group_size)]
         self._seed_counter = 0
         self._done: list[list[tuple[Any, ...]]] = [[] for _ in self._tags]
-        """The actions of each turn of each episode, to bring an environment back if it is lost."""
+        """The actions of each turn of each episode, to bring back an environment that is lost."""
         self._states: list[State] = ["" for _ in self._tags]
         self._answers: list[Any] = [None for _ in self._tags]
-        self._places = Places(self._tags, self.settings)
-        self._places.settle(self.settings.use_multiprocessing)
+        self._placed = PlacedEnvs(self._tags, self.settings)
+        self._placed.place(self.settings.use_multiprocessing)
         self._must_move = False
-        """Whether options have changed that say where environments live."""
-        self.envs: list[Entry] = [self._entry(env_id) for env_id in range(len(self._tags))]
+        """Whether an option has changed that decides where environments live."""
+        self.envs: list[EnvEntry] = [self._entry(env_id) for env_id in range(len(self._tags))]
         self.rollout_cache: list[Cache] = []
-        self._untold: dict[tuple[str, Failure], list[Entry]] = {}
-        """Who has failed in this call."""
+        self._new_failures: dict[tuple[str, EnvFailure], list[EnvEntry]] = {}
+        """Environments that have failed in this call, by tag and failure."""
         self._needs_reset = "there is no rollout yet"
         self._is_closed = False
 
-    # ---- how it is played -----------------------------------------------------------------------
+    # ---- options --------------------------------------------------------------------------------
 
     @property
     def plan(self) -> str:
         """Where environments live and why, one line per kind."""
-        return self._places.said
+        return self._placed.plan
 
     @property
     def use_multiprocessing(self) -> UseMultiprocessing:
@@ -80,18 +87,18 @@ class EnvStateManager:
 
     @use_multiprocessing.setter
     def use_multiprocessing(self, value: UseMultiprocessing) -> None:
-        """False brings everybody home at once, as they stand; others count from the next reset."""
+        """False moves all environments here at once; another value counts from the next reset."""
         self._change("use_multiprocessing", value)
         if value is False:
-            failures = self._places.come_home(self._orders_to_stand(), self._failed())
+            failures = self._placed.move_all_here(self._replay_requests(), self._failed())
             self._show_where()
             for env_id, failure in failures.items():
-                self._give_up(self.envs[env_id], self.rollout_cache[env_id], failure)
-            self._tell_of_failures()
+                self._fail(self.envs[env_id], self.rollout_cache[env_id], failure)
+            self._warn_of_failures()
 
     @property
     def max_workers(self) -> int:
-        """Workers or threads; another number counts from the next reset."""
+        """How many workers or threads; another number counts from the next reset."""
         return self.settings.max_workers
 
     @max_workers.setter
@@ -101,7 +108,7 @@ class EnvStateManager:
 
     @property
     def sequential_env_types(self) -> list[str]:
-        """Types that stay in this process; others count from the next reset."""
+        """Types that stay in this process; another list counts from the next reset."""
         return sorted(self.settings.sequential_env_types)
 
     @sequential_env_types.setter
@@ -111,7 +118,7 @@ class EnvStateManager:
 
     @property
     def format_penalty(self) -> float:
-        """What is added for a turn that names what is not there, never above zero."""
+        """Added for a turn that names unknown actions or none; never above zero."""
         return self.settings.format_penalty
 
     @format_penalty.setter
@@ -123,65 +130,65 @@ class EnvStateManager:
         self.settings = with_option(self.settings, name, value)
 
     def worker_pids(self) -> list[int]:
-        """Every process that environments live in, or are made in, apart from this one."""
-        return self._places.worker_pids()
+        """Every other process that environments live in, or that begins episodes."""
+        return self._placed.worker_pids()
 
     # ---- rollouts -------------------------------------------------------------------------------
 
     def reset(self, seed: int | None = None) -> list[Cache]:
-        """Begin a rollout: every environment of group g by `seed + g`.
+        """Begin a rollout: every environment of group g with the seed `seed + g`.
 
-        Without a seed, training goes on from `seed.train` by as many seeds as there are groups;
-        validation begins at `seed.val` every time.
+        Without a seed, training starts at `seed.train` and moves on by the number of groups at
+        every reset; validation starts at `seed.val` every time.
         """
         self._check_open()
         first = self._first_seed(seed)
         self._needs_reset = "the last reset was interrupted"
         self._move()
-        self._places.refresh()
-        orders = {
-            entry["env_id"]: Order(first + entry["group_id"], self.mode, is_new=True)
+        self._placed.refresh()
+        requests = {
+            entry["env_id"]: TurnRequest(first + entry["group_id"], self.mode, is_new=True)
             for entry in self.envs
         }
         caches: dict[int, Cache] = {}
 
         def forget() -> None:
-            self.rollout_cache, self._untold = [], {}
+            self.rollout_cache, self._new_failures = [], {}
             for entry in self.envs:
                 entry["status"] = EnvStatus(seed=first + entry["group_id"])
             for turns in self._done:
                 turns.clear()
 
-        def open_one(env_id: int, opening: Answer) -> None:
-            caches[env_id] = self._opened(self.envs[env_id], opening)
+        def on_reply(env_id: int, start: TurnReply) -> None:
+            caches[env_id] = self._new_cache(self.envs[env_id], start)
 
-        self._places.begin(orders, self._go_on_here, forget, open_one)
+        self._placed.begin(requests, self._move_here, forget, on_reply)
         self._show_where()
         self.rollout_cache = [caches[entry["env_id"]] for entry in self.envs]
         self._needs_reset = ""
-        self._tell_of_failures()
+        self._warn_of_failures()
         return self.rollout_cache
 
     def step(self, all_env_inputs: Sequence[Mapping[str, Any]]) -> list[Cache]:
-        """Play one turn of some environments; the caches of those that go on, in input order."""
+        """Play one turn in some environments; the caches of those that go on, in input order."""
         self._check_open()
         if self._needs_reset:
             raise OutOfOrder(f"{self._needs_reset}; call reset first")
         inputs = self._checked(all_env_inputs)
-        orders = {
-            env_id: self._order(env_id, named=_names(given["actions"]))
+        requests = {
+            env_id: self._request(env_id, names=_texts(given["actions"]))
             for env_id, given in inputs.items()
         }
         self._needs_reset = "the last step was interrupted"
-        answers = self._places.play(orders, self._standing, self._go_on_here)
+        replies = self._placed.play(requests, self._so_far, self._move_here)
         going_on = []
         for env_id, given in inputs.items():
-            turn = answers[env_id]
+            turn = replies[env_id]
             assert isinstance(turn, Turn)
-            if not self._took(self.envs[env_id], given, turn):
+            if not self._record(self.envs[env_id], given, turn):
                 going_on.append(self.rollout_cache[env_id])
         self._needs_reset = ""
-        self._tell_of_failures()
+        self._warn_of_failures()
         return going_on
 
     def get_rollout_states(self) -> list[Cache]:
@@ -189,14 +196,14 @@ class EnvStateManager:
         self._check_open()
         if not self.rollout_cache:
             raise OutOfOrder("there is no rollout yet; call reset first")
-        sum_up(self.envs, self.rollout_cache, self.group_size)
+        add_metrics(self.envs, self.rollout_cache, self.group_size)
         for entry, cache in zip(self.envs, self.rollout_cache, strict=True):
             if entry["tag"] == "MetamathQA":
                 cache["correct_answer"] = self._answers[entry["env_id"]]
         return self.rollout_cache
 
     def render(self) -> list[Any]:
-        """What every environment shows now."""
+        """The current state of every environment."""
         self._check_open()
         if not self.rollout_cache:
             raise OutOfOrder("there is no rollout yet; call reset first")
@@ -206,9 +213,9 @@ class EnvStateManager:
         ]
 
     def close(self) -> None:
-        """Close every environment and end the workers; doing it twice changes nothing."""
+        """Close every environment and end the workers; closing twice changes nothing."""
         self._is_closed = True
-        self._places.close()
+        self._placed.close()
 
     def __enter__(self) -> Self:
         """Use it in a `with` statement."""
@@ -238,19 +245,21 @@ class EnvStateManager:
         self._seed_counter += self.settings.num_groups
         return first
 
-    def _opened(self, entry: Entry, opening: Answer) -> Cache:
-        assert isinstance(opening, Opening)
+    def _new_cache(self, entry: EnvEntry, start: TurnReply) -> Cache:
+        assert isinstance(start, EpisodeStart)
         env_id = entry["env_id"]
-        self._states[env_id], self._answers[env_id] = opening.state, opening.answer
+        self._states[env_id], self._answers[env_id] = start.state, start.answer
         cache: Cache = {
             "env_id": env_id,
-            "history": [{**seen(opening.state), "actions_left": entry["max_actions_per_traj"]}],
+            "history": [
+                {**history_state(start.state), "actions_left": entry["max_actions_per_traj"]}
+            ],
             "group_id": entry["group_id"],
             "tag": entry["tag"],
             "penalty": 0,
         }
-        if opening.failure is not None:
-            self._give_up(entry, cache, opening.failure)
+        if start.failure is not None:
+            self._fail(entry, cache, start.failure)
         return cache
 
     # ---- parts of a step ------------------------------------------------------------------------
@@ -289,19 +298,19 @@ class EnvStateManager:
             found[env_id] = given
         return found
 
-    def _order(self, env_id: int, named: tuple[Any, ...] | None) -> Order:
+    def _request(self, env_id: int, names: tuple[Any, ...] | None) -> TurnRequest:
         entry = self.envs[env_id]
         status = entry["status"]
         assert status.seed is not None
         left = entry["max_actions_per_traj"] - status.num_actions
-        return Order(status.seed, self.mode, named=named, left=left)
+        return TurnRequest(status.seed, self.mode, names=names, num_left=left)
 
-    def _took(self, entry: Entry, given: Mapping[str, Any], turn: Turn) -> bool:
-        """Write a turn down; True if the episode is over."""
+    def _record(self, entry: EnvEntry, given: Mapping[str, Any], turn: Turn) -> bool:
+        """Write a turn into its cache; True if the episode is over."""
         env_id, status = entry["env_id"], entry["status"]
         cache = self.rollout_cache[env_id]
         is_malformed = turn.num_valid != len(given["actions"]) or not turn.num_valid
-        if is_malformed and turn.failure is None:  # who answered is not to blame for a lost turn
+        if is_malformed and turn.failure is None:  # the model is not to blame for a failure
             cache["penalty"] += self.settings.format_penalty
         status.num_actions += len(turn.actions)
         status.rewards.append(turn.reward)
@@ -316,29 +325,29 @@ class EnvStateManager:
         left = entry["max_actions_per_traj"] - status.num_actions
         if turn.failure is None:
             self._states[env_id] = turn.state
-        cache["history"].append({**seen(self._states[env_id]), "actions_left": left})
+        cache["history"].append({**history_state(self._states[env_id]), "actions_left": left})
         if turn.failure is not None:
-            self._give_up(entry, cache, turn.failure)
+            self._fail(entry, cache, turn.failure)
         elif turn.is_done:
             status.terminated, status.truncated = True, not turn.is_success
         elif left <= 0:
             status.terminated = status.truncated = True
         return status.terminated
 
-    def _give_up(self, entry: Entry, cache: Cache, failure: Failure) -> None:
+    def _fail(self, entry: EnvEntry, cache: Cache, failure: EnvFailure) -> None:
         entry["status"].terminated = entry["status"].truncated = True
         cache["failure"] = {
             "doing": failure.doing,
             "error": failure.error,
             "turn": len(entry["status"].rewards),
         }
-        self._untold.setdefault((entry["tag"], failure), []).append(entry)
+        self._new_failures.setdefault((entry["tag"], failure), []).append(entry)
 
-    def _tell_of_failures(self) -> None:
-        """Warn of those that have failed in this call, once of all that failed alike."""
-        untold, self._untold = self._untold, {}
-        # by number: who was first depends on the workers
-        alike = ((sorted(them, key=_env_id), *kind) for kind, them in untold.items())
+    def _warn_of_failures(self) -> None:
+        """Warn of environments that have failed in this call, once for each kind of failure."""
+        failed, self._new_failures = self._new_failures, {}
+        # sorted by id, because which came first depends on the workers
+        alike = ((sorted(them, key=_env_id), *kind) for kind, them in failed.items())
         for (first, *others), tag, failure in sorted(alike, key=lambda group: _env_id(group[0][0])):
             too = f", and so do those of {len(others)} more of its kind" if others else ""
             warnings.warn(
@@ -350,14 +359,14 @@ class EnvStateManager:
 
     # ---- where environments live ----------------------------------------------------------------
 
-    def _entry(self, env_id: int) -> Entry:
+    def _entry(self, env_id: int) -> EnvEntry:
         tag = self._tags[env_id]
         config = tag.env_type.config(tag.env_config)
-        entry: Entry = {
+        entry: EnvEntry = {
             "tag": tag.name,
             "group_id": env_id // self.group_size,
             "env_id": env_id,
-            "env": Elsewhere(config, "in a worker"),
+            "env": EnvInWorker(config, "in a worker"),
             "config": config,
             "status": EnvStatus(),
             "max_actions_per_traj": tag.max_actions_per_traj,
@@ -365,53 +374,53 @@ class EnvStateManager:
         self._show(entry)
         return entry
 
-    def _show(self, entry: Entry) -> None:
-        """Have an entry hold the environment with its own configuration, or say where it is."""
-        player = self._places.here.players.get(entry["env_id"])
+    def _show(self, entry: EnvEntry) -> None:
+        """Put the environment and its configuration into an entry, or say where it is."""
+        player = self._placed.local.players.get(entry["env_id"])
         if player is not None:
             entry["env"] = player.env
             entry["config"] = getattr(player.env, "config", entry["config"])
-        elif not isinstance(entry["env"], Elsewhere):
+        elif not isinstance(entry["env"], EnvInWorker):
             tag = self._tags[entry["env_id"]]
             entry["config"] = tag.env_type.config(tag.env_config)
-            entry["env"] = Elsewhere(entry["config"], "in a worker")
+            entry["env"] = EnvInWorker(entry["config"], "in a worker")
 
     def _move(self) -> None:
-        """Have everybody live where the options say now."""
+        """Place all environments where the options say now."""
         if self._must_move:
-            self._places.close()
-            self._places = Places(self._tags, self.settings)
+            self._placed.close()
+            self._placed = PlacedEnvs(self._tags, self.settings)
             self._must_move = False
-        self._places.settle(self.settings.use_multiprocessing)
+        self._placed.place(self.settings.use_multiprocessing)
 
     def _show_where(self) -> None:
         for entry in self.envs:
             self._show(entry)
 
-    def _go_on_here(self, env_id: int, order: Order, why: str) -> Answer:
+    def _move_here(self, env_id: int, request: TurnRequest, why: str) -> TurnReply:
         make: Callable[[], Any] = partial(Tag.make, self._tags[env_id])
-        standing = self._standing(env_id)
-        answer = bring_home(self._places.here, env_id, make, order, standing, why)
+        local = self._placed.local
+        reply = local.move_here(env_id, make, request, self._so_far(env_id), why)
         self._show(self.envs[env_id])
-        return answer
+        return reply
 
-    def _standing(self, env_id: int) -> Standing:
+    def _so_far(self, env_id: int) -> EpisodeSoFar:
         return self._done[env_id], self._states[env_id]
 
-    def _orders_to_stand(self) -> dict[int, Order]:
-        """What brings each environment whose episode goes on to where it stands."""
+    def _replay_requests(self) -> dict[int, TurnRequest]:
+        """What brings each environment whose episode goes on to its current state."""
         if not self.rollout_cache:
             return {}
         return {
-            entry["env_id"]: self._order(entry["env_id"], named=None).anew(
-                self._standing(entry["env_id"])
+            entry["env_id"]: self._request(entry["env_id"], names=None).with_replay(
+                self._so_far(entry["env_id"])
             )
             for entry in self.envs
             if not entry["status"].terminated
         }
 
     def _failed(self) -> set[int]:
-        """Who has failed in this rollout."""
+        """Environments that have failed in this rollout."""
         return {cache["env_id"] for cache in self.rollout_cache if "failure" in cache}
 
     def _check_open(self) -> None:
@@ -419,13 +428,13 @@ class EnvStateManager:
             raise FleetClosed("this manager is closed; make a new one")
 
 
-def _names(actions: Sequence[Any]) -> tuple[str | None, ...]:
-    """Actions as they may travel: plain text, and None for what is none and so names nothing.
+def _texts(actions: Sequence[Any]) -> tuple[str | None, ...]:
+    """Actions as plain text, and None for an action that is not text and so names nothing.
 
-    A player may say things that cannot be pickled, or that run code where they are unpickled.
+    An object of another class may not be picklable, or may run code when it is unpickled.
     """
     return tuple(str.__str__(one) if isinstance(one, str) else None for one in actions)
 
 
-def _env_id(entry: Entry) -> int:
+def _env_id(entry: EnvEntry) -> int:
     return entry["env_id"]

@@ -1,16 +1,36 @@
-"""What a finished rollout is summed up by: per environment, per turn, per group."""
+"""Metrics of a rollout: written into its caches, and summed up per tag."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import numbers
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
-from envfleet.llm.entries import Cache, Entry
-from envfleet.llm.turns import as_number
+import numpy as np
+
+from envfleet.llm.manager_types import Cache, EnvEntry
 
 
-def sum_up(entries: Sequence[Entry], caches: Sequence[Cache], group_size: int) -> None:
-    """Write the metrics of a rollout into its caches; doing it twice changes nothing."""
+@dataclass(frozen=True, slots=True)
+class TagSummary:
+    """Means over the environments of one tag."""
+
+    tag: str
+    num_envs: int
+    success: float
+    reward: float
+    """Of all turns of an episode together, without the penalty."""
+    penalty: float
+    num_actions: float
+    num_turns: float
+    num_failures: int
+    """How many environments failed; a count, not a mean."""
+
+
+def add_metrics(entries: Sequence[EnvEntry], caches: Sequence[Cache], group_size: int) -> None:
+    """Write the metrics of a rollout into its caches; calling it twice changes nothing."""
     solved: set[tuple[str, int]] = set()
     for entry, cache in zip(entries, caches, strict=True):
         per_turn = _per_turn(cache)
@@ -29,12 +49,59 @@ def sum_up(entries: Sequence[Entry], caches: Sequence[Cache], group_size: int) -
 
 
 def _per_turn(cache: Cache) -> dict[str, list[float]]:
-    """Every number that infos held, turn by turn; success is told by the status."""
+    """Every number in the infos, turn by turn, but for success, which the status tells."""
     found: dict[str, list[float]] = {}
     for turn in cache["history"]:
         info: dict[str, Any] = turn.get("info", {})
         for key, value in info.items():
-            number = None if key == "success" else as_number(value)
+            number = None if key == "success" else _as_number(value)
             if number is not None:
                 found.setdefault(key, []).append(number)
     return found
+
+
+def _as_number(value: Any) -> float | None:
+    if isinstance(value, np.ndarray) and value.size == 1:
+        value = value.item()
+    if isinstance(value, numbers.Real | np.bool_):
+        with suppress(OverflowError):
+            return float(value)
+    return None
+
+
+def tag_summaries(caches: Sequence[Cache]) -> Iterator[TagSummary]:
+    """One summary per tag, in the order in which tags first appear."""
+    by_tag: dict[str, list[Cache]] = {}
+    for cache in caches:
+        by_tag.setdefault(cache["tag"], []).append(cache)
+    for tag, alike in by_tag.items():
+        yield TagSummary(
+            tag,
+            len(alike),
+            success=_mean(cache["metrics"][f"{tag}/success"] for cache in alike),
+            reward=_mean(
+                sum(turn.get("reward", 0.0) for turn in cache["history"]) for cache in alike
+            ),
+            penalty=_mean(cache["penalty"] for cache in alike),
+            num_actions=_mean(cache["metrics"][f"{tag}/num_actions"] for cache in alike),
+            num_turns=_mean(len(cache["history"]) - 1 for cache in alike),
+            num_failures=sum("failure" in cache for cache in alike),
+        )
+
+
+def mean_metrics(caches: Sequence[Cache]) -> dict[str, float]:
+    """Every metric, as a mean over all environments of its tag; one without it counts as zero."""
+    sums: dict[str, float] = {}
+    num_envs: dict[str, int] = {}
+    tag_of: dict[str, str] = {}
+    for cache in caches:
+        num_envs[cache["tag"]] = num_envs.get(cache["tag"], 0) + 1
+        for key, value in cache["metrics"].items():
+            sums[key] = sums.get(key, 0.0) + value
+            tag_of[key] = cache["tag"]
+    return {key: total / num_envs[tag_of[key]] for key, total in sums.items()}
+
+
+def _mean(values: Iterable[float]) -> float:
+    found = list(values)
+    return sum(found) / len(found)

@@ -1,9 +1,9 @@
-"""What a model wrote, as the actions it named.
+"""Reads the actions out of a model's response.
 
     "<think>left is free</think> <answer>Left || Up</answer>"  ->  ["Left", "Up"]
 
-Pure. Law: every text has an answer, in time that grows with its length only; a text without the
-right form names nothing and is kept as it is.
+Law: any text is parsed, in time proportional to its length. A text that has not the right form
+names no action and is kept as it is.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from dataclasses import dataclass
 ACTION_SEP = "||"
 MAX_ACTIONS = 5
 _MARKS = ("<think>", "</think>", "<answer>", "</answer>", "<|im_start|>", "<|im_end|>")
-"""Taken out of thoughts and answers, where they would be read as something else later."""
+"""Removed from thoughts and answers, where they could be taken for marks later."""
 _ANSWER_AFTER_THOUGHT = re.compile(r"</think>\s*<answer>")
 
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """A response as it is kept, and what it asks for."""
+    """A response as it is kept, and the actions that it names."""
 
     llm_response: str
     actions: tuple[str, ...] = ()
@@ -33,13 +33,13 @@ def parse_response(
     max_actions: int = MAX_ACTIONS,
     enable_think: bool = True,
 ) -> Parsed:
-    """Read a response: the first thought with an answer behind it, or the first answer alone.
+    """Parse a response: the first thought with an answer after it, or just the first answer.
 
     Args:
-        raw: What the model wrote.
+        raw: The response.
         action_sep: What stands between two actions.
-        max_actions: How many count; the rest is cut off.
-        enable_think: Whether an answer needs a thought before it.
+        max_actions: Actions beyond this number are dropped.
+        enable_think: Whether a response needs a thought before its answer.
     """
     found = _thought_and_answer(raw) if enable_think else _answer(raw)
     if found is None:
@@ -49,17 +49,17 @@ def parse_response(
     if len(actions) > max_actions:
         actions = actions[:max_actions]
         answer = f" {action_sep} ".join(actions)
-    return Parsed(written(thought, answer, enable_think=enable_think), actions)
+    return Parsed(format_response(thought, answer, enable_think=enable_think), actions)
 
 
-def written(thought: str, answer: str, *, enable_think: bool = True) -> str:
+def format_response(thought: str, answer: str, *, enable_think: bool = True) -> str:
     """A response in the right form."""
     said = f"<answer>{answer}</answer>"
     return f"<think>{thought}</think>{said}" if enable_think else said
 
 
-# What one lazy regular expression over the whole text would find. Such an expression begins anew at
-# every mark, and a megabyte of marks takes it hours: here each of them is looked at once.
+# These find what one lazy regular expression would. Such an expression starts again at every mark
+# and takes hours for a megabyte of marks; here each mark is looked at once.
 
 
 def _thought_and_answer(raw: str) -> tuple[str, str] | None:

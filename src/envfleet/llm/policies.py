@@ -1,9 +1,9 @@
-"""Players without a model: something to try environments with, and to prove things by.
+"""Policies without a model, to try environments and to verify rollouts.
 
-A policy is given the caches of the environments that are to be answered, and gives a response for
-each: a model behind it can answer all of them at once. Law: what these here say depends on their
-seed, the environment's number, its turn and what it shows; on no global random numbers, on nobody
-else, and not on where the environment lives.
+A policy gets the caches of all environments that need a response, and returns one for each, so that
+a model can answer them in one batch. Law: the policies here depend on their seed, the environment's
+id, its turn and its state only; not on global random numbers, on other environments, or on where
+the environment lives.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from envfleet.errors import ConfigError, did_you_mean
-from envfleet.llm.entries import Cache
-from envfleet.llm.parsing import written
+from envfleet.llm.manager_types import Cache
+from envfleet.llm.parsing import format_response
 from envfleet.llm.settings import AgentProxy, Tag
 
 NONSENSE = "Dance"
 """An action that no environment has."""
 _NONSENSE_SHARE = 0.1
 _SILENCE_SHARE = 0.05
-"""How often a response has no answer in it."""
+"""The share of responses without an answer."""
 _MOST_READ = 20_000
-"""Characters of a state that are looked at."""
+"""Characters of a state that are read."""
 
 
 class Policy(Protocol):
-    """Answers environments."""
+    """Gives responses to environments."""
 
     def __call__(self, caches: Sequence[Cache], /) -> Sequence[str]:
         """A response for each of these environments, in their order."""
@@ -36,13 +36,13 @@ class Policy(Protocol):
 
 
 def make_policy(name: str, tags: Iterable[Tag], proxy: AgentProxy, seed: int = 0) -> Policy:
-    """The policy of this name, for environments of these kinds.
+    """The policy of this name, for environments of these tags.
 
     Args:
         name: One of `POLICIES`.
-        tags: Which kinds of environments it will meet.
-        proxy: What a response looks like.
-        seed: What chance depends on.
+        tags: The tags of these environments.
+        proxy: The form of a response.
+        seed: Of its random numbers.
     """
     if name not in POLICIES:
         nearest = did_you_mean(name, POLICIES) or f"; there are {', '.join(POLICIES)}"
@@ -54,7 +54,7 @@ def make_policy(name: str, tags: Iterable[Tag], proxy: AgentProxy, seed: int = 0
         responses = []
         for cache in caches:
             turn = len(cache["history"]) - 1
-            # random.Random takes text by its bytes, so this is the same in every process
+            # a seed that is text gives the same numbers in every process
             dice = random.Random(f"{seed} {cache['env_id']} {turn}")
             state = cache["history"][-1]["state"][:_MOST_READ]
             responses.append(choose(guess_of[cache["tag"]], state, dice, proxy))
@@ -64,7 +64,7 @@ def make_policy(name: str, tags: Iterable[Tag], proxy: AgentProxy, seed: int = 0
 
 
 Guess = Callable[[str, random.Random], str]
-"""A name of an action that a state allows, by chance."""
+"""Draws the name of an action that is possible in a state."""
 Choose = Callable[[Guess, str, random.Random, AgentProxy], str]
 
 
@@ -74,22 +74,24 @@ def _by_chance(guess: Guess, state: str, dice: random.Random, proxy: AgentProxy)
     names = [guess(state, dice) for _ in range(dice.randint(1, proxy.max_actions_per_turn))]
     if dice.random() < _NONSENSE_SHARE:
         names[dice.randrange(len(names))] = NONSENSE
-    return _said("by chance", names, proxy)
+    return _response("by chance", names, proxy)
 
 
 def _the_first(guess: Guess, state: str, dice: random.Random, proxy: AgentProxy) -> str:
-    return _said("the first that comes to mind", [guess(state, _FirstOfAll())], proxy)
+    return _response("the first that comes to mind", [guess(state, _FirstChoice())], proxy)
 
 
-def _said(thought: str, names: Sequence[str], proxy: AgentProxy) -> str:
-    return written(thought, f" {proxy.action_sep} ".join(names), enable_think=proxy.enable_think)
+def _response(thought: str, names: Sequence[str], proxy: AgentProxy) -> str:
+    return format_response(
+        thought, f" {proxy.action_sep} ".join(names), enable_think=proxy.enable_think
+    )
 
 
 POLICIES: dict[str, Choose] = {"random": _by_chance, "first": _the_first}
 
 
-class _FirstOfAll(random.Random):
-    """Dice that always show the first side."""
+class _FirstChoice(random.Random):
+    """Always gives the first choice."""
 
     def random(self) -> float:
         return 0.0
@@ -98,10 +100,10 @@ class _FirstOfAll(random.Random):
         return 0
 
     def shuffle(self, x: object) -> None:
-        """Everything stays where it is."""
+        """Leave the order as it is."""
 
 
-# ---- what can be said, by type of environment ---------------------------------------------------
+# ---- possible actions, by type of environment ---------------------------------------------------
 
 
 def _guesses(tag: Tag) -> Guess:
@@ -122,7 +124,7 @@ def _arm(state: str, dice: random.Random) -> str:
 
 
 def _expression(state: str, dice: random.Random) -> str:
-    """Every number of a countdown, in any order, joined by anything."""
+    """All numbers of a countdown in random order, joined by random signs."""
     numbers = re.findall(r"\d+", state.partition("nums:")[2]) or ["0"]
     dice.shuffle(numbers)
     return "".join(
@@ -131,14 +133,14 @@ def _expression(state: str, dice: random.Random) -> str:
     )
 
 
-def _deed(state: str, dice: random.Random) -> str:
+def _shop_action(state: str, dice: random.Random) -> str:
     """A button of a shop's page, or a search for some words of the instruction."""
-    said, _, offered = state.partition("You must choose from these actions:")
-    deeds = re.findall(r"(?:search|click)\[[^\]]*\]", offered)
-    deed = dice.choice(deeds) if deeds else "search[]"
-    if not deed.startswith("search["):
-        return deed
-    words = re.findall(r"[a-z]+", said.lower())[:40] or ["anything"]
+    text, _, offered = state.partition("You must choose from these actions:")
+    actions = re.findall(r"(?:search|click)\[[^\]]*\]", offered)
+    action = dice.choice(actions) if actions else "search[]"
+    if not action.startswith("search["):
+        return action
+    words = re.findall(r"[a-z]+", text.lower())[:40] or ["anything"]
     return f"search[{' '.join(dice.choice(words) for _ in range(3))}]"
 
 
@@ -151,5 +153,5 @@ _FREE_TEXT: dict[str, Guess] = {
     "bandit": _arm,
     "countdown": _expression,
     "textworld": _command,
-    "webshop": _deed,
+    "webshop": _shop_action,
 }

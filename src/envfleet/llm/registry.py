@@ -1,9 +1,7 @@
-"""Environment types by name: six of our own, two of others, more by one call of `register_env`.
+"""Environment types by name: those of this package, and more by `register_env`.
 
-A name with a colon is a class that nobody has to register: `my_module:MyEnv`, `games.py:MyEnv`.
-
-A class is imported when its type is first used, so that a type whose packages are missing costs
-nothing until then.
+A name with a colon is a class that need not be registered: `my_module:MyEnv`, `games.py:MyEnv`. A
+class is imported when its type is first used, so that only then its packages have to be installed.
 """
 
 from __future__ import annotations
@@ -15,7 +13,7 @@ from typing import Any
 
 from envfleet.adapters.names import find
 from envfleet.errors import ConfigError, did_you_mean
-from envfleet.llm.environments.kinds import configured
+from envfleet.llm.environments.config_fields import build_config
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,12 +24,12 @@ class EnvType:
     config_class: type[Any]
 
     def make(self, settings: Mapping[str, Any] | None) -> Any:
-        """An environment; `settings` are the fields of its configuration that differ."""
+        """An environment; `settings` are fields that differ from their defaults."""
         return self.env_class(self.config(settings))
 
     def config(self, settings: Mapping[str, Any] | None) -> Any:
-        """Its configuration, checked by name; what is in it is no other environment's."""
-        return configured(self.config_class, settings)
+        """A configuration of its own for one environment, with checked field names."""
+        return build_config(self.config_class, settings)
 
 
 _OURS = {
@@ -54,12 +52,12 @@ def register_env(
     """Make an environment class usable as `env_type: <name>`.
 
     Args:
-        name: What configurations call it.
+        name: Its name in configurations.
         env_class: Called with one configuration. Its environments have `reset(seed=...)`, with
-            `mode` or `options` if they care where an episode is from, `step(action)` with four or
-            five results, `render()` and perhaps `close()`.
-        config_class: A dataclass; `env_class.config_class` unless given.
-        replace: Whether a type of this name may be there already.
+            `mode` or `options` if they have splits, `step(action)` with four or five results,
+            `render()` and perhaps `close()`.
+        config_class: A dataclass; by default `env_class.config_class`.
+        replace: Whether to replace a type of this name.
     """
     _check_type(name, env_class)
     config_class = config_class or getattr(env_class, "config_class", None)
@@ -114,5 +112,5 @@ def env_type(name: str) -> EnvType:
 def _class_of(name: str) -> type[Any]:
     found = find(name).build
     if not isinstance(found, type):
-        raise ConfigError(f"{name} is no class; an environment type is written module:Class")
+        raise ConfigError(f"{name} is not a class; an environment type is written module:Class")
     return found

@@ -1,4 +1,4 @@
-"""What a configuration says to an `EnvStateManager` and to a rollout, checked and typed.
+"""The options of an `EnvStateManager` and of a rollout, read from a configuration and checked.
 
 Law: a wrong key or value is one sentence with its full path, before anything is built.
 """
@@ -16,10 +16,10 @@ from typing import Any, Literal, TypeGuard, cast
 
 from envfleet.engine.options import StartMethod, one_of
 from envfleet.errors import ConfigError, EnvfleetError, StartError, did_you_mean, level_of_caller
-from envfleet.llm.config import BLOCKS, plain
+from envfleet.llm.config import BLOCKS, plain_config
 from envfleet.llm.parsing import ACTION_SEP, MAX_ACTIONS
 from envfleet.llm.registry import EnvType, env_type, env_types
-from envfleet.llm.turns import Failure
+from envfleet.llm.turns import EnvFailure
 
 ManagerMode = Literal["train", "val"]
 UseMultiprocessing = bool | Literal["auto", "threads", "resets"]
@@ -34,7 +34,7 @@ _TAG = (
     "parallel_friendly",
     "max_workers",
 )
-"""Of one environment; the last four are for whoever writes prompts, and for other managers."""
+"""The last four are for programs that write prompts, and for other managers."""
 _MANAGER = (
     "format_penalty",
     "use_multiprocessing",
@@ -51,7 +51,7 @@ _PROXY = (
     "action_sep",
     "max_actions_per_turn",
     "enable_think",
-    # of those who make prompts and batches out of rollouts
+    # for programs that make prompts and batches of rollouts
     "max_context_window",
     "context_window_mode",
     "use_turn_scores",
@@ -77,7 +77,7 @@ _OF_OTHERS = frozenset(
         "ppo_mini_batch_size",
         "system",
         "use_critic",
-        # of the trainers that it stands on, and of Hydra
+        # of the trainers that RAGEN builds on, and of Hydra
         "actor_rollout_ref",
         "algorithm",
         "critic",
@@ -92,9 +92,9 @@ _OF_OTHERS = frozenset(
         "transfer_queue",
     )
 )
-"""Blocks that come with a configuration for a whole training run; nobody here reads them."""
+"""Blocks of a configuration for a whole training run, which are not read here."""
 _MISSPELT = 0.8
-"""How alike a block's name must be to one of ours to be meant for it."""
+"""How similar a name must be to one of `BLOCKS` to count as a misspelling of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,25 +115,25 @@ class Tag:
             raise ConfigError(f"custom_envs.{self.name}: {exc}") from exc
         except EnvfleetError:
             raise
-        except (Exception, SystemExit) as exc:  # to end the program is not an environment's affair
+        except (Exception, SystemExit) as exc:  # an environment must not end the program
             raise StartError(
                 f"an environment of custom_envs.{self.name} ({self.type_name}) cannot be built: "
-                f"{Failure.of('the constructor', exc).error}"
+                f"{EnvFailure.of('the constructor', exc).error}"
             ) from exc
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """All that a manager is told."""
+    """The options of a manager."""
 
     mode: ManagerMode
     group_size: int
     groups: tuple[tuple[Tag, int], ...]
-    """Tags with their number of groups, in order."""
+    """Tags, each with its number of groups, in order."""
     seed: int | None
-    """Where the seeds of this mode begin."""
+    """The first seed of this mode."""
     format_penalty: float
-    """Never above zero: it is added."""
+    """Never above zero, as it is added."""
     use_multiprocessing: UseMultiprocessing
     max_workers: int
     sequential_env_types: frozenset[str]
@@ -142,33 +142,33 @@ class Settings:
     max_restarts: int
 
     def __post_init__(self) -> None:
-        """Refuse a deadline that could not be kept."""
+        """Refuse a deadline that cannot be kept."""
         if self.use_multiprocessing == "resets" and self.step_timeout_s is not None:
             raise ConfigError(
                 "es_manager.step_timeout_s cannot be kept with use_multiprocessing: resets, which "
-                "plays turns in this process; leave it out, or say true"
+                "plays turns in this process; leave it out, or set true"
             )
 
     @property
     def num_groups(self) -> int:
-        """Of all tags together."""
+        """Groups of all tags together."""
         return sum(count for _, count in self.groups)
 
 
 @dataclass(frozen=True, slots=True)
 class AgentProxy:
-    """How a player's responses become turns."""
+    """How a model's responses become turns."""
 
     max_turn: int = 5
     action_sep: str = ACTION_SEP
     max_actions_per_turn: int = MAX_ACTIONS
     enable_think: bool = True
-    """Whether an answer needs a thought before it."""
+    """Whether a response needs a thought before its answer."""
 
 
 def read_agent_proxy(config: Any) -> AgentProxy:
-    """What `config` says of turns; what it does not say has a default."""
-    whole, path = plain(config), "agent_proxy."
+    """Read the block `agent_proxy`; keys that are not there have defaults."""
+    whole, path = plain_config(config), "agent_proxy."
     if whole.get("agent_proxy") is None:
         return AgentProxy()
     block = _mapping(whole, "agent_proxy")
@@ -188,10 +188,10 @@ def read_agent_proxy(config: Any) -> AgentProxy:
 
 
 def read_settings(config: Any, mode: str) -> Settings:
-    """What `config` says for this mode."""
+    """Read the options of a manager in this mode."""
     if mode not in ("train", "val"):
         raise ConfigError(f"mode must be train or val, got {mode!r}")
-    whole = plain(config)
+    whole = plain_config(config)
     manager = _mapping(whole, "es_manager")
     _check_names(whole)
     block = _mapping(manager, mode, "es_manager.")
@@ -211,7 +211,7 @@ def read_settings(config: Any, mode: str) -> Settings:
 
 
 def with_option(settings: Settings, name: str, value: Any) -> Settings:
-    """The same with another value of an option that can be changed at run time."""
+    """The same settings with another value of one of `_CHANGEABLE`."""
     return replace(settings, **{name: _CHANGEABLE[name]({name: value})})
 
 
@@ -265,7 +265,7 @@ def _tag(whole: Mapping[str, Any], name: str) -> Tag:
         kind.config(settings)
     except ConfigError as exc:
         raise ConfigError(f"{path.rstrip('.')}: {exc}") from exc
-    except (TypeError, ValueError, AttributeError) as exc:  # a value of the wrong kind
+    except (TypeError, ValueError, AttributeError) as exc:  # a value of the wrong type
         raise ConfigError(f"{path}env_config {settings!r:.100} cannot be used: {exc}") from exc
     most = _count(entry, "max_actions_per_traj", path)
     return Tag(name, type_name, kind, None if settings is None else dict(settings), most)
@@ -297,17 +297,17 @@ _CHANGEABLE: dict[str, Callable[[Mapping[str, Any]], Any]] = {
     "max_workers": lambda es: _count(es, "max_workers", "es_manager.", min(8, os.cpu_count() or 1)),
     "sequential_env_types": lambda es: _type_names(es, "sequential_env_types", "es_manager."),
 }
-"""How the options are read that a manager lets be changed at run time."""
+"""Options that can be changed while a manager runs, with the functions that read them."""
 
 
 # ---- names --------------------------------------------------------------------------------------
 
 
 def _check_names(whole: Mapping[str, Any]) -> None:
-    """Refuse every key that nobody knows, whether or not its block counts in this mode.
+    """Refuse every unknown key, even in blocks that this mode does not use.
 
-    Values are checked by who reads them: of an environment that is not played even the packages may
-    be missing.
+    Values are checked only where they are used: an environment that is not played may need packages
+    that are not installed.
     """
     _check_blocks(whole)
     for path, known in {
@@ -331,14 +331,14 @@ def _check_blocks(whole: Mapping[str, Any]) -> None:
         if meant:
             raise ConfigError(f"the configuration has no block {key!r}; did you mean {meant[0]}?")
         warnings.warn(
-            f"nobody here reads {key!r} of the configuration; what is read is {', '.join(BLOCKS)}",
+            f"{key!r} of the configuration is ignored; EnvStateManager reads {', '.join(BLOCKS)}",
             RuntimeWarning,
             stacklevel=level_of_caller(),
         )
 
 
 def _block(whole: Mapping[str, Any], path: str) -> Mapping[str, Any]:
-    """What is there under this path, as far as it has keys."""
+    """The mapping under this path, or an empty one."""
     found: Any = whole
     for name in path.split(".", maxsplit=1 if path.startswith("custom_envs.") else -1):
         found = found.get(name) if isinstance(found, Mapping) else None
@@ -393,7 +393,7 @@ def _count(
 
 
 def _is_whole(value: Any) -> TypeGuard[Integral]:
-    """Numpy's whole numbers too."""
+    """Whether it is a whole number, numpy's included."""
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 

@@ -1,11 +1,11 @@
-"""Is a rollout of this configuration the same, however it is played?
+"""Does a configuration give the same rollout, however it is played?
 
-    one seed, one policy ─┬─► here, in one loop ──────────────────► recording ─┐
-                          └─► threads, workers, kills, any order ─► recording ─┴─► first parting
+    one seed, one policy ─┬─► here, in one loop ──────────────────► record ─┐
+                          └─► threads, workers, kills, any order ─► record ─┴─► first difference
 
-Owns what the outcome of all ways means. Playing is the business of `ways.py`, comparing that of
-`recordings.py`. Law: a configuration that does not even repeat itself in one loop is reported as
-that, before any way of playing is blamed.
+This file says what the outcomes mean; `variants.py` plays and `compare.py` compares. Law: a
+configuration that does not even repeat itself in one loop is reported as such, before any other
+variant is blamed.
 """
 
 from __future__ import annotations
@@ -18,66 +18,65 @@ from typing import Any
 
 from envfleet.engine.options import StartMethod
 from envfleet.errors import ConfigError, EnvfleetError
-from envfleet.llm.config import plain
-from envfleet.llm.recordings import Parting, Recording, first_parting
+from envfleet.llm.compare import RolloutDifference, RolloutRecord, first_difference
+from envfleet.llm.config import plain_config
 from envfleet.llm.settings import AgentProxy, Settings, read_agent_proxy, read_settings
-from envfleet.llm.ways import (
-    AGAIN,
-    HERE,
+from envfleet.llm.variants import (
+    IN_PROCESS,
     OTHER_RANDOM,
-    Way,
-    played,
-    ways_for,
-    who_draws,
-    who_ends_processes,
+    REPEATED,
+    Variant,
+    play_variant,
+    variants_for,
 )
+from envfleet.llm.verify_checks import find_fatal_env, find_global_random_use
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """What came of one way."""
+class VariantOutcome:
+    """What one variant gave."""
 
-    way: Way
+    variant: Variant
     seconds: float
     digest: str | None = None
-    parting: Parting | None = None
+    difference: RolloutDifference | None = None
     error: str | None = None
 
     @property
     def is_equal(self) -> bool:
-        """Whether it gave the reference's rollout."""
-        return self.parting is None and self.error is None
+        """Whether it gave the same rollout as one loop in this process."""
+        return self.difference is None and self.error is None
 
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """All that was found."""
+    """The outcomes of all variants."""
 
     num_envs: int
     num_turns: int
     """Turns of all environments together."""
     num_failures: int
-    """Environments that failed, in the reference."""
+    """Environments that failed in the reference, which is one loop in this process."""
     digest: str
-    """Of the reference: the same number on another machine means the same rollout."""
-    outcomes: tuple[Outcome, ...]
+    """A checksum of the reference: the same on another machine means the same rollout."""
+    outcomes: tuple[VariantOutcome, ...]
     global_random: str | None
-    """Who draws from random numbers that the whole process shares, in a sentence."""
+    """A sentence on environments that draw from global random numbers."""
 
     @property
     def ok(self) -> bool:
-        """Whether every way gave one rollout, and will again."""
+        """Whether all variants gave the same rollout, and not by luck."""
         return self.global_random is None and all(one.is_equal for one in self.outcomes)
 
     @property
     def conclusion(self) -> str:
-        """All of it in a sentence or two."""
-        parted = [one for one in self.outcomes if not one.is_equal]
-        if parted:
-            first = parted[0]
-            what = first.error or str(first.parting)
-            is_alone = first.way.name in (AGAIN.name, OTHER_RANDOM.name)
-            where = f"The first, {first.way.name}: {what}."
+        """The outcomes in a sentence or two."""
+        different = [one for one in self.outcomes if not one.is_equal]
+        if different:
+            first = different[0]
+            what = first.error or str(first.difference)
+            is_alone = first.variant.name in (REPEATED.name, OTHER_RANDOM.name)
+            where = f"The first, {first.variant.name}: {what}."
             if is_alone and self.global_random is None:
                 where += (
                     " No way of playing can repair that: an episode may depend on its seed, its "
@@ -85,8 +84,8 @@ class Verification:
                 )
             random_too = f" {self.global_random}" if self.global_random is not None else ""
             return (
-                f"{len(parted)} of {len(self.outcomes)} ways differ from one loop in this process. "
-                f"{where}{random_too}"
+                f"{len(different)} of {len(self.outcomes)} ways differ from one loop in this "
+                f"process. {where}{random_too}"
             )
         if self.global_random is not None:
             return f"All ways were equal, but that is luck. {self.global_random}"
@@ -104,9 +103,9 @@ def verify(
     seed: int = 0,
     workers: Sequence[int] = (1, 2, 3),
     start_methods: Sequence[StartMethod] = ("fork", "spawn"),
-    on_way: Callable[[str], None] = lambda name: None,
+    on_variant: Callable[[str], None] = lambda name: None,
 ) -> Verification:
-    """Play one rollout in every way and compare.
+    """Play one rollout in all variants and compare.
 
     Args:
         config: As for `EnvStateManager`.
@@ -114,18 +113,18 @@ def verify(
         seed: Of the first group, and of the policy that plays.
         workers: Numbers of workers to play with.
         start_methods: How workers are started.
-        on_way: Called with the name of each way before it is played.
+        on_variant: Called with the name of each variant before it is played.
 
     Raises:
-        EnvfleetError: An environment ends the process that plays it, or passes its deadline; it is
-            tried in workers first.
+        EnvfleetError: An environment ends the process that plays it, or passes its deadline. This
+            is found in workers, before anything is played here.
     """
-    whole = plain(config)
+    whole = plain_config(config)
     settings, proxy = read_settings(whole, mode), read_agent_proxy(whole)
-    on_way(HERE.name)
+    on_variant(IN_PROCESS.name)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
-        deadly = who_ends_processes(
+        fatal = find_fatal_env(
             whole,
             settings,
             proxy,
@@ -133,18 +132,18 @@ def verify(
             max_workers=max(workers),
             start_method=start_methods[0],
         )
-    if deadly is not None:
-        raise EnvfleetError(deadly)
-    reference = played(whole, settings, proxy, HERE, seed)
+    if fatal is not None:
+        raise EnvfleetError(fatal)
+    reference = play_variant(whole, settings, proxy, IN_PROCESS, seed)
     with warnings.catch_warnings():
-        # what the reference said of failures need not be said again, and kills are our own
+        # The reference has warned of failures already, and workers are killed here on purpose.
         warnings.simplefilter("ignore", RuntimeWarning)
-        on_way("global random numbers")
-        draws = who_draws(whole, settings, proxy, seed)
+        on_variant("global random numbers")
+        draws = find_global_random_use(whole, settings, proxy, seed)
         outcomes = []
-        for way in ways_for(workers, start_methods, settings.use_multiprocessing):
-            on_way(way.name)
-            outcomes.append(_compared(whole, settings, proxy, way, seed, reference))
+        for variant in variants_for(workers, start_methods, settings.use_multiprocessing):
+            on_variant(variant.name)
+            outcomes.append(_compared(whole, settings, proxy, variant, seed, reference))
     return Verification(
         num_envs=len(reference.environments),
         num_turns=sum(len(one["history"]) - 1 for one in reference.environments),
@@ -159,17 +158,17 @@ def _compared(
     whole: dict[str, Any],
     settings: Settings,
     proxy: AgentProxy,
-    way: Way,
+    variant: Variant,
     seed: int,
-    reference: Recording,
-) -> Outcome:
+    reference: RolloutRecord,
+) -> VariantOutcome:
     begun_s = time.perf_counter()
     try:
-        found = played(whole, settings, proxy, way, seed)
+        found = play_variant(whole, settings, proxy, variant, seed)
     except ConfigError:
         raise
     except Exception as exc:
         error = f"{type(exc).__name__}: {' '.join(str(exc).split())}"
-        return Outcome(way, time.perf_counter() - begun_s, error=error)
+        return VariantOutcome(variant, time.perf_counter() - begun_s, error=error)
     seconds = time.perf_counter() - begun_s
-    return Outcome(way, seconds, found.digest, first_parting(reference, found))
+    return VariantOutcome(variant, seconds, found.digest, first_difference(reference, found))

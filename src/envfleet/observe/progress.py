@@ -1,19 +1,16 @@
-"""Progress bars for work that takes a while: silent, plain text, or drawn by rich.
+"""Progress bars for work that takes a while, drawn by rich on a terminal.
 
-Owns the choice between the three and nothing else. Law: a bar only ever writes to the stream it was
-given, leaves that stream's line clean when it ends, and never raises because of what it displays.
-What the work is, and when it advances, is the caller's business.
+Law: a bar writes only to the stream it was given, leaves that stream's line clean when it ends, and
+never raises because of what it displays.
 """
 
 from __future__ import annotations
 
-import shutil
-import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol, TextIO
 
-__all__ = ["Bar", "PlainProgress", "Progress", "RichProgress", "Silent", "progress_on"]
+__all__ = ["Bar", "Progress", "RichProgress", "Silent", "progress_on"]
 
 
 class Bar(Protocol):
@@ -46,60 +43,6 @@ class Silent:
     def bar(self, title: str, total: int) -> Iterator[Bar]:
         """Give a bar that does nothing."""
         yield self
-
-
-class PlainProgress:
-    """One line of ordinary characters, drawn over itself with a carriage return."""
-
-    def __init__(self, stream: TextIO) -> None:
-        """Draw on ``stream``, which should be a terminal."""
-        self._stream = stream
-
-    @contextmanager
-    def bar(self, title: str, total: int) -> Iterator[Bar]:
-        """Draw a bar and wipe it when the work ends, however it ends."""
-        bar = _PlainBar(self._stream, title, total)
-        bar.draw()
-        try:
-            yield bar
-        finally:
-            bar.wipe()
-
-
-class _PlainBar:
-    def __init__(self, stream: TextIO, title: str, total: int) -> None:
-        self._stream, self._title, self._total = stream, title, max(total, 1)
-        self._done, self._note, self._start_s = 0, "", time.monotonic()
-
-    def note(self, text: str) -> None:
-        self._note = text
-        self.draw()
-
-    def advance(self, num: int = 1) -> None:
-        self._done = min(self._done + num, self._total)
-        self.draw()
-
-    def draw(self) -> None:
-        columns = shutil.get_terminal_size((80, 24)).columns
-        elapsed_s = time.monotonic() - self._start_s
-        line = plain_bar(self._title, self._done, self._total, elapsed_s, self._note)
-        # one column stays free: a full line would wrap, and the return then misses its start
-        self._stream.write("\r" + line[: columns - 1].ljust(columns - 1))
-        self._stream.flush()
-
-    def wipe(self) -> None:
-        columns = shutil.get_terminal_size((80, 24)).columns
-        self._stream.write("\r" + " " * (columns - 1) + "\r")
-        self._stream.flush()
-
-
-def plain_bar(title: str, done: int, total: int, elapsed_s: float, note: str) -> str:
-    """The text of a plain bar, without any control characters."""
-    width = 20
-    filled = width * done // max(total, 1)
-    return (
-        f"{title} [{'#' * filled}{'.' * (width - filled)}] {done}/{total} {elapsed_s:.0f}s {note}"
-    )
 
 
 class RichProgress:
@@ -152,13 +95,12 @@ class RichProgress:
             yield Drawing()
 
 
-def progress_on(stream: TextIO, *, rich: bool) -> Progress:
-    """Choose how progress shows on ``stream``: nothing unless it is a terminal.
-
-    Args:
-        stream: Where bars go, usually ``sys.stderr``.
-        rich: Whether rich may draw them; plain characters otherwise.
-    """
+def progress_on(stream: TextIO) -> Progress:
+    """Bars on a terminal where rich is installed, else nothing."""
     if not stream.isatty():
         return Silent()
-    return RichProgress(stream) if rich else PlainProgress(stream)
+    try:
+        import rich  # noqa: F401
+    except ModuleNotFoundError:
+        return Silent()
+    return RichProgress(stream)

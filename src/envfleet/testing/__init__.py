@@ -16,7 +16,7 @@ from envfleet.testing.conformance import (
     Subject,
     check_env,
 )
-from envfleet.testing.faults import (
+from envfleet.testing.faulty_envs import (
     Crashing,
     FailingConstructor,
     Faulty,
@@ -34,7 +34,7 @@ from envfleet.testing.faults import (
     UnpicklableInfo,
 )
 from envfleet.testing.global_random import uses_global_random
-from envfleet.testing.probes import (
+from envfleet.testing.simple_envs import (
     AnySpace,
     Counter,
     MixedInfo,
@@ -45,7 +45,7 @@ from envfleet.testing.probes import (
 from envfleet.testing.streams import (
     Difference,
     EnvLike,
-    Event,
+    StreamEvent,
     Streams,
     count_episodes,
     first_difference,
@@ -62,7 +62,6 @@ __all__ = [
     "Crashing",
     "Difference",
     "EnvLike",
-    "Event",
     "FailingConstructor",
     "Faulty",
     "FleetConformance",
@@ -76,6 +75,7 @@ __all__ = [
     "ReusingItsArray",
     "SharesState",
     "Slow",
+    "StreamEvent",
     "Streams",
     "Subject",
     "TaskEnv",

@@ -1,4 +1,4 @@
-"""The conformance kit: does an environment, run by a fleet, do exactly what it does alone?
+"""Checks for authors of environments: does a fleet run one exactly as a plain loop does?
 
     from envfleet.testing import FleetConformance
 
@@ -6,9 +6,9 @@
         def make_env(self):
             return MyEnv()
 
-Each check is a function from a `Subject` to None that raises `AssertionError` with one sentence.
-`FleetConformance` offers them to pytest (or to any runner that finds methods by name), `check_env`
-runs all of them and returns a report. Nothing here needs pytest.
+Each check takes a `Subject` and raises `AssertionError` with one sentence. `FleetConformance` has a
+test method for each of them, which pytest (or any runner that finds methods by name) finds;
+`check_env` runs all of them and returns a report. Nothing here needs pytest.
 """
 
 from __future__ import annotations
@@ -38,8 +38,6 @@ from envfleet.testing.streams import (
 )
 from envfleet.testing.values import value_difference
 
-__all__ = ["CheckResult", "ConformanceReport", "FleetConformance", "Subject", "check_env"]
-
 Env = gymnasium.Env[Any, Any]
 
 MODES = ("next_step", "same_step", "disabled")
@@ -52,7 +50,7 @@ _CLOSE_S = 10.0
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """An environment on trial, and how much of it is looked at."""
+    """The environment to check, and how much of it is run."""
 
     env: EnvLike
     num_envs: int = 3
@@ -115,7 +113,7 @@ class _CutShort:
         return gymnasium.wrappers.TimeLimit(build_env(self.env), self.limit)
 
 
-# --------------------------------------------------------------------------- the checks
+# ---- the checks ----------------------------------------------------------------------------------
 
 
 def check_observations_fit(subject: Subject) -> None:
@@ -273,7 +271,7 @@ def check_close(subject: Subject) -> None:
 
 
 def _fits_but_for_bounds(space: gymnasium.Space[Any], obs: Any) -> bool:
-    # a value outside low and high travels well; only what the memory cannot hold matters here
+    # values outside low and high travel well: only shape and dtype decide what memory can hold
     if isinstance(space, gymnasium.spaces.Dict):
         return (
             isinstance(obs, dict)
@@ -312,7 +310,7 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 160 else f"{text[:120]} ... {text[-30:]}"
 
 
-# --------------------------------------------------------------------------- as a function
+# ---- as a function -------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -427,12 +425,12 @@ def check_env(
 def _extent(subject: Subject) -> tuple[int, int]:
     try:
         slots = subject.by_hand("next_step").slots
-    except Exception:  # it cannot even be run by hand, as the report says in many words
+    except Exception:  # it cannot be run by hand either, as the report says
         return 0, 0
     return subject.plan[1], min(map(count_episodes, slots))
 
 
-# --------------------------------------------------------------------------- as a test class
+# ---- as a test class -----------------------------------------------------------------------------
 
 
 class FleetConformance:
@@ -457,7 +455,7 @@ class FleetConformance:
     def subject(self) -> Subject:
         """What the tests run."""
         return Subject(
-            env=_Maker(type(self)),
+            env=_MakeEnv(type(self)),
             num_envs=self.num_envs,
             num_steps=self.num_steps,
             seed=self.seed,
@@ -465,58 +463,26 @@ class FleetConformance:
             deterministic=self.deterministic,
         )
 
-    def test_observations_fit_the_space(self) -> None:
-        """See `check_observations_fit`."""
-        check_observations_fit(self.subject)
 
-    def test_same_seed_same_stream(self) -> None:
-        """See `check_same_seed_same_stream`."""
-        check_same_seed_same_stream(self.subject)
+def _add_test(title: str, check: Callable[[Subject], None]) -> None:
+    """Give `FleetConformance` a test method that is named after the title of a check."""
 
-    def test_different_slots_different_streams(self) -> None:
-        """See `check_slots_differ`."""
-        check_slots_differ(self.subject)
+    def test(self: FleetConformance) -> None:
+        check(self.subject)
 
-    def test_no_global_random_state(self) -> None:
-        """See `check_no_global_random`."""
-        check_no_global_random(self.subject)
+    test.__name__ = f"test_{title.replace(',', '').replace(' ', '_')}"
+    test.__qualname__ = f"FleetConformance.{test.__name__}"
+    test.__doc__ = f"Check that {title}."
+    setattr(FleetConformance, test.__name__, test)
 
-    def test_same_streams_on_serial(self) -> None:
-        """See `check_streams`."""
-        check_streams(self.subject, backend="serial")
 
-    def test_same_streams_on_thread(self) -> None:
-        """See `check_streams`."""
-        check_streams(self.subject, backend="thread")
-
-    def test_same_streams_on_process(self) -> None:
-        """See `check_streams`."""
-        check_streams(self.subject, backend="process")
-
-    def test_same_streams_in_any_order(self) -> None:
-        """See `check_first_ready`."""
-        check_first_ready(self.subject)
-
-    def test_final_observation_is_a_snapshot(self) -> None:
-        """See `check_final_obs`."""
-        check_final_obs(self.subject)
-
-    def test_can_be_built_in_a_worker(self) -> None:
-        """See `check_built_in_worker`."""
-        check_built_in_worker(self.subject)
-
-    def test_infos_survive(self) -> None:
-        """See `check_infos_survive`."""
-        check_infos_survive(self.subject)
-
-    def test_close_works(self) -> None:
-        """See `check_close`."""
-        check_close(self.subject)
+for _title, _check in CHECKS.items():
+    _add_test(_title, _check)
 
 
 @dataclass(frozen=True)
-class _Maker:
-    """Calls `make_env` on a new instance: what a runner hangs on its own stays out of workers."""
+class _MakeEnv:
+    """Calls `make_env` on a new instance: the test runner's attributes stay out of workers."""
 
     test_class: type[FleetConformance]
 

@@ -1,9 +1,8 @@
 """Finds environments that draw from random state which the whole process shares.
 
-Such an environment gives another stream as soon as it shares a process with others, so it
-breaks law 1 whatever the engine does. Two signs are looked for: the shared states moved while
-the environment ran, or its stream changed although only those states were seeded differently.
-The states are left as they were found.
+Such an environment gives another stream as soon as it shares a process with others. There are two
+signs of it: the shared states changed while the environment ran, or its stream changed although
+only those states were seeded differently. The states are left as they were found.
 """
 
 from __future__ import annotations
@@ -23,8 +22,6 @@ from envfleet.testing.streams import (
     hand_driven_stream,
     slot_actions,
 )
-
-__all__ = ["shared_states", "untouched_states", "uses_global_random"]
 
 _REMEDY = "draw from self.np_random instead, which reset(seed=...) seeds"
 

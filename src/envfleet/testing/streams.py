@@ -1,11 +1,10 @@
-"""What every slot sees, recorded twice: by a loop over the environment itself, and by a fleet.
+"""What every slot returns, recorded twice: by a plain loop over one environment, and by a fleet.
 
-Law 1 of the engine says that both records are bit-equal. A stream is a list of events, and the
-events are the same in every autoreset mode: an episode's reset, its steps, the next reset. Only
-*when* they come differs, which the event's `step` tells. Actions come from one generator per
-slot and are drawn only for steps the environment really takes, so they depend on nothing else.
+Both records must be bit-equal. A stream is a list of events, and the events are the same in every
+autoreset mode: an episode's reset, its steps, the next reset. Only their `step` differs. Actions
+come from one generator per slot and are drawn only for steps that the environment really takes.
 
-The loop shares no code with the engine: it is the reference, and plain on purpose.
+The loop shares no code with the engine: it is the reference.
 """
 
 from __future__ import annotations
@@ -32,21 +31,6 @@ from envfleet.testing.values import (
     value_difference,
 )
 
-__all__ = [
-    "Difference",
-    "EnvLike",
-    "Event",
-    "Streams",
-    "build_env",
-    "count_episodes",
-    "first_difference",
-    "fleet_driven",
-    "hand_driven",
-    "hand_driven_stream",
-    "slot_actions",
-    "vector_driven",
-]
-
 Env = gymnasium.Env[Any, Any]
 EnvLike = str | EnvSpec | Callable[[], Env]
 """What names an environment: a Gymnasium id, an `EnvSpec`, or a function without arguments."""
@@ -58,7 +42,7 @@ _ACTION_SEED = 1_000_003
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Event:
+class StreamEvent:
     """One thing that happened in a slot."""
 
     kind: Literal["reset", "step"]
@@ -85,7 +69,7 @@ class Streams:
     source: str
     """Who recorded it, for messages: "the hand-driven loop" or the arguments of a fleet."""
     autoreset: str
-    slots: tuple[tuple[Event, ...], ...]
+    slots: tuple[tuple[StreamEvent, ...], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,11 +99,11 @@ def _short(value: Any) -> str:
     return text if len(text) <= 120 else f"{text[:80]} ... {text[-30:]}"
 
 
-# --------------------------------------------------------------------------- what drives both
+# ---- what drives both ----------------------------------------------------------------------------
 
 
 def build_env(env: EnvLike) -> Env:
-    """Build one environment from whatever names it."""
+    """Build one environment from its id, its spec or its function."""
     if isinstance(env, str | EnvSpec):
         return gymnasium.make(env)
     return env()
@@ -133,12 +117,12 @@ def slot_actions(space: spaces.Space[Any], slot: int) -> Iterator[Any]:
         yield source.sample()
 
 
-def count_episodes(events: Iterable[Event]) -> int:
+def count_episodes(events: Iterable[StreamEvent]) -> int:
     """How many episodes came to their end in a stream."""
     return sum(event.ended for event in events)
 
 
-# --------------------------------------------------------------------------- by hand
+# ---- by hand -------------------------------------------------------------------------------------
 
 
 def hand_driven(
@@ -172,13 +156,13 @@ def hand_driven(
 
 def hand_driven_stream(
     env: Env, actions: Iterator[Any], num_steps: int, seed: int | None, autoreset: str
-) -> Iterator[Event]:
+) -> Iterator[StreamEvent]:
     """The events of one environment, driven by hand; see `hand_driven`."""
     space = env.observation_space
 
-    def reset(step: int, seed: int | None = None) -> Event:
+    def reset(step: int, seed: int | None = None) -> StreamEvent:
         obs, info = env.reset(seed=seed)
-        return Event(
+        return StreamEvent(
             kind="reset",
             step=step,
             obs=canonical(space, obs),
@@ -196,7 +180,7 @@ def hand_driven_stream(
             yield event
             continue
         obs, reward, terminated, truncated, info = env.step(next(actions))
-        event = Event(
+        event = StreamEvent(
             kind="step",
             step=step,
             obs=canonical(space, obs),
@@ -213,7 +197,7 @@ def hand_driven_stream(
             yield event
 
 
-# --------------------------------------------------------------------------- by a fleet
+# ---- by a fleet ----------------------------------------------------------------------------------
 
 
 def fleet_driven(
@@ -345,7 +329,7 @@ class _Recorder:
         self._ignored = [next(slot_actions(self.action_space, i)) for i in range(envs.num_envs)]
         self._resetting = [False] * envs.num_envs
         self._late: list[Callable[[], None]] = []
-        self._events: list[list[Event]] = [[] for _ in range(envs.num_envs)]
+        self._events: list[list[StreamEvent]] = [[] for _ in range(envs.num_envs)]
 
     def actions(self, slots: Sequence[int]) -> Any:
         """A batch of actions; a slot that will only be reset gets one that it must not take."""
@@ -407,7 +391,7 @@ class _Recorder:
             batch.final_obs,
         )
 
-    def streams(self) -> tuple[tuple[Event, ...], ...]:
+    def streams(self) -> tuple[tuple[StreamEvent, ...], ...]:
         """Read everything that was kept."""
         for read in self._late:
             read()
@@ -445,7 +429,7 @@ class _Recorder:
                 (0.0, False, False) if scalars is None else [column[row] for column in scalars]
             )
             self._events[slot].append(
-                Event(
+                StreamEvent(
                     kind=kind or ("reset" if scalars is None else "step"),
                     step=step,
                     obs=seen,
@@ -463,7 +447,7 @@ class _Recorder:
             read()
 
 
-# --------------------------------------------------------------------------- comparison
+# ---- comparison ----------------------------------------------------------------------------------
 
 
 def first_difference(expected: Streams, got: Streams) -> Difference | None:
@@ -524,5 +508,5 @@ def _slot_difference(slot: int, expected: Streams, got: Streams) -> Difference |
 
 
 def mode_name(autoreset: str | AutoresetMode) -> str:
-    """The house's name of an autoreset mode, whichever way it was given."""
+    """The name of an autoreset mode, given as a name or as Gymnasium's enum."""
     return autoreset.name.lower() if isinstance(autoreset, AutoresetMode) else autoreset

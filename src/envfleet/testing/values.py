@@ -2,7 +2,6 @@
 
 Law: nothing here keeps a reference to what it was given; a canonical value is a copy, so an
 environment that reuses its array cannot change a stream that was already recorded.
-Streams of such values are streams.py's business.
 """
 
 from __future__ import annotations
@@ -17,16 +16,7 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.spaces import GraphInstance
 
-__all__ = [
-    "MISSING",
-    "ValueDifference",
-    "canonical",
-    "digest",
-    "info_row",
-    "snapshot",
-    "unbatch",
-    "value_difference",
-]
+from envfleet.layout import RecordSpace
 
 
 class _Missing:
@@ -46,7 +36,7 @@ class ValueDifference(NamedTuple):
     got: Any
 
 
-# --------------------------------------------------------------------------- canonical form
+# ---- canonical form ------------------------------------------------------------------------------
 
 
 @singledispatch
@@ -63,6 +53,7 @@ def canonical(space: spaces.Space[Any], value: Any) -> Any:
 @canonical.register(spaces.Discrete)
 @canonical.register(spaces.MultiBinary)
 @canonical.register(spaces.MultiDiscrete)
+@canonical.register(RecordSpace)
 def _(space: spaces.Space[Any], value: Any) -> Any:
     return np.array(value, dtype=space.dtype)
 
@@ -141,7 +132,7 @@ def snapshot(value: Any) -> Any:
         return value
 
 
-# --------------------------------------------------------------------------- rows of a batch
+# ---- rows of a batch -----------------------------------------------------------------------------
 
 
 def unbatch(space: spaces.Space[Any], batch: Any, row: int) -> Any:
@@ -170,7 +161,7 @@ def info_row(infos: Mapping[str, Any], row: int) -> dict[str, Any]:
     return info
 
 
-# --------------------------------------------------------------------------- comparison
+# ---- comparison ----------------------------------------------------------------------------------
 
 
 def value_difference(
@@ -208,6 +199,10 @@ def value_difference(
             if found is not None:
                 return found
         return None
+    if _are_records(expected, got):
+        return value_difference(
+            _by_field(expected), _by_field(got), same_types=same_types, path=path
+        )
     if _is_numeric(expected) and _is_numeric(got):
         return _array_difference(expected, got, same_types=same_types, path=path)
     if isinstance(expected, np.ndarray) and isinstance(got, np.ndarray):
@@ -217,6 +212,17 @@ def value_difference(
             expected.ravel().tolist(), got.ravel().tolist(), same_types=same_types, path=path
         )
     return None if _same_object(expected, got) else ValueDifference(path, expected, got)
+
+
+def _are_records(*values: Any) -> bool:
+    return all(
+        isinstance(value, np.ndarray | np.void) and value.dtype.names is not None
+        for value in values
+    )
+
+
+def _by_field(records: Any) -> dict[str, Any]:
+    return {name: records[name] for name in records.dtype.names}
 
 
 def _is_numeric(value: Any) -> bool:
@@ -263,7 +269,7 @@ def _same_object(expected: Any, got: Any) -> bool:
         return False
 
 
-# --------------------------------------------------------------------------- digest
+# ---- digest --------------------------------------------------------------------------------------
 
 
 def digest(value: Any, crc: int = 0) -> int:
@@ -278,6 +284,8 @@ def digest(value: Any, crc: int = 0) -> int:
         return zlib.crc32(str(len(value)).encode(), crc)
     if isinstance(value, str):
         return zlib.crc32(value.encode("utf-8", "surrogatepass"), crc)
+    if _are_records(value):
+        return digest(_by_field(value), crc)
     if isinstance(value, np.ndarray | np.generic):
         head = f"{value.dtype.str}{value.shape}".encode()
         return zlib.crc32(np.ascontiguousarray(value).tobytes(), zlib.crc32(head, crc))

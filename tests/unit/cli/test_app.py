@@ -12,10 +12,12 @@ from typing import Any
 import pytest
 
 from envfleet.cli import app, main
+from envfleet.cli.arguments import value_of, values_of
 from envfleet.cli.bench import NUM_ENVS
-from envfleet.cli.command import Usage, at_least, comma_list, one_of, positive_seconds
+from envfleet.cli.command import UsageError
 from envfleet.cli.report import Report, Text
 from envfleet.errors import ConfigError, MissingExtra
+from envfleet.options import Count, Seconds, one_of
 
 
 @pytest.fixture
@@ -24,10 +26,13 @@ def command(monkeypatch):
 
     def install(run):
         module = types.SimpleNamespace(
-            add_arguments=lambda parser: parser.add_argument("--number", type=at_least(1)), run=run
+            add_arguments=lambda parser: parser.add_argument("--number", type=value_of(Count)),
+            run=run,
         )
         monkeypatch.setitem(sys.modules, "made_up_command", module)
-        monkeypatch.setattr(app, "COMMANDS", (app.Entry("try", "made_up_command", "made up"),))
+        monkeypatch.setattr(
+            app, "COMMANDS", (app.CommandEntry("try", "made_up_command", "made up"),)
+        )
 
     return install
 
@@ -75,7 +80,7 @@ def test_not_even_a_child_process_can_spoil_the_document():
         "module.add_arguments = lambda parser: None\n"
         "module.run = run\n"
         "sys.modules['m'] = module\n"
-        "app.COMMANDS = (app.Entry('try', 'm', ''),)\n"
+        "app.COMMANDS = (app.CommandEntry('try', 'm', ''),)\n"
         "code = app.run(['try', '--json'])\n"
         "print('afterwards')\n"
         "sys.exit(code)\n"
@@ -96,7 +101,7 @@ def test_not_even_a_child_process_can_spoil_the_document():
 @pytest.mark.parametrize(
     ("error", "code", "said"),
     [
-        (Usage("there is no such thing"), 2, "envfleet: there is no such thing\n"),
+        (UsageError("there is no such thing"), 2, "envfleet: there is no such thing\n"),
         (ConfigError("num_envs must be 1 or more"), 2, "envfleet: num_envs must be 1 or more\n"),
         (
             ValueError("bad\nthing"),
@@ -126,14 +131,14 @@ def test_errors_are_one_sentence(command, capsys, error, code, said):
 
 def test_a_failure_is_a_document_too(command, capsys):
     def run(args, context):
-        raise Usage("no")
+        raise UsageError("no")
 
     command(run)
 
     assert main(["try", "--json"]) == 2
     document = json.loads(capsys.readouterr().out)
     assert document["ok"] is False
-    assert document["error"] == {"type": "Usage", "message": "no"}
+    assert document["error"] == {"type": "UsageError", "message": "no"}
 
 
 def test_bad_arguments_are_a_document_too(command, capsys):
@@ -142,7 +147,7 @@ def test_bad_arguments_are_a_document_too(command, capsys):
     assert main(["try", "--json", "--number", "0"]) == 2
     captured = capsys.readouterr()
     assert json.loads(captured.out)["ok"] is False
-    assert "must be at least 1, got 0" in captured.err
+    assert "must be a whole number of at least 1, got 0" in captured.err
 
 
 def test_the_traceback_is_shown_on_request(command, capsys):
@@ -358,21 +363,21 @@ def test_tune_needs_no_more_than_the_environment():
 
 
 class TestTypes:
-    def test_at_least(self):
-        assert at_least(1)("3") == 3
-        for text, said in (("0", "at least 1, got 0"), ("x", "not a whole number")):
-            with pytest.raises(Exception, match=said):
-                at_least(1)(text)
+    def test_one_value(self):
+        assert value_of(Count)("3") == 3
+        for text in ("0", "x"):
+            with pytest.raises(Exception, match=f"a whole number of at least 1, got {text}"):
+                value_of(Count)(text)
 
     @pytest.mark.parametrize("text", ["0", "-1", "inf", "nan", "x"])
     def test_seconds(self, text):
-        assert positive_seconds("0.5") == 0.5
-        with pytest.raises(Exception, match="seconds"):
-            positive_seconds(text)
+        assert value_of(Seconds)("0.5") == 0.5
+        with pytest.raises(Exception, match=f"must be positive seconds, got {text}"):
+            value_of(Seconds)(text)
 
-    def test_lists(self):
-        assert comma_list(at_least(1))("1, 2,2,") == (1, 2)
+    def test_several_values(self):
+        assert values_of(Count)("1, 2,2,") == (1, 2)
         with pytest.raises(Exception, match="at least one"):
-            comma_list(at_least(1))(",")
-        with pytest.raises(Exception, match="'c' is not known here; choose from a, b"):
-            comma_list(one_of("a", "b"))("a,c")
+            values_of(Count)(",")
+        with pytest.raises(Exception, match="must be one of a, b; got c"):
+            values_of(one_of("a", "b"))("a,c")

@@ -4,9 +4,9 @@ import io
 
 import pytest
 
-from envfleet.cli.bench import KEYS, as_json, conclude, contenders_for, render
+from envfleet.cli.bench import KEYS, bench_blocks, bench_conclusion, contenders_for, result_json
 from envfleet.cli.contenders import Workload
-from envfleet.cli.environments import choose
+from envfleet.cli.env_argument import choose_env
 from envfleet.cli.measure import Result, Shares, duration
 from envfleet.cli.screen import PlainScreen
 
@@ -17,7 +17,7 @@ def result(key, rate, shares=None, base=1000.0):
 
 def sentence(*results, num_envs=64, num_workers=2, cores=2):
     ordered = sorted(results, key=lambda one: -one.rate)
-    return conclude(ordered, num_envs=num_envs, num_workers=num_workers, cores=cores)
+    return bench_conclusion(ordered, num_envs=num_envs, num_workers=num_workers, cores=cores)
 
 
 LOOP = result("loop", 1000.0)
@@ -66,7 +66,9 @@ def test_a_tie_is_called_one():
 def test_auto_says_itself_why():
     results = [result("auto", 1500, BUSY), LOOP]
 
-    text = conclude(results, num_envs=4, num_workers=2, cores=2, auto_plan="2 workers: it pays.")
+    text = bench_conclusion(
+        results, num_envs=4, num_workers=2, cores=2, auto_plan="2 workers: it pays."
+    )
 
     assert text == "Fastest here: the auto: 2 workers: it pays."
 
@@ -96,7 +98,9 @@ def test_the_table():
     results = [result("process", 123456.7, BUSY), LOOP]
     stream = io.StringIO()
 
-    blocks = render(settings, results, {"sb3-dummy": "not installed"}, "a plan", "A conclusion.")
+    blocks = bench_blocks(
+        settings, results, {"sb3-dummy": "not installed"}, "a plan", "A conclusion."
+    )
     PlainScreen(stream, width=200).show(blocks)
 
     assert stream.getvalue().splitlines() == [
@@ -118,16 +122,16 @@ def test_the_table():
 
 
 def test_the_document_has_the_rounds():
-    document = as_json(result("process", 2000.0, BUSY))
+    document = result_json(result("process", 2000.0, BUSY))
 
     assert document["rates"] == [2000.0] * 3
     assert document["ratio"] == 2.0
     assert document["shares"] == {"env": 0.83, "waiting": 0.1, "copying": 0.05}
-    assert as_json(LOOP)["shares"] is None
+    assert result_json(LOOP)["shares"] is None
 
 
 def test_every_key_has_a_contender():
-    work = Workload(choose("CartPole-v1"), 4)
+    work = Workload(choose_env("CartPole-v1"), 4)
 
     contenders = contenders_for(KEYS, work, 2)
 

@@ -14,16 +14,16 @@ from envfleet.cli.contenders import (
     fits_gymnasium,
     halves,
     has_sb3,
-    in_order_of_start,
+    in_opening_order,
     shares_of,
     timed_steps,
 )
-from envfleet.cli.environments import choose
+from envfleet.cli.env_argument import choose_env
 from envfleet.cli.measure import Shares
 
 
 def workload(env="CartPole-v1", **kwargs):
-    return Workload(choose(env), 3, **kwargs)
+    return Workload(choose_env(env), 3, **kwargs)
 
 
 @pytest.mark.parametrize("autoreset", ["next_step", "same_step"])
@@ -123,7 +123,7 @@ def test_threads_are_started_last():
         def __init__(self, key):
             self.key = key
 
-    order = in_order_of_start([Named("thread"), Named("process"), Named("serial")])  # type: ignore[list-item]
+    order = in_opening_order([Named("thread"), Named("process"), Named("serial")])  # type: ignore[list-item]
 
     assert [one.key for one in order] == ["process", "serial", "thread"]
 

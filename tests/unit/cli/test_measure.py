@@ -2,7 +2,15 @@
 
 import pytest
 
-from envfleet.cli.measure import Shares, Slice, compare, reason, rotation, summarise, unrest
+from envfleet.cli.measure import (
+    Shares,
+    Slice,
+    compare,
+    failure_text,
+    noise_warning,
+    rotation,
+    summarise,
+)
 from envfleet.observe.progress import Silent
 
 
@@ -131,9 +139,9 @@ def test_unrest_is_told():
     quiet = summarise({"a": [Slice(100, 1.0), Slice(110, 1.0)]}, {"a": "A"}, "a")
     noisy = summarise({"a": [Slice(100, 1.0), Slice(200, 1.0)]}, {"a": "A"}, "a")
 
-    assert unrest([]) is None
-    assert unrest(quiet) is None
-    assert "something else is using this machine" in (unrest(noisy) or "")
+    assert noise_warning([]) is None
+    assert noise_warning(quiet) is None
+    assert "something else is using this machine" in (noise_warning(noisy) or "")
 
 
 def test_without_the_baseline_there_is_no_ratio():
@@ -151,8 +159,8 @@ def test_shares_are_medians_where_they_are_known():
 
 
 def test_a_reason_is_one_short_line():
-    text = reason(ValueError("first\n  second " + "x" * 300))
+    text = failure_text(ValueError("first\n  second " + "x" * 300))
 
     assert text.startswith("ValueError: first second xxx")
     assert len(text) < 230
-    assert reason(ValueError()) == "ValueError"
+    assert failure_text(ValueError()) == "ValueError"

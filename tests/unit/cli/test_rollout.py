@@ -121,11 +121,11 @@ class TestRollout:
             (("--config-name", "bandit", "es_manager.max_worker=1"), "did you mean max_workers?"),
             (("--config-name", "bandit", "max_workers"), "a change is written key=value"),
             (("--config-name", "bandit", "agent_proxy.max_turn=0"), "agent_proxy.max_turn must be"),
-            (("--policy", "rnadom"), "'rnadom' is not known here; choose from random, first"),
-            (("--mode", "test"), "'test' is not known here; choose from train, val"),
+            (("--policy", "rnadom"), "--policy must be one of random, first; got rnadom"),
+            (("--mode", "test"), "--mode must be one of train, val; got test"),
             (("--config-nam", "bandit"), "did you mean --config-name?"),
             (("--config-name", "bandit", "--out", "no/such/folder"), "--out no/such/folder cannot"),
-            (("--seed", "-1"), "--seed must be at least 0, got -1"),
+            (("--seed", "-1"), "--seed must be a whole number, 0 or more, got -1"),
         ],
     )
     def test_mistakes_are_one_sentence(self, capsys, words, said):
@@ -202,8 +202,11 @@ class TestVerifyLlm:
     @pytest.mark.parametrize(
         ("words", "said"),
         [
-            (("--workers", "0"), "must be at least 1, got 0"),
-            (("--start-methods", "teleport"), "not known here"),
+            (("--workers", "0"), "must be a whole number of at least 1, got 0"),
+            (
+                ("--start-methods", "teleport"),
+                "--start-methods must be one of fork, spawn, forkserver; got",
+            ),
             (("--config-name", "bandti"), "did you mean bandit?"),
         ],
     )

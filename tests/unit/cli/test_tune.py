@@ -2,10 +2,10 @@
 
 import pytest
 
-from envfleet.cli.environments import EnvChoice
+from envfleet.cli.env_argument import EnvChoice
 from envfleet.cli.measure import Result, Shares, Slice
 from envfleet.cli.tune import (
-    Setting,
+    FleetSetting,
     advise,
     line_to_paste,
     promising,
@@ -15,7 +15,7 @@ from envfleet.cli.tune import (
 
 
 def setting(backend, workers=1, lockstep=True):
-    return Setting(backend, workers, lockstep)
+    return FleetSetting(backend, workers, lockstep)
 
 
 def advice(*measured, num_envs=64, cores=2):

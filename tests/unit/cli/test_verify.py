@@ -8,7 +8,14 @@ import pytest
 from envfleet.cli import verify
 from envfleet.cli.app import run as run_app
 from envfleet.cli.screen import PlainScreen
-from envfleet.cli.verify import MODES, Comparison, Run, conclude, episodes_finding, runs_for
+from envfleet.cli.verify import (
+    MODES,
+    Comparison,
+    Run,
+    episodes_finding,
+    runs_for,
+    verify_conclusion,
+)
 from envfleet.testing import Difference, hand_driven
 
 RUN = Run("process", 2, "fork", "next_step")
@@ -39,13 +46,15 @@ def test_process_runs_have_deadlines():
 
 class TestConclusions:
     def test_all_equal(self):
-        assert conclude([Comparison(RUN, 0.1)], None, None) == (
+        assert verify_conclusion([Comparison(RUN, 0.1)], None, None) == (
             "All 1 runs equal the plain loop, bit by bit.",
             True,
         )
 
     def test_the_first_difference_is_named(self):
-        text, ok = conclude([Comparison(RUN, 0.1), Comparison(RUN, 0.1, DIFFERENCE)], None, None)
+        text, ok = verify_conclusion(
+            [Comparison(RUN, 0.1), Comparison(RUN, 0.1, DIFFERENCE)], None, None
+        )
 
         assert not ok
         assert text == (
@@ -54,32 +63,34 @@ class TestConclusions:
         )
 
     def test_a_run_that_fails_is_no_equal(self):
-        text, ok = conclude([Comparison(RUN, 0.1, error="EnvFailed: boom")], None, None)
+        text, ok = verify_conclusion([Comparison(RUN, 0.1, error="EnvFailed: boom")], None, None)
 
         assert not ok
         assert "it failed with EnvFailed: boom" in text
 
     def test_an_env_that_does_not_repeat_itself_is_named_first(self):
-        text, ok = conclude([Comparison(RUN, 0.1, DIFFERENCE)], DIFFERENCE, None)
+        text, ok = verify_conclusion([Comparison(RUN, 0.1, DIFFERENCE)], DIFFERENCE, None)
 
         assert not ok
         assert text.startswith("The environment does not repeat itself")
         assert "no backend can make it reproducible" in text
 
     def test_global_random_state_is_the_likely_cause_of_that(self):
-        text, _ = conclude([Comparison(RUN, 0.1, DIFFERENCE)], DIFFERENCE, "it uses np.random.")
+        text, _ = verify_conclusion(
+            [Comparison(RUN, 0.1, DIFFERENCE)], DIFFERENCE, "it uses np.random."
+        )
 
         assert text.endswith("field obs; it uses np.random.")
 
     def test_global_random_state_fails_even_when_all_is_equal(self):
-        text, ok = conclude([Comparison(RUN, 0.1)], None, "uses np.random")
+        text, ok = verify_conclusion([Comparison(RUN, 0.1)], None, "uses np.random")
 
         assert not ok
         assert "others in its process share" in text
 
 
 def test_where_a_loop_parts_from_itself():
-    blocks = verify.render(
+    blocks = verify.verify_blocks(
         {"env": "x", "num_envs": 1, "steps": 1, "seed": 0, "episodes": {"next_step": 1}},
         [Comparison(RUN, 0.1, DIFFERENCE)],
         DIFFERENCE,
@@ -90,7 +101,7 @@ def test_where_a_loop_parts_from_itself():
     stream = io.StringIO()
     PlainScreen(stream, width=200).show(blocks)
 
-    assert "part at slot 3, step 17: obs is 1.0 in one and 2.0 in the other" in stream.getvalue()
+    assert "differ at slot 3, step 17: obs is 1.0 in one and 2.0 in the other" in stream.getvalue()
     assert stream.getvalue().count("slot 3") == 1
     assert len(verify.short("x" * 500)) < 80
 
@@ -111,7 +122,7 @@ def test_a_difference_is_shown_with_its_place():
     ]
     stream = io.StringIO()
 
-    blocks = verify.render(facts, comparisons, None, None, "Conclusion.", ok=False)
+    blocks = verify.verify_blocks(facts, comparisons, None, None, "Conclusion.", ok=False)
     PlainScreen(stream, width=200).show(blocks)
 
     lines = stream.getvalue().splitlines()

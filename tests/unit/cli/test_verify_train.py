@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 import torch
 
-from envfleet.cli.asked import Asked, StartOptions
+from envfleet.cli.train_args import StartOptions, TrainArgs
 from envfleet.cli.verify_train import (
     ITERATIONS,
     Compared,
-    Parting,
-    conclude,
-    rollouts_part,
+    TrainDifference,
+    rollout_difference,
     runs_of,
     side_by_side,
-    states_part,
+    state_difference,
+    train_conclusion,
 )
 from envfleet.learn.environments import opened
 from envfleet.learn.ppo import PPOOptions
@@ -54,7 +54,7 @@ def changed(**places):
 
 
 def test_equal_experience_does_not_part():
-    assert rollouts_part(Experience(), Experience(), 1) is None
+    assert rollout_difference(Experience(), Experience(), 1) is None
 
 
 @pytest.mark.parametrize(
@@ -74,25 +74,25 @@ def test_equal_experience_does_not_part():
     ],
 )
 def test_the_first_row_that_differs_is_named(places, name, step, slot):
-    found = rollouts_part(Experience(), changed(**places), 9)
+    found = rollout_difference(Experience(), changed(**places), 9)
 
     assert found is not None
     assert (found.iteration, found.field, found.step, found.slot) == (9, name, step, slot)
 
 
 def test_what_has_no_rows_is_compared_too():
-    found = rollouts_part(Experience(), changed(memory=(1, 3)), 2)
-    assert found == Parting(2, "memory[1, 3]", 0.0, 7.0)
+    found = rollout_difference(Experience(), changed(memory=(1, 3)), 2)
+    assert found == TrainDifference(2, "memory[1, 3]", 0.0, 7.0)
 
-    found = rollouts_part(Experience(), Experience(episodes=[(1.0, 3)]), 2)
-    assert found == Parting(2, "episodes[0][1]", 2, 3)
+    found = rollout_difference(Experience(), Experience(episodes=[(1.0, 3)]), 2)
+    assert found == TrainDifference(2, "episodes[0][1]", 2, 3)
 
 
 def test_a_bit_is_enough():
     other = Experience(rewards=np.full((TIMES, SLOTS), np.nan, np.float32))
     other.successors[1, 1] = -0.0
 
-    found = rollouts_part(Experience(), other, 1)
+    found = rollout_difference(Experience(), other, 1)
 
     assert found is not None
     assert found.field == "successors"
@@ -103,7 +103,7 @@ def test_another_shape_or_type_is_a_difference():
     narrow = Experience(actions=np.zeros((TIMES, SLOTS), np.int32))
 
     for other in (short, narrow):
-        found = rollouts_part(Experience(), other, 1)
+        found = rollout_difference(Experience(), other, 1)
         assert found is not None
         assert (found.field, found.step) == ("actions", None)
         assert found.expected == "int64[6, 3]"
@@ -112,10 +112,10 @@ def test_another_shape_or_type_is_a_difference():
 def test_a_parameter_is_named():
     state = {"policy": {"actor.0.weight": torch.zeros(4, 3)}, "obs_norm": None}
     other = {"policy": {"actor.0.weight": torch.zeros(4, 3)}, "obs_norm": None}
-    assert states_part(state, other, 3) is None
+    assert state_difference(state, other, 3) is None
 
     other["policy"]["actor.0.weight"][3, 2] = 1e-30  # type: ignore[index]
-    found = states_part(state, other, 3)
+    found = state_difference(state, other, 3)
 
     assert found is not None
     assert found.field == "policy.actor.0.weight[3, 2]"
@@ -123,7 +123,7 @@ def test_a_parameter_is_named():
 
 
 class TestRuns:
-    ASKED = Asked(StartOptions(), TrainOptions("CartPole-v1", n_envs=8), PPOOptions())
+    ASKED = TrainArgs(StartOptions(), TrainOptions("CartPole-v1", n_envs=8), PPOOptions())
 
     def test_are_short_and_unlike_unless_asked_otherwise(self):
         one, two = runs_of(self.ASKED)
@@ -219,7 +219,7 @@ class TestConclusions:
     COMPARED = Compared(5, 1280, ("obs", "actions"), 9155)
 
     def test_equal(self):
-        assert conclude(None, self.COMPARED, self.ONE, self.TWO) == (
+        assert train_conclusion(None, self.COMPARED, self.ONE, self.TWO) == (
             "Equal, bit by bit, in this process and in 3 worker processes (spawn): 1,280 "
             "transitions of 4 environments (obs, actions) and 9,155 parameters after each of 5 "
             "updates."
@@ -229,24 +229,24 @@ class TestConclusions:
         ("parting", "said"),
         [
             (
-                Parting(2, "obs", np.zeros(2), np.ones(2), 5, 1),
-                "They part in iteration 2, step 5, slot 1: obs is [0. 0.] in this process and "
+                TrainDifference(2, "obs", np.zeros(2), np.ones(2), 5, 1),
+                "They differ in iteration 2, step 5, slot 1: obs is [0. 0.] in this process and "
                 "[1. 1.] in 3 worker processes (spawn). That comes from the environment; look "
                 "closer with: envfleet verify CartPole-v1",
             ),
             (
-                Parting(2, "log_probs", 1.0, 2.0, 5, 1),
-                "They part in iteration 2, step 5, slot 1: log_probs is 1.0 in this process and "
+                TrainDifference(2, "log_probs", 1.0, 2.0, 5, 1),
+                "They differ in iteration 2, step 5, slot 1: log_probs is 1.0 in this process and "
                 "2.0 in 3 worker processes (spawn). The observations were equal, so the cause "
                 "lies in the networks: threads, or a GPU.",
             ),
             (
-                Parting(0, "policy.x[0]", 1.0, 2.0),
-                "They part before the first iteration: policy.x[0] is 1.0 in this process and 2.0 "
-                "in 3 worker processes (spawn). The experience was equal, so the cause lies in "
+                TrainDifference(0, "policy.x[0]", 1.0, 2.0),
+                "They differ before the first iteration: policy.x[0] is 1.0 in this process and "
+                "2.0 in 3 worker processes (spawn). The experience was equal, so the cause lies in "
                 "the learner: threads, or a GPU.",
             ),
         ],
     )
     def test_different(self, parting, said):
-        assert conclude(parting, self.COMPARED, self.ONE, self.TWO) == said
+        assert train_conclusion(parting, self.COMPARED, self.ONE, self.TWO) == said

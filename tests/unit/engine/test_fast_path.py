@@ -11,14 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import envfleet
-from envfleet.adapters import gymnasium as door
-from envfleet.engine import rows
-from envfleet.engine.backends.process import fast_path
+from envfleet.adapters import opening
 from envfleet.engine.backends.serial import SerialHandle
 from envfleet.errors import ConfigError, NothingSent, StillInFlight
 from tests.gates import wait_for, wait_for_answers
-
-pytestmark = pytest.mark.skipif(not rows.IS_COMPILED, reason="there is no lane without C")
 
 BOUNDS = [(0, 2), (2, 4), (4, 6)]
 NUM_ENVS = 6
@@ -212,7 +208,7 @@ def test_as_many_as_were_asked_for_come_from_both():
 
 
 def test_workers_by_default_leave_somebody_something(monkeypatch):
-    monkeypatch.setattr(door, "usable_cores", lambda: 4)
+    monkeypatch.setattr(opening, "usable_cores", lambda: 4)
     with envfleet.make_vec(Talker, 6, num_here=5) as envs:
         assert envs.fleet.bounds == [(0, 1), (1, 6)]
 
@@ -254,12 +250,3 @@ def test_a_step_that_is_interrupted_while_it_is_posted_is_not_done(worker, monke
 def test_shares_that_cannot_be(options, sentence):
     with pytest.raises(ConfigError, match=sentence):
         envfleet.make_vec(Talker, 3, **{"num_here": 1, "num_workers": 2, **options})
-
-
-@pytest.mark.parametrize("place", PLACES)
-def test_without_c_there_is_no_lane(monkeypatch, place):
-    monkeypatch.setattr(fast_path, "post_steps", None)
-    with opened(**place) as envs:
-        assert envs.fleet._workers.fast_path is None
-        envs.reset(seed=0)
-        assert envs.step(np.zeros(NUM_ENVS, np.int64))[0].shape == (NUM_ENVS, 1)

@@ -8,11 +8,14 @@ import warnings
 from contextlib import closing
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from hypothesis import given
 from hypothesis import strategies as st
 
+import envfleet
 from envfleet.engine import Fleet, ResetPlan, rng, snapshot
 from envfleet.engine.host import EnvHost, Guard, SlotState
 from envfleet.engine.memory import Control, ControlPlan, Data, group_spaces
@@ -142,6 +145,76 @@ def test_what_is_special_about_a_row_is_told_of_that_row(order, count):
         assert control.flags.tolist() == expected.tolist()
 
 
+# ---- methods that environments replace ----------------------------------------------------------
+
+
+class Lazy(gymnasium.Env):
+    """Gives itself another `step` in its first step and another `reset` in its first reset."""
+
+    observation_space = gymnasium.spaces.Box(-9, 9, (1,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.reset = self.later_reset
+        return np.zeros(1, np.float32), {}
+
+    def later_reset(self, *, seed=None, options=None):
+        return np.ones(1, np.float32), {}
+
+    def step(self, action):
+        self.step = self.second
+        return np.zeros(1, np.float32), 1.0, False, False, {}
+
+    def second(self, action):
+        self.step = self.third
+        return np.zeros(1, np.float32), 2.0, True, False, {}
+
+    def third(self, action):
+        return np.zeros(1, np.float32), 3.0, False, False, {}
+
+
+@pytest.mark.parametrize("wrapped", [False, True], ids=["bare", "in a wrapper"])
+@pytest.mark.parametrize("mode", ["next_step", "same_step"])
+@pytest.mark.parametrize("backend", ["serial", "thread", "process"])
+def test_a_method_that_an_environment_replaces_is_replaced(backend, mode, wrapped):
+    def make():
+        return gymnasium.wrappers.TimeLimit(Lazy(), 99) if wrapped else Lazy()
+
+    def seen(envs):
+        obs, _ = envs.reset(seed=0)
+        steps = [envs.step(np.zeros(2, np.int64))[:3] for _ in range(5)]
+        envs.close()
+        return obs.tolist(), [[part.tolist() for part in step] for step in steps]
+
+    expected = seen(SyncVectorEnv([make] * 2, autoreset_mode=AutoresetMode[mode.upper()]))
+    rewards = [step[1] for step in expected[1]]
+    assert rewards[:2] == [[1, 1], [2, 2]]
+    assert seen(envfleet.make_vec(make, 2, backend=backend, autoreset=mode)) == expected
+
+
+def test_a_method_that_a_native_environment_replaces_is_replaced():
+    class Replacing(SyncVectorEnv):
+        def __init__(self, count):
+            super().__init__([Counter] * count)
+
+        def reset(self, **arguments):
+            self.step = self.first_step
+            return super().reset(**arguments)
+
+        def first_step(self, actions):
+            del self.step
+            obs, rewards, *rest = self.step(actions)
+            return obs, rewards + 10, *rest
+
+    expected, zeros = Replacing(2), np.zeros(2, np.int64)
+    with closing(expected), closing(envfleet.make_vec(envfleet.native(Replacing), 2)) as envs:
+        expected.reset(seed=0)
+        envs.reset(seed=0)
+        for _ in range(3):
+            assert envs.step(zeros)[1].tolist() == expected.step(zeros)[1].tolist()
+
+
 # ---- where the next episode starts --------------------------------------------------------------
 
 
@@ -204,7 +277,7 @@ def test_what_was_looked_up_is_used(monkeypatch):
     host, control, _ = hosted([Drawing] * 2)
     host.step(None, None)
     host.idle()
-    monkeypatch.setattr(rng, "state_of", lambda env: pytest.fail("looked up again"))
+    monkeypatch.setattr(rng, "keep", lambda env, cell: pytest.fail("looked up again"))
     host.step([FIRST], None)
     assert rng.unpacked(start_of(control)) is not None
 
@@ -266,7 +339,7 @@ def test_an_environment_that_has_no_generator_to_look_at_is_left_alone():
 def test_nothing_is_looked_up_where_no_autoreset_is_due(mode, monkeypatch):
     host, _, _ = hosted([Drawing], mode)
     host.step(None, None)
-    monkeypatch.setattr(rng, "state_of", lambda env: pytest.fail("nobody needs it"))
+    monkeypatch.setattr(rng, "keep", lambda env, cell: pytest.fail("no reset is due"))
     host.idle()
 
 

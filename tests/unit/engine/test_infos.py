@@ -15,6 +15,7 @@ from envfleet.engine.infos import (
     InfoWriter,
     PackedInfos,
     Schema,
+    SchemaRegistry,
     collate,
 )
 from envfleet.engine.memory import INFO_BYTES
@@ -30,7 +31,8 @@ class Channel:
     def __init__(self, num_slots=4):
         self.cells = np.zeros((num_slots, INFO_BYTES), np.uint8)
         self.numbers = np.zeros(num_slots, np.uint16)
-        self.writer = InfoWriter(self.cells, self.numbers, 0)
+        self.registry = SchemaRegistry()
+        self.writer = InfoWriter(self.cells, self.numbers, 0, self.registry)
         self.schemas: list[Schema] = []
 
     def send(self, infos):
@@ -41,8 +43,7 @@ class Channel:
                 self.writer.clear(slot)
             elif not self.writer.write(slot, info):
                 plain.append((slot, info))
-        self.schemas += self.writer.fresh
-        self.writer.fresh = []
+        self.schemas += self.registry.take_fresh()
         groups: dict[Schema, list[int]] = {}
         for slot, number in enumerate(self.numbers[: len(infos)].tolist()):
             if number not in (NO_INFO, ON_CONTROL_PATH):

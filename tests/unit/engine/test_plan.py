@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 import envfleet
 from envfleet import errors
 from envfleet.engine import plan as planning
+from envfleet.engine import probe as probing
 from envfleet.engine.plan import JOINT_GAIN, JOINT_TRIP_S, Plan, decide_native, own_share
 from envfleet.engine.slots import deal
 from envfleet.testing import Counter, Slow, VectorCounter
@@ -88,7 +89,7 @@ def test_a_decision_depends_on_nothing_but_its_numbers(monkeypatch):
         return decide_native(130, 4, steps_s, "fork", may_be_serial=True)
 
     before = decided()
-    for name in ("usable_cores", "_ask", "time"):
+    for name in ("usable_cores", "measure", "measure_native"):
         monkeypatch.setattr(planning, name, refuse)
     assert before == decided() == Plan("process", "fork", 4, before.why, 40)
     assert before.describe(130) == (
@@ -117,7 +118,7 @@ def test_sizes_are_measured_of_what_will_run(monkeypatch):
         probes.append((probe.args[1], start_method))
         return 10 * MS, 4 * MS
 
-    monkeypatch.setattr(planning, "_ask", measured)
+    monkeypatch.setattr(probing, "_ask", measured)
     plan = planning.plan_fleet([envfleet.native("CartPole-v1")] * 5, "spawn", may_be_serial=True)
     assert probes == [((5, 2), "spawn")]
     assert plan == decide_native(5, 2, (10 * MS, 4 * MS), "spawn", may_be_serial=True)
@@ -206,7 +207,7 @@ class Noted(Slow):
 )
 def test_what_takes_long_is_not_measured_longer_than_need_be(pauses, asked, tmp_path, monkeypatch):
     monkeypatch.setattr(planning, "usable_cores", lambda: 2)
-    monkeypatch.setattr(planning, "LONG_S", 0.2)
+    monkeypatch.setattr(probing, "LONG_S", 0.2)
     notes = tmp_path / "notes"
     env_fn = functools.partial(Noted, notes, **pauses)
     plan = planning.plan_fleet([env_fn] * 8, "fork", may_be_serial=True)
@@ -238,8 +239,8 @@ def test_what_takes_longer_than_anybody_waits_is_slow_and_no_error(
     env_fn, workers, why, limits, monkeypatch
 ):
     monkeypatch.setattr(planning, "usable_cores", lambda: 2)
-    monkeypatch.setattr(planning, "STEP_LIMIT_S", 0.4)
-    monkeypatch.setattr(planning, "RESET_LIMIT_S", 0.5)
+    monkeypatch.setattr(probing, "STEP_LIMIT_S", 0.4)
+    monkeypatch.setattr(probing, "RESET_LIMIT_S", 0.5)
     begun_s = time.monotonic()
     with closing(envfleet.make_vec(env_fn, 5, start_method="fork", **limits)) as envs:
         assert time.monotonic() - begun_s < 30.0
@@ -261,7 +262,7 @@ class SlowVector(VectorCounter):
 
 def test_a_native_one_that_takes_long_is_stepped_once_in_each_size(tmp_path, monkeypatch):
     monkeypatch.setattr(planning, "usable_cores", lambda: 2)
-    monkeypatch.setattr(planning, "LONG_S", 0.2)
+    monkeypatch.setattr(probing, "LONG_S", 0.2)
     native = envfleet.native(functools.partial(SlowVector, tmp_path / "notes"))
     plan = planning.plan_fleet([native] * 4, "fork", may_be_serial=True)
     assert "a step of all takes" in plan.why

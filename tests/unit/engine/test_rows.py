@@ -1,15 +1,22 @@
 """What C does to rows is what Python does, whatever environments return."""
 
+import contextlib
 import gc
+import os
 import shutil
+import signal
 import struct
+import subprocess
 import sys
 import sysconfig
+import threading
 import weakref
 from collections.abc import Sequence
+from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, get_args
 
 import gymnasium
 import numpy as np
@@ -17,11 +24,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envfleet.engine import actions, batch, episodes, host, rows, rows_python
-from envfleet.engine.backends.process import fast_path, main
+from envfleet.engine import rows, rows_python
+from envfleet.engine.backends.process import main
 from envfleet.engine.fleet import Fleet
 from envfleet.engine.host import SlotState
-from envfleet.engine.options import ResetPlan
+from envfleet.engine.options import Autoreset, ResetPlan
 from envfleet.engine.snapshot import Replay
 from envfleet.errors import EnvfleetError
 from envfleet.testing.conformance import Subject, check_streams
@@ -31,20 +38,25 @@ untyped: Any = rows
 """For calls that types forbid."""
 
 
+IN_BOTH = {name: getattr(rows, name) for name in rows.__all__ if hasattr(rows_python, name)}
+
+
 def in_python(patch):
     """Make new fleets, and workers forked from here, do without C."""
-    patch.setattr(host, "step_rows", rows_python.step_rows)
-    patch.setattr(batch, "copy_rows", rows_python.copy_rows)
-    patch.setattr(batch, "common_number", rows_python.common_number)
-    patch.setattr(episodes, "note_ends", rows_python.note_ends)
-    patch.setattr(actions, "put_rows", rows_python.put_rows)
-    patch.setattr(fast_path, "post_steps", None)
+    for module in list(sys.modules.values()):
+        if module.__name__.startswith("envfleet."):
+            for name, function in IN_BOTH.items():
+                if vars(module).get(name) is function:
+                    patch.setattr(module, name, getattr(rows_python, name))
 
 
 def test_it_is_compiled_where_it_can_be():
     headers = Path(sysconfig.get_paths()["include"]) / "Python.h"
     can_be = headers.exists() and shutil.which((sysconfig.get_config_var("CC") or "cc").split()[0])
-    assert rows.IS_COMPILED or not can_be, "install the package again: its C part is missing"
+    is_wanted = not os.environ.get(rows.NO_C_VARIABLE)
+    assert rows.IS_COMPILED is bool(can_be and is_wanted), (
+        "install the package again: its C part is missing"
+    )
 
 
 class Scripted(gymnasium.Env):
@@ -151,6 +163,7 @@ def told(script, *, autoreset):
                     batch.truncated.tolist(),
                     batch.valid.tolist(),
                     batch.has_events,
+                    batch.final_obs.tolist(),
                     repr([{**info, "incident": None} for info in batch.each_info]),
                     [incident.reason for incident in batch.incidents],
                 )
@@ -201,7 +214,6 @@ def test_rows_are_copied_alike(given_flags, first, count):
         ({"a": 1.5, "b": np.float64(2.5)}, False),
         ({"a": 1.5, "b": np.float64(2.5), "c": np.float32(3.5), "d": 1.0}, False),
         ({"a": 1, "b": np.float64(2.5), "c": np.float32(3.5)}, False),
-        ({}, False),
         ([1.5, 2.5], False),
         (None, False),
     ],
@@ -234,6 +246,74 @@ def test_an_info_like_most_goes_straight_into_its_cell(info, is_put, form):
         assert host_state.cells[1].tobytes() == struct.pack("=ddf", 1.5, 2.5, 3.5).ljust(32, b"\0")
         assert host_state.schemas.tolist() == [0, 7]
         assert host_state.has_info == bytearray([0, 1])
+
+
+@pytest.mark.skipif(not rows.IS_COMPILED, reason="Python leaves infos to `take`")
+def test_an_empty_info_clears_the_one_before_it():
+    obs = np.zeros(2)
+    host_state = step(
+        [line(1, lambda action: (obs.copy(), 0.5, False, False, {}), obs=obs)],
+        has_info=bytearray([1, 1]),
+        schemas=np.array([3, 3], np.uint16),
+        take=lambda row, result: pytest.fail("nothing is left to do"),
+    )
+    assert host_state.schemas.tolist() == [3, 0]
+    assert host_state.has_info == bytearray([1, 0])
+
+
+@pytest.mark.skipif(not rows.IS_COMPILED, reason="Python leaves ends to `take`")
+@pytest.mark.parametrize("info", [{}, {"a": 1.5}], ids=repr)
+def test_an_ended_episode_is_kept_and_reset_in_one_call(info):
+    obs, final, seen = np.zeros(2), np.zeros(2), list[str]()
+    reused, had_info, info = np.zeros(2), bool(info), dict(info)
+
+    def end(action):
+        reused[:] = 7
+        return reused, 0.5, True, False, info
+
+    def reset():
+        seen.append("reset")
+        info["a"] = 9.5  # of the next episode, whatever it reuses
+        reused[:] = 8
+        return reused, {}
+
+    host_state = step(
+        [line(0, end, reset, obs=obs, final_obs=final)],
+        autoreset=1,
+        form=[(("a",), (float,), b"d", 4)],
+        has_info=bytearray([1]),
+        schemas=np.array([4], np.uint16),
+        final_schemas=np.array([2], np.uint16),
+        keep_start=lambda row: seen.append("keep"),
+        take=lambda row, result: pytest.fail("nothing is left to do"),
+        take_reset=lambda row, result: pytest.fail("nothing is left to do"),
+    )
+    assert seen == ["keep", "reset"]
+    assert (obs.tolist(), final.tolist()) == ([8, 8], [7, 7])
+    assert host_state.ends == [(0, True, False)]
+    assert (host_state.invalid, host_state.states) == ([], bytearray(1))
+    assert (host_state.schemas.tolist(), host_state.has_info) == ([0], bytearray(1))
+    assert host_state.final_schemas.tolist() == [4 if had_info else 0]
+    assert host_state.final_cells.tobytes() == (
+        struct.pack("=d", 1.5).ljust(32, b"\0") if had_info else bytes(32)
+    )
+    assert host_state.status[1] == 8
+
+
+@pytest.mark.skipif(not rows.IS_COMPILED, reason="Python leaves ends to `take`")
+@pytest.mark.parametrize("changed", [{"has_plan": bytearray([1])}, {"form": [None]}], ids=str)
+def test_an_end_with_a_planned_reset_or_an_unknown_info_is_left_to_python(changed):
+    taken: list[int] = []
+    obs, final = np.zeros(2), np.zeros(2)
+    answer = (np.ones(2), 0.5, False, True, {"a": 1.5})
+    host_state = step(
+        [line(0, lambda action: answer, lambda: pytest.fail("reset"), obs=obs, final_obs=final)],
+        autoreset=1,
+        **{"form": [(("a",), (float,), b"d", 4)], **changed},
+        take=lambda row, result: taken.append(row),
+    )
+    assert taken == [0]
+    assert host_state.ends == []
 
 
 NUMBERS: dict[str, Sequence[Any]] = {
@@ -350,16 +430,24 @@ def test_what_rows_have_in_common_is_found_alike(numbers, first):
 
 
 @given(
-    told_flags=st.tuples(bits, bits, bits), ended=bits, first=st.integers(0, 5), now=st.integers(0)
+    told_flags=st.tuples(bits, bits, bits),
+    ended=bits,
+    first=st.integers(0, 5),
+    now=st.integers(0),
+    is_same_step=st.booleans(),
 )
-def test_ends_are_noted_alike(told_flags, ended, first, now):
+def test_ends_are_noted_alike(told_flags, ended, first, now, is_same_step):
     now %= 2**62
     part = [row[first:].copy() for row in told_flags]
     results = []
     for form in (untyped, rows_python):
         mine, starts = ended.copy(), np.zeros(5, np.int64)
         results.append(
-            (form.note_ends(*part, mine, starts, first, now), mine.tolist(), starts.tolist())
+            (
+                form.note_ends(*part, mine, starts, first, now, is_same_step),
+                mine.tolist(),
+                starts.tolist(),
+            )
         )
     assert results[0] == results[1]
 
@@ -382,16 +470,16 @@ def test_ends_are_noted_alike(told_flags, ended, first, now):
         lambda: untyped.put_rows(np.array(0.0), 0, 0, np.array(0.0)),
         lambda: untyped.put_rows(np.zeros(3, object), 0, 1, np.zeros(1, object)),
         lambda: untyped.put_rows([0.0], 0, 1, np.zeros(1)),
-        lambda: untyped.note_ends(*[np.zeros(3, np.bool_)] * 4, np.zeros(3, np.int64), 1, 0),
-        lambda: untyped.note_ends(*[np.zeros(3, np.bool_)] * 4, np.zeros(2, np.int64), 0, 0),
+        lambda: untyped.note_ends(*[np.zeros(3, np.bool_)] * 4, np.zeros(3, np.int64), 1, 0, False),
+        lambda: untyped.note_ends(*[np.zeros(3, np.bool_)] * 4, np.zeros(2, np.int64), 0, 0, False),
         lambda: untyped.common_number(np.zeros(3, np.uint16), 0, 4),
         lambda: untyped.common_number(np.zeros(3, np.uint16), 2, 2),
         lambda: untyped.common_number(np.zeros(3, np.int64), 0, 2),
         lambda: step(lines=[line(5)]),
         lambda: step(lines=[line(-1)]),
-        lambda: step(lines=[line(0)[:8]]),
-        lambda: step(lines=[(*line(0)[:8], None)]),
-        lambda: step(lines=[(*line(0)[:8], np.zeros(3, np.uint8))]),
+        lambda: step(lines=[line(0)[:6]]),
+        lambda: step(lines=[(*line(0)[:6], None)]),
+        lambda: step(lines=[(*line(0)[:6], np.zeros(3, np.uint8))]),
         lambda: step(lines=[(0, -1, *line(0)[2:])]),
         lambda: step(lines=[3]),
         lambda: step(actions=[]),
@@ -403,8 +491,14 @@ def test_ends_are_noted_alike(told_flags, ended, first, now):
         lambda: step(cells=np.zeros((2, 4))),
         lambda: step(cells=np.zeros((1, 4), np.float32)),
         lambda: step(schemas=np.zeros(0, np.uint16)),
+        lambda: step(final_cells=np.zeros((1, 4), np.float32)),
+        lambda: step(final_cells=np.zeros((2, 4), np.uint8)),
+        lambda: step(final_schemas=np.zeros(0, np.uint16)),
+        lambda: step(has_plan=bytearray(4)),
+        lambda: step(autoreset="same_step"),
+        lambda: step(ends=None),
         lambda: step(form=3),
-        lambda: untyped.step_rows((1, 2), [], [], *[None] * 4),
+        lambda: untyped.step_rows((1, 2), [], [], *[None] * 5),
         lambda: post(port=(words(2), words(8), words(3), 0, 0, 1)),
         lambda: post(port=(words(3), words(0), words(3), 0, 0, 1)),
         lambda: post(port=(words(3), words(8), words(2), 0, 0, 1)),
@@ -435,8 +529,9 @@ def post(port=None, states=None, workers=(0,)):
     untyped.post_steps([port], bytearray(1) if states is None else states, workers, 7, 1, 0)
 
 
-def line(row, step=lambda action: None, reset=lambda: None, obs=None, limit=None):
-    return rows_python.EnvRow(row, 7, step, None, limit, 8, reset, obs, np.zeros(4, np.uint8))
+def line(row, step=lambda action: None, reset=lambda: None, obs=None, final_obs=None):
+    env = SimpleNamespace(step=step, reset=reset)
+    return rows_python.EnvRow(row, 7, 8, env, obs, final_obs, np.zeros(4, np.uint8))
 
 
 def step(lines=None, actions=None, **changed):
@@ -444,23 +539,28 @@ def step(lines=None, actions=None, **changed):
     lines = [line(0)] if lines is None else lines
     rows_ = 1 + max((one[0] for one in lines if isinstance(one, tuple)), default=0) % 4
     usual: dict[str, Any] = {
+        "autoreset": 0,
         "states": bytearray(rows_),
         "has_info": bytearray(rows_),
         "ready": bytearray(rows_),
+        "has_plan": bytearray(rows_),
         "starts": np.arange(4 * rows_, dtype=np.uint8).reshape(-1, 4),
         "status": np.zeros(8, np.uint64),
         "rewards": np.ones(rows_),
         "invalid": [],
-        "ends": None,
+        "ends": [],
         "form": [None],
         "cells": np.zeros((rows_, 32), np.uint8),
         "schemas": np.zeros(rows_, np.uint16),
+        "final_cells": np.zeros((rows_, 32), np.uint8),
+        "final_schemas": np.zeros(rows_, np.uint16),
     }
     functions = {
         "take": lambda row, result: None,
         "take_reset": lambda row, result: None,
         "unusual": lambda row: None,
         "fail": lambda row, doing, exc: None,
+        "keep_start": lambda row: None,
     }
     host_state = rows_python.HostState(
         **{name: changed.get(name, one) for name, one in usual.items()}
@@ -474,7 +574,8 @@ def step(lines=None, actions=None, **changed):
 
 def test_c_and_python_mean_the_same_by_numbers():
     assert (SlotState.RUNNING, SlotState.ENDED) == (0, rows_python.ENDED) == (0, 1)
-    assert main.HAS_REPLY == 2
+    assert rows.AUTORESETS == ("next_step", "same_step", "disabled") == get_args(Autoreset)
+    assert main.HAS_REPLY == rows_python.HAS_REPLY == 2
 
 
 @pytest.mark.parametrize("form", [rows, rows_python])
@@ -554,6 +655,146 @@ def test_a_fleet_in_python_alone_gives_the_same_streams(monkeypatch, backend):
     in_python(monkeypatch)
     options = {"start_method": "fork"} if backend == "process" else {}
     check_streams(Subject(env="CartPole-v1"), backend=backend, **options)
+
+
+ALONE = """
+from envfleet.engine import rows
+from envfleet.testing.conformance import Subject, check_streams
+assert not rows.IS_COMPILED and rows.step_rows.__module__ == "envfleet.engine.rows_python"
+check_streams(Subject(env="CartPole-v1"), backend="process", start_method="fork")
+"""
+
+
+def test_a_variable_switches_c_off():
+    environment = {**os.environ, rows.NO_C_VARIABLE: "1"}
+    subprocess.run([sys.executable, "-c", ALONE], env=environment, check=True, timeout=300)
+
+
+# ---- the parent's side of a step ----------------------------------------------------------------
+
+SLOTS_OF = (2, 1, 3)
+"""How many slots each of three workers has."""
+chosen_workers = st.lists(st.integers(0, 2), unique=True, max_size=3).map(
+    lambda some: tuple(sorted(some))
+)
+parent_orders = st.lists(
+    st.one_of(
+        st.tuples(st.just("post"), chosen_workers),
+        st.tuples(st.just("post"), chosen_workers),
+        st.tuples(st.just("answer"), st.integers(0, 2), st.booleans()),
+        st.tuples(st.just("answer"), st.integers(0, 2), st.just(False)),
+        st.tuples(st.just("collect"), chosen_workers, st.integers(0, 7)),
+        st.tuples(st.just("set_urgent"), st.booleans()),
+    ),
+    max_size=30,
+)
+
+
+class Exchange:
+    """Ports of three workers that are played by this test."""
+
+    def __init__(self, form):
+        self.form, self.states = form, bytearray(3)
+        self.rings = [words(3 * size) for size in (2, 5, 3)]
+        self.words, self.counts = [words(8) for _ in range(3)], [words(3) for _ in range(3)]
+        self.commands = [os.eventfd(0, os.EFD_NONBLOCK) for _ in range(3)]
+        self.done = [os.eventfd(0, os.EFD_NONBLOCK) for _ in range(3)]
+        self.urgent = os.eventfd(0, os.EFD_NONBLOCK)
+        parts = (self.rings, self.words, self.counts, self.commands, self.done, SLOTS_OF)
+        self.ports = list(zip(*parts, strict=True))
+
+    def close(self):
+        for fd in (*self.commands, *self.done, self.urgent):
+            os.close(fd)
+
+    def told(self, number, order, *what):
+        """What comes of one order, and how everything stands then."""
+        try:
+            result = getattr(self, order)(number, *what)
+        except ValueError as exc:
+            result = str(exc)
+        arrays = [one.tolist() for group in (self.rings, self.words, self.counts) for one in group]
+        return result, bytes(self.states), arrays
+
+    def post(self, number, workers):
+        self.form.post_steps(self.ports, self.states, workers, number, 2, 256 * number)
+
+    def answer(self, number, worker, has_reply):
+        """Let a worker serve one command, if it has any."""
+        try:
+            assert os.eventfd_read(self.commands[worker]) == 1
+        except BlockingIOError:
+            return "nothing to do"
+        if has_reply:
+            served = int(self.counts[worker][0]) - 1
+            ring = self.rings[worker]
+            ring[served * 3 % len(ring) + 2] |= np.uint64(main.HAS_REPLY)
+        os.eventfd_write(self.done[worker], 1)
+        return "served"
+
+    def collect(self, number, workers, wanted):
+        return self.form.collect_steps(
+            self.ports, self.states, workers, wanted, self.urgent, 0.0, 0.0
+        )
+
+    def set_urgent(self, number, is_urgent):
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_write(self.urgent, 1) if is_urgent else os.eventfd_read(self.urgent)
+
+
+@pytest.mark.skipif(not rows_python.HAS_EVENTFD, reason="C knows no other bells")
+@given(orders=parent_orders)
+@settings(deadline=None)
+def test_steps_are_posted_and_collected_alike(orders):
+    exchanges = [Exchange(form) for form in (untyped, rows_python)]
+    try:
+        for number, order in enumerate(orders):
+            one, other = (exchange.told(number, *order) for exchange in exchanges)
+            assert one == other
+    finally:
+        for exchange in exchanges:
+            exchange.close()
+
+
+@pytest.mark.parametrize("form", [untyped, rows_python], ids=["C", "Python"])
+@pytest.mark.parametrize("wanted", [1, 3])
+def test_a_wait_ends_when_enough_is_done_and_not_before(form, wanted):
+    with closing(Exchange(form)) as exchange:
+        exchange.post(1, (0, 1))
+        assert exchange.collect(1, (0, 1), wanted) is None
+        exchange.answer(1, 0, False)
+        last = threading.Timer(0.2, exchange.answer, (1, 1, False))
+        last.start()
+        found = form.collect_steps(
+            exchange.ports, exchange.states, (0, 1), wanted, exchange.urgent, 60.0, 0.01
+        )
+        assert found == ((0,) if wanted == 1 else (0, 1))
+        last.join()
+
+
+@pytest.mark.parametrize("form", [untyped, rows_python], ids=["C", "Python"])
+def test_what_a_signal_handler_raises_ends_the_wait_and_loses_nothing(form):
+    class Alarm(Exception):
+        pass
+
+    def handler(number, frame):
+        raise Alarm
+
+    with closing(Exchange(form)) as exchange:
+        exchange.post(1, (0, 1))
+        exchange.answer(1, 0, False)
+        before = signal.signal(signal.SIGALRM, handler)
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 0.1)
+            with pytest.raises(Alarm):
+                form.collect_steps(
+                    exchange.ports, exchange.states, (0, 1), 3, exchange.urgent, 60.0, 0.0
+                )
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+        exchange.answer(1, 1, False)
+        assert exchange.collect(1, (0, 1), 3) == (0, 1)
 
 
 def test_rewards_are_whatever_python_takes_for_a_number():

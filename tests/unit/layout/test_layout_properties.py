@@ -1,4 +1,4 @@
-"""Whatever the space, every way in and every way out agree with each other and with Gymnasium."""
+"""For any space, all ways in and all ways out agree with each other and with Gymnasium."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from gymnasium.vector.utils import batch_space, concatenate, create_empty_array,
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from envfleet.layout import Columns, plan
+from envfleet.layout import Columns, RecordSpace, plan
 
 ROWS = 5
 
 
 class Pair(Space[Any]):
-    """A space nobody has heard of."""
+    """A space that is registered nowhere."""
 
     def sample(self, mask: Any = None, probability: Any = None) -> Any:
         return self.np_random.integers(9, size=2), "pair"
@@ -43,7 +43,7 @@ class Pair(Space[Any]):
 SHAPES = st.sampled_from([(), (1,), (3,), (0,), (2, 2), (2, 1, 3)])
 INTEGERS = st.sampled_from([np.int8, np.uint8, np.int16, np.int32, np.int64, np.uint64])
 DTYPES = st.one_of(INTEGERS, st.sampled_from([np.bool_, np.float16, np.float32, np.float64, ">f4"]))
-ARRAYS = st.one_of(
+SIMPLE_ARRAYS = st.one_of(
     st.builds(lambda shape, dtype: Box(0, 1, shape, dtype), SHAPES, DTYPES),
     st.builds(lambda shape: Box(-np.inf, np.inf, shape), SHAPES),
     st.builds(lambda n, start: Discrete(n, start=start), st.integers(1, 9), st.integers(-5, 5)),
@@ -51,6 +51,12 @@ ARRAYS = st.one_of(
     st.builds(MultiDiscrete, st.sampled_from([[2, 3], [[2, 3], [4, 5]]]), dtype=INTEGERS),
     st.sampled_from([MultiBinary(3), MultiBinary([2, 2])]),
 )
+RECORDS = st.recursive(
+    st.builds(lambda a, b: RecordSpace({"a": a, "b": b}), SIMPLE_ARRAYS, st.just(Discrete(3))),
+    lambda inner: st.builds(lambda a, b: RecordSpace({"a": a, "b": b}), inner, SIMPLE_ARRAYS),
+    max_leaves=2,
+)
+ARRAYS = st.one_of(SIMPLE_ARRAYS, RECORDS)
 LEAVES = st.one_of(
     ARRAYS,
     st.builds(lambda n: Text(n, min_length=0, charset="aé漢🙂"), st.integers(1, 9)),

@@ -729,7 +729,7 @@ def test_an_environment_by_its_class_is_found_again(tmp_path):
 
 
 def test_an_id_that_a_module_registers_is_found(tmp_path):
-    options = replace(RUN, env="benchmarks.partial:CartPoleNoVel-v1", total_steps=64)
+    options = replace(RUN, env="benchmarks.cartpole_no_velocity:CartPoleNoVel-v1", total_steps=64)
     train(options, PPO, tmp_path)
     assert load_agent(tmp_path)[0] == options
 

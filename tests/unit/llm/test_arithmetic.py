@@ -13,7 +13,7 @@ from envfleet.llm.environments.arithmetic import (
     MAX_CHARACTERS,
     MAX_DEPTH,
     MAX_NUMBERS,
-    Arithmetic,
+    ArithmeticResult,
     read_arithmetic,
 )
 from tests.gates import computes_within
@@ -63,7 +63,7 @@ expressions = st.recursive(
 @given(expressions)
 def test_it_comes_to_what_python_makes_of_it(text):
     try:
-        expected = Arithmetic(by_python(text), tuple(numbers_by_python(text)))
+        expected = ArithmeticResult(by_python(text), tuple(numbers_by_python(text)))
     except ZeroDivisionError:
         expected = None
 
@@ -125,7 +125,7 @@ def test_a_line_is_worked_out(text, value):
 
 
 def test_the_claim_is_no_number_of_the_line():
-    assert read_arithmetic("3 + 4 + 3 = 10") == Arithmetic(Fraction(10), (3, 4, 3))  # type: ignore[arg-type]
+    assert read_arithmetic("3 + 4 + 3 = 10") == ArithmeticResult(Fraction(10), (3, 4, 3))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from envfleet.errors import ConfigError
-from envfleet.llm.config import Config, load_config, plain, preset_names
+from envfleet.llm.config import Config, load_config, plain_config, preset_names
 from envfleet.llm.settings import Settings, read_settings
 from tests.unit.llm import games
 
@@ -72,7 +72,7 @@ class TestLoading:
             ("es_manager.max_workers=4", ("es_manager", "max_workers"), 4),
             ("es_manager.format_penalty=1e-1", ("es_manager", "format_penalty"), 0.1),
             ("es_manager.format_penalty=-2.5E2", ("es_manager", "format_penalty"), -250.0),
-            ("+new=.5e1", ("new",), 5.0),
+            ("+new=.5e1", ("new",), ".5e1"),
             ("+new=1e", ("new",), "1e"),
             ("+new=0x1e5", ("new",), 0x1E5),
             ("+new='1e3'", ("new",), "1e3"),
@@ -110,9 +110,9 @@ class TestLoading:
             ("seed.train=[1", "is not YAML"),
             ("~nothing", r"there is no key nothing$"),
             ("~sed", r"there is no key sed; did you mean seed\?$"),
-            ("+new=&a [*a]", r"the value of '\+new=&a \[\*a\]' holds itself"),
-            ("+new=&a {b: [*a]}", "holds itself"),
-            ("+new=" + "[" * 9000, "nested too deeply"),
+            ("+new=&a [*a]", r"the value of '\+new=&a \[\*a\]' is not YAML: .* recursive"),
+            ("+new=&a {b: [*a]}", "recursive"),
+            ("+new=" + "[" * 9000 + "]" * 9000, "nested too deeply"),
         ],
     )
     def test_a_wrong_change_is_named(self, change: str, said: str) -> None:
@@ -126,7 +126,7 @@ class TestLoading:
             ("a", "[1, 2]", "must hold keys with their values"),
             ("b", "x: [", "is not YAML"),
             ("c", "defaults: [c]", "builds on itself"),
-            ("e", "x: &a [*a]", "e.yaml holds itself"),
+            ("e", "x: &a [*a]", "e.yaml is not YAML: .* recursive"),
         ]:
             (tmp_path / f"{name}.yaml").write_text(text)
             with pytest.raises(ConfigError, match=said):
@@ -134,6 +134,20 @@ class TestLoading:
         (tmp_path / "d.yaml").write_bytes(b"\xff\xfe\x00")
         with pytest.raises(ConfigError, match="it is not text"):
             load_config(tmp_path / "d.yaml")
+
+    def test_references_in_a_file_are_resolved_where_they_are_read(self, tmp_path: Path) -> None:
+        text = "defaults: [bandit]\nn: 3\nseed: {train: '${n}'}\nctx_manager: {x: '${elsewhere}'}\n"
+        (tmp_path / "mine.yaml").write_text(text)
+        config = load_config(tmp_path / "mine.yaml", ["+agent_proxy.max_turn=${n}"])
+        assert (config.seed.train, config.agent_proxy.max_turn) == (3, 3)
+        assert config.ctx_manager.x == "${elsewhere}"
+        with pytest.raises(ConfigError, match=r"seed.train cannot be resolved: .*nowhere"):
+            load_config("bandit", ["seed.train=${nowhere}"])
+
+    def test_a_list_cannot_take_the_place_of_a_mapping(self, tmp_path: Path) -> None:
+        (tmp_path / "mine.yaml").write_text("defaults: [base]\nseed: [1]\n")
+        with pytest.raises(ConfigError, match=r"mine.yaml cannot be merged with what it builds on"):
+            load_config(tmp_path / "mine.yaml")
 
     def test_a_file_that_is_missing_is_named_with_who_builds_on_it(self, tmp_path: Path) -> None:
         (tmp_path / "mine.yaml").write_text("defaults: [ppo_trainer]")
@@ -147,52 +161,52 @@ class TestLoading:
 
     def test_any_form_is_the_same(self, tmp_path: Path) -> None:
         config = load_config("base")
-        assert plain(OmegaConf.create(plain(config))) == config
-        assert plain("base") == config
-        assert plain(dict(config)) == config
+        assert plain_config(OmegaConf.create(plain_config(config))) == config
+        assert plain_config("base") == config
+        assert plain_config(dict(config)) == config
         with pytest.raises(ConfigError, match="got int"):
-            plain(3)
+            plain_config(3)
 
     def test_omegaconf_is_resolved_where_it_is_read(self) -> None:
-        config = OmegaConf.create({**plain("bandit"), "groups": {"n": 3}})
+        config = OmegaConf.create({**plain_config("bandit"), "groups": {"n": 3}})
         config.seed.train = "${groups.n}"
         config.merge_with({"ctx_manager": {"top_p": "${actor_rollout_ref.rollout.top_p}"}})
-        found = plain(config)
+        found = plain_config(config)
         assert found["seed"]["train"] == 3
         assert found["ctx_manager"]["top_p"] == "${actor_rollout_ref.rollout.top_p}"
 
     def test_blocks_of_omegaconf_may_stand_in_a_mapping(self) -> None:
-        expected = plain("bandit")
+        expected = plain_config("bandit")
         whole = OmegaConf.create({**expected, "groups": {"n": 3}})
         whole.seed.train = "${groups.n}"
         config = {name: whole[name] for name in expected}
         config["es_manager"] = {**expected["es_manager"], "train": whole.es_manager.train}
         config["trainer"] = OmegaConf.create({"left": "${alone}"})
-        found = plain(config)
+        found = plain_config(config)
         assert found["seed"]["train"] == 3
         assert found["es_manager"] == expected["es_manager"]
         assert type(found["es_manager"]["train"]["env_configs"]["tags"]) is list
         assert found["trainer"] == {"left": "${alone}"}
         whole.seed.train = "${nowhere}"
         with pytest.raises(ConfigError, match=r"seed.train cannot be resolved: "):
-            plain({**config, "seed": whole.seed})
+            plain_config({**config, "seed": whole.seed})
 
     def test_a_mapping_that_holds_itself_is_refused(self) -> None:
-        config: dict[str, Any] = dict(plain("bandit"))
+        config: dict[str, Any] = dict(plain_config("bandit"))
         config["seed"] = {"train": 1, "more": config}
         with pytest.raises(ConfigError, match="the configuration holds itself"):
-            plain(config)
+            plain_config(config)
 
     @pytest.mark.parametrize("value", ["${nowhere.n}", "???"])
     def test_what_cannot_be_resolved_is_named(self, value: str) -> None:
-        config = OmegaConf.create(plain("bandit"))
+        config = OmegaConf.create(plain_config("bandit"))
         config.es_manager.train.group_size = value
         with pytest.raises(ConfigError, match=r"es_manager.train.group_size cannot be resolved: "):
-            plain(config)
+            plain_config(config)
 
     def test_what_a_manager_reads_is_a_copy(self) -> None:
         config = load_config("base")
-        plain(config)["es_manager"]["train"]["env_groups"] = 99
+        plain_config(config)["es_manager"]["train"]["env_groups"] = 99
         assert config.es_manager.train.env_groups == 8
 
 
@@ -361,7 +375,7 @@ class TestSettings:
 
     def test_a_block_that_nobody_knows_is_named(self) -> None:
         config = load_config("bandit", ["+mine.n=1"])
-        with pytest.warns(RuntimeWarning, match="nobody here reads 'mine' of the configuration; "):
+        with pytest.warns(RuntimeWarning, match=".mine. of the configuration is ignored; "):
             read_settings(config, "train")
 
     def test_a_config_object_of_ours_is_taken(self) -> None:
@@ -370,7 +384,10 @@ class TestSettings:
 
 @pytest.mark.parametrize(
     ("name", "sentence"),
-    [({"es_manager": {}}, "goes to EnvStateManager as it is"), ("x" * 5000, "there is no conf")],
+    [
+        ({"es_manager": {}}, "give a mapping to EnvStateManager as it is"),
+        ("x" * 5000, "there is no conf"),
+    ],
 )
 def test_what_is_no_name_gets_a_sentence(name, sentence):
     with pytest.raises(ConfigError, match=sentence):

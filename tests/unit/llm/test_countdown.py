@@ -6,16 +6,15 @@ import pickle
 import sys
 from itertools import product
 from pathlib import Path
-from types import ModuleType
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from envfleet.errors import ConfigError, MissingExtra
-from envfleet.llm.environments import countdown_rows
-from envfleet.llm.environments.base import Words
+from envfleet.llm.environments import countdown_rows, row_files
+from envfleet.llm.environments.base import AnyText
 from envfleet.llm.environments.countdown import CountdownConfig, CountdownEnv
 from envfleet.llm.environments.countdown_rows import (
     MAX_NUMBERS,
@@ -213,14 +212,14 @@ class TestFiles:
     def test_are_read_once_and_shared(self, tmp_path, monkeypatch):
         path = written(tmp_path)
         num_reads = 0
-        records = countdown_rows._records
+        records = row_files.file_rows
 
         def counted(*args):
             nonlocal num_reads
             num_reads += 1
             return records(*args)
 
-        monkeypatch.setattr(countdown_rows, "_records", counted)
+        monkeypatch.setattr(countdown_rows, "file_rows", counted)
         envs = [CountdownEnv(CountdownConfig(path=path)) for _ in range(3)]
         envs.append(CountdownEnv(CountdownConfig(path=os.path.relpath(path))))
         for env in envs:
@@ -273,15 +272,38 @@ class TestFiles:
         ("name", "content", "said"),
         [
             ("no.jsonl", None, r"no\.jsonl cannot be read: No such file"),
-            ("rows.csv", "target,nums", r"read from \.jsonl, \.json, \.parquet; got .*rows\.csv"),
+            (
+                "rows.csv",
+                "target,nums",
+                r"rows\.csv is none of \.json, \.jsonl, \.jsonl\.gz, \.parquet",
+            ),
             ("rows.jsonl", "", r"has no rows that \+ and - alone solve"),
-            ("rows.jsonl", "{", "cannot be read: Expecting property name"),
-            ("rows.jsonl", '{"target": 3, "nums": [1, 2]}\n \n{', "rows.jsonl, line 3 cannot be"),
-            ("rows.json", "[" * 100_000, "cannot be read: "),
-            ("rows.json", '{"target": 1}', "must be a list of rows, got a dict"),
-            ("rows.jsonl", b"\xff\xfe", "cannot be read: .*utf-8"),
+            ("rows.jsonl", "{", "line 1 is no JSON object: Expecting property name"),
+            (
+                "rows.jsonl",
+                '{"target": 3, "nums": [1, 2]}\n \n{',
+                "rows.jsonl, line 3 is no JSON object",
+            ),
+            ("rows.json", "[" * 100_000, "no complete JSON list"),
+            (
+                "rows.json",
+                '[{"target": 3, "nums": [1, 2]}, 7]',
+                "item 2 of the list is no JSON obj",
+            ),
+            (
+                "rows.json",
+                '[7, {"target": 3, "nums": [1, 2]}]',
+                "item 1 of the list is no JSON obj",
+            ),
+            ("rows.json", "[7]", "item 1 of the list is no JSON object"),
+            ("rows.json", '{"target": 1}', "row 1 of "),
+            ("rows.jsonl", b"\xff\xfe", "line 1 is no JSON object"),
             ("rows.jsonl", '{"target": 24, "nums": [2, 3, 4]}', "alone solve"),
-            ("rows.jsonl", '{"target": 3, "nums": [1, 2]}\n7', "row 2 of .* got 7"),
+            (
+                "rows.jsonl",
+                '{"target": 3, "nums": [1, 2]}\n7',
+                "line 2 is no JSON object but a int",
+            ),
             ("rows.jsonl", '{"target": 3}', "row 1 of "),
             ("rows.jsonl", '{"target": 3, "nums": []}', "1 to 12 whole"),
             ("rows.jsonl", '{"target": 3, "nums": [-1]}', "of at least 0"),
@@ -309,33 +331,19 @@ class TestParquet:
         with pytest.raises(MissingExtra, match=r"pip install 'envfleet\[parquet\]'"):
             CountdownEnv(CountdownConfig(path=str(path)))
 
-    def test_the_two_columns_are_read_batch_by_batch(self, tmp_path, monkeypatch):
-        asked_for = []
+    def test_only_the_two_columns_are_read(self, tmp_path, monkeypatch):
+        import pyarrow
+        from pyarrow import parquet
 
-        class Batch(list):
-            to_pylist = list.copy
+        asked_for, read_table = [], parquet.read_table
 
-        class ParquetFile:
-            def __init__(self, path):
-                self.path = path
+        def read(path, columns=None):
+            asked_for.append((path.name, columns))
+            return read_table(path, columns=columns)
 
-            def __enter__(self):
-                return self
-
-            def __exit__(self, *exc):
-                pass
-
-            def iter_batches(self, columns):
-                asked_for.append((self.path.name, columns))
-                yield Batch(ROWS[:2])
-                yield Batch(ROWS[2:])
-
-        arrow, parquet = cast(Any, ModuleType("pyarrow")), cast(Any, ModuleType("pyarrow.parquet"))
-        arrow.ArrowException, parquet.ParquetFile = ArithmeticError, ParquetFile
-        monkeypatch.setitem(sys.modules, "pyarrow", arrow)
-        monkeypatch.setitem(sys.modules, "pyarrow.parquet", parquet)
+        monkeypatch.setattr(parquet, "read_table", read)
         path = tmp_path / "rows.parquet"
-        path.touch()
+        parquet.write_table(pyarrow.Table.from_pylist([{**row, "more": 1} for row in ROWS]), path)
 
         env = CountdownEnv(CountdownConfig(path=str(path)))
 
@@ -361,7 +369,7 @@ class TestParquet:
 class TestEnvironment:
     def test_reads_and_is_answered_in_words(self):
         env = CountdownEnv()
-        assert env.action_space == env.observation_space == Words()
+        assert env.action_space == env.observation_space == AnyText()
         assert env.config.action_lookup is None
 
     @given(seeds, st.lists(st.sampled_from(["1 + 2", "x", None]), max_size=2))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from envfleet.errors import ConfigError
 from envfleet.llm.environments.frozen_lake import FrozenLakeConfig, FrozenLakeEnv, lake_text
-from envfleet.llm.environments.frozen_lake_maps import drawn_lake, has_way
+from envfleet.llm.environments.frozen_lake_maps import has_path, random_lake
 from envfleet.llm.environments.frozen_lake_picture import TILE_PIXELS, lake_picture
 from envfleet.llm.registry import env_type
 from tests.unit.llm.laws import HOSTILE, assert_answers_quickly, assert_episode_is_of_its_seed
@@ -58,7 +58,7 @@ def ways_to_goal(lake: tuple[str, ...]) -> set[tuple[int, int]]:
 class TestMaps:
     @given(seeds, sizes, chances)
     def test_can_be_crossed(self, seed, size, p):
-        lake = drawn_lake(np.random.default_rng(seed), size, p)
+        lake = random_lake(np.random.default_rng(seed), size, p)
         tiles = "".join(lake)
         assert [len(row) for row in lake] == [size] * size
         assert tiles.count("S") == tiles.count("G") == 1
@@ -67,24 +67,24 @@ class TestMaps:
 
     @pytest.mark.parametrize("p", [0.0, 0.3, 0.6, 1.0])
     def test_large_ones_are_drawn_at_once_with_any_ice(self, p):
-        assert has_way(drawn_lake(np.random.default_rng(0), 60, p))
+        assert has_path(random_lake(np.random.default_rng(0), 60, p))
 
     @given(st.lists(st.text("FH", min_size=3, max_size=3), min_size=3, max_size=3))
     def test_a_way_is_found_if_there_is_one(self, rows):
         lake = ("S" + rows[0][1:], rows[1], rows[2][:2] + "G")
-        assert has_way(lake) == ((0, 0) in ways_to_goal(lake))
+        assert has_path(lake) == ((0, 0) in ways_to_goal(lake))
 
     def test_have_as_much_ice_as_p_says(self):
         tiles: Counter[str] = Counter()
         for seed in range(300):
-            tiles.update("".join(drawn_lake(np.random.default_rng(seed), 8, 0.8)))
+            tiles.update("".join(random_lake(np.random.default_rng(seed), 8, 0.8)))
         # Maps without a way are drawn again, so there is a little more ice than p.
         assert 0.79 < tiles["F"] / (tiles["F"] + tiles["H"]) < 0.83
 
     def test_start_and_goal_are_anywhere(self):
         starts, goals = set(), set()
         for seed in range(600):
-            tiles = "".join(drawn_lake(np.random.default_rng(seed), 4, 0.8))
+            tiles = "".join(random_lake(np.random.default_rng(seed), 4, 0.8))
             starts.add(tiles.index("S"))
             goals.add(tiles.index("G"))
         assert starts == goals == set(range(16))
@@ -277,7 +277,7 @@ class TestEnvironment:
             ({"desc": ["SX", "FG"]}, "made of S, F, H and G, got 'X'"),
             ({"desc": ["FF", "FG"]}, "one start S, got 0"),
             ({"desc": ["SS", "FG"]}, "one start S, got 2"),
-            ({"desc": ["SH", "HG"]}, "needs a way from S"),
+            ({"desc": ["SH", "HG"]}, "needs a path from S"),
             ({"action_lookup": {0: "Left"}}, "must name 1, 2, 3 and 4"),
             ({"action_lookup": None}, "must name 1, 2, 3 and 4"),
             ({"grid_lookup": {0: "P"}}, "must have 0 to 5"),

@@ -12,9 +12,9 @@ from PIL import Image
 
 from envfleet.errors import ActionError, ConfigError, FleetClosed, OutOfOrder, StartError
 from envfleet.llm.config import load_config
-from envfleet.llm.entries import Elsewhere, EnvStatus
 from envfleet.llm.environments.base import TextEnv
 from envfleet.llm.manager import EnvStateManager
+from envfleet.llm.manager_types import EnvInWorker, EnvStatus
 from envfleet.llm.registry import register_env
 from tests.unit.llm import games
 from tests.unit.llm.games import config, inputs
@@ -50,7 +50,7 @@ class TestBeforeAnyReset:
     def test_environments_are_there_or_say_where_they_are(self, climbing: EnvStateManager) -> None:
         is_here = climbing.use_multiprocessing in (False, "resets")
         assert all(isinstance(one["env"], games.Climb) == is_here for one in climbing.envs)
-        assert all(isinstance(one["env"], Elsewhere) != is_here for one in climbing.envs)
+        assert all(isinstance(one["env"], EnvInWorker) != is_here for one in climbing.envs)
         assert climbing.envs[0]["env"].config == games.ClimbConfig()
         assert "as asked" in climbing.plan
 
@@ -63,7 +63,7 @@ class TestBeforeAnyReset:
                     manager.reset(seed=1)
                     entry = manager.envs[0]
                     assert entry["config"] is entry["env"].config
-                    is_here = not isinstance(entry["env"], Elsewhere)
+                    is_here = not isinstance(entry["env"], EnvInWorker)
                     assert (entry["config"].action_lookup is not None) == is_here
                 manager.use_multiprocessing = False
                 assert manager.envs[0]["config"] is manager.envs[0]["env"].config
@@ -551,13 +551,13 @@ class TestOtherThings:
 
     def test_workers_serve_every_rollout_and_change_at_a_reset(self) -> None:
         with made(("Climb", 2), use_multiprocessing=True, max_workers=2) as manager:
-            pids = manager._places._seats[0].fleet.worker_pids()
+            pids = manager._placed._remote[0].fleet.worker_pids()
             manager.reset(seed=1)
             manager.reset(seed=2)
-            assert manager._places._seats[0].fleet.worker_pids() == pids
+            assert manager._placed._remote[0].fleet.worker_pids() == pids
             manager.use_multiprocessing = "threads"
             manager.reset(seed=2)
-            assert manager._places._seats[0].fleet.worker_pids() == [None, None]
+            assert manager._placed._remote[0].fleet.worker_pids() == [None, None]
 
     def test_a_deadline_that_could_not_be_kept_is_refused_at_once(self) -> None:
         with made(("Climb", 1), use_multiprocessing=True, step_timeout_s=60) as manager:
@@ -571,7 +571,7 @@ class TestOtherThings:
         settings = config(("Climb", 1), ("Trouble", 1), sequential_env_types=["climb"])
         settings["es_manager"] |= {"use_multiprocessing": True, "max_workers": 1}
         with EnvStateManager(settings) as manager:
-            kinds = [isinstance(entry["env"], Elsewhere) for entry in manager.envs]
+            kinds = [isinstance(entry["env"], EnvInWorker) for entry in manager.envs]
             assert kinds == [False, False, True, True]
             manager.reset(seed=1)
             assert len(manager.step(inputs(e3=["a"], e0=["Down"]))) == 2

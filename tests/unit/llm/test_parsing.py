@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envfleet.llm.parsing import Parsed, parse_response, written
+from envfleet.llm.parsing import Parsed, format_response, parse_response
 from tests.gates import computes_within
 
 
@@ -103,7 +103,7 @@ def test_it_finds_what_a_lazy_expression_finds(raw):
 @given(st.lists(st.text("abc[]|1 ", min_size=1).map(str.strip).filter(bool), min_size=1))
 def test_what_is_written_is_read_again(names):
     names = [name.replace("||", "") for name in names if name.replace("||", "").strip("| ")][:5]
-    found = parse_response(written("why", " ; ".join(names)), action_sep=";")
+    found = parse_response(format_response("why", " ; ".join(names)), action_sep=";")
     assert list(found.actions) == names
     assert parse_response(found.llm_response, action_sep=";") == found
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from envfleet.errors import ConfigError
-from envfleet.llm.entries import Cache
+from envfleet.llm.manager_types import Cache
 from envfleet.llm.parsing import parse_response
 from envfleet.llm.policies import NONSENSE, POLICIES, Policy, make_policy
 from envfleet.llm.settings import AgentProxy, Tag, read_settings

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from envfleet.errors import ConfigError, MissingExtra
-from envfleet.llm.environments import question_files, questions
+from envfleet.llm.environments import questions, row_files
 from envfleet.llm.environments.questions import (
     ListedRows,
     Question,
@@ -149,7 +149,7 @@ class TestFiles:
         assert load_questions(str(path))[7] == EXPECTED[7]
 
     def test_a_line_may_lie_across_what_is_scanned_at_once(self, tmp_path, monkeypatch):
-        monkeypatch.setattr(question_files, "SCAN_BYTES", 97)
+        monkeypatch.setattr(row_files, "SCAN_BYTES", 97)
         found = load_questions(saved(tmp_path, "a.jsonl", ROWS))
         assert [found[index] for index in range(len(found))] == EXPECTED
 
@@ -160,9 +160,9 @@ class TestFiles:
             ("a.json", "", "holds no rows"),
             ("a.json", "[]", "holds no rows"),
             ("a.json", "3", "line 1: a list of rows should begin with"),
-            ("a.json", '[{"query": "q"', "no whole JSON list"),
+            ("a.json", '[{"query": "q"', "no complete JSON list"),
             ("a.txt", "x", "none of .json, .jsonl, .jsonl.gz, .parquet"),
-            ("a.jsonl.gz", "x", "no whole gzip file"),
+            ("a.jsonl.gz", "x", "no complete gzip file"),
         ],
     )
     def test_a_file_that_cannot_be_is_named(self, name, text, said, tmp_path):
@@ -199,7 +199,7 @@ class TestFiles:
     def test_a_cut_gzip_file_is_named(self, tmp_path):
         path = tmp_path / "a.jsonl.gz"
         path.write_bytes(gzip.compress(lines(ROWS).encode())[:-200])
-        with pytest.raises(ConfigError, match="no whole gzip file"):
+        with pytest.raises(ConfigError, match="no complete gzip file"):
             load_questions(str(path))
 
     def test_a_file_that_has_changed_is_an_error(self, tmp_path):
@@ -305,7 +305,7 @@ class TestWithTheRealPackages:
         assert [found[index] for index in range(len(found))] == EXPECTED
         assert found.num_without_answer == 0
         (tmp_path / "b.parquet").write_bytes(b"no such thing")
-        with pytest.raises(ConfigError, match="no Parquet file"):
+        with pytest.raises(ConfigError, match="cannot be read as a Parquet file"):
             load_questions(str(tmp_path / "b.parquet"))
 
     @pytest.mark.leaves_thread("tqdm, which datasets uses, keeps a thread of its own")

@@ -39,9 +39,9 @@ def test_without_the_package_the_pip_line_is_said(monkeypatch):
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"task_config": {"seed": 1}}, "task_config cannot hold seed: say dataset_seed"),
+        ({"task_config": {"seed": 1}}, "task_config cannot hold seed: use dataset_seed"),
         ({"max_tries": 0}, "at least 1"),
-        ({"task": "simple_integration"}, "say trust_answers=True"),
+        ({"task": "simple_integration"}, "set trust_answers=True"),
         ({"split_fractions": (1,)}, "three shares"),
         ({"task": "word_ladder"}, "start Python with PYTHONHASHSEED=0"),
     ],

@@ -69,7 +69,7 @@ def test_a_class_needs_no_registration() -> None:
         (lambda: register_env("", Echo, EchoConfig), "is named by text, got ''"),
         (lambda: register_env(cast(Any, None), Echo, EchoConfig), "is named by text, got None"),
         (lambda: env_type("tests.unit.llm.games:Trouble"), "Trouble has no config_class"),
-        (lambda: env_type("tests.unit.llm.games:config"), "is no class"),
+        (lambda: env_type("tests.unit.llm.games:config"), "is not a class"),
         (lambda: env_type("tests.unit.llm.games:Clim"), "has no 'Clim'; did you mean"),
         (lambda: env_type("no_such_module:Climb"), "there is no module 'no_such_module'"),
         (lambda: env_type(":"), "half a name"),

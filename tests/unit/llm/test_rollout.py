@@ -9,11 +9,12 @@ import pytest
 from PIL import Image
 
 from envfleet.errors import ActionError, ConfigError
-from envfleet.llm.entries import Cache
+from envfleet.llm.export import as_json, as_json_line
 from envfleet.llm.manager import EnvStateManager
+from envfleet.llm.manager_types import Cache
+from envfleet.llm.metrics import mean_metrics
 from envfleet.llm.policies import make_policy
-from envfleet.llm.records import as_json, as_line
-from envfleet.llm.rollout import mean_metrics, play
+from envfleet.llm.rollout import play_rollout
 from envfleet.llm.settings import AgentProxy, read_agent_proxy
 from tests.unit.llm import games
 
@@ -44,14 +45,14 @@ def manager(*tags: tuple[str, int], **options: Any) -> EnvStateManager:
 class TestPlaying:
     def test_everybody_is_answered_until_the_episode_is_over(self) -> None:
         policy = Saying("Up")
-        rollout = play(manager(("Climb", 2)), policy, AgentProxy(max_turn=9), seed=42)
+        rollout = play_rollout(manager(("Climb", 2)), policy, AgentProxy(max_turn=9), seed=42)
         assert policy.asked == [[0, 1, 2, 3], [0, 1, 2, 3], [2, 3], [2, 3]]  # from floors 2 and 0
         assert rollout.num_turns == 4
         assert [cache["metrics"]["Climb/success"] for cache in rollout.caches] == [1.0] * 4
 
     def test_no_more_turns_than_there_are(self) -> None:
         turns: list[tuple[int, int]] = []
-        rollout = play(
+        rollout = play_rollout(
             manager(("Climb", 1)),
             Saying(),
             AgentProxy(max_turn=3),
@@ -63,7 +64,9 @@ class TestPlaying:
         assert len(rollout.caches[0]["history"]) == 4
 
     def test_a_response_is_parsed_and_kept_in_both_forms(self) -> None:
-        rollout = play(manager(("Climb", 1)), Saying("Up||Down"), AgentProxy(max_turn=1), seed=42)
+        rollout = play_rollout(
+            manager(("Climb", 1)), Saying("Up||Down"), AgentProxy(max_turn=1), seed=42
+        )
         turn = rollout.caches[0]["history"][0]
         assert turn["actions"] == [1, 2]
         assert turn["llm_response"] == "<think>so</think><answer>Up||Down</answer>"
@@ -71,40 +74,40 @@ class TestPlaying:
 
     def test_a_turn_has_no_more_actions_than_it_may(self) -> None:
         proxy = AgentProxy(max_turn=1, max_actions_per_turn=1)
-        rollout = play(manager(("Climb", 1)), Saying("Up||Down"), proxy, seed=42)
+        rollout = play_rollout(manager(("Climb", 1)), Saying("Up||Down"), proxy, seed=42)
         assert rollout.caches[0]["history"][0]["actions"] == [1]
 
     @pytest.mark.filterwarnings("ignore:environment .* failed in:RuntimeWarning")
     def test_who_cannot_be_reset_is_not_asked(self) -> None:
         policy = Saying("done")
-        rollout = play(manager(("Trouble", 2)), policy, PROXY, seed=665)
+        rollout = play_rollout(manager(("Trouble", 2)), policy, PROXY, seed=665)
         assert policy.asked == [[0, 1]]
         assert rollout.tags[0].num_failures == 2
 
     @pytest.mark.filterwarnings("ignore:environment .* failed in:RuntimeWarning")
     def test_with_nobody_left_nobody_is_asked(self) -> None:
         policy = Saying()
-        rollout = play(manager(("Trouble", 1)), policy, PROXY, seed=666)
+        rollout = play_rollout(manager(("Trouble", 1)), policy, PROXY, seed=666)
         assert (policy.asked, rollout.num_turns) == ([], 0)
 
     def test_responses_may_come_one_by_one(self) -> None:
         one_by_one: Any = lambda caches: ("<answer>x</answer>" for _ in caches)  # noqa: E731
-        assert play(manager(("Climb", 1)), one_by_one, PROXY).num_turns > 0
+        assert play_rollout(manager(("Climb", 1)), one_by_one, PROXY).num_turns > 0
 
     def test_what_a_policy_owes_is_said(self) -> None:
         with pytest.raises(ActionError, match="about 2 environments and gave 1 responses"):
-            play(manager(("Climb", 1)), lambda caches: ["x"], PROXY)
+            play_rollout(manager(("Climb", 1)), lambda caches: ["x"], PROXY)
         for wrong in ("xy", None, 3):
             with pytest.raises(ActionError, match="must give a list with a response for each env"):
-                play(manager(("Climb", 1)), lambda caches, said=wrong: said, PROXY)
+                play_rollout(manager(("Climb", 1)), lambda caches, said=wrong: said, PROXY)
         answers: Any = lambda caches: [None for _ in caches]  # noqa: E731
         with pytest.raises(ActionError, match="response to environment 0 must be text, got None"):
-            play(manager(("Climb", 1)), answers, PROXY)
+            play_rollout(manager(("Climb", 1)), answers, PROXY)
 
     def test_the_manager_s_next_seed_unless_one_is_given(self) -> None:
         stage = EnvStateManager({**games.config(("Climb", 2)), "seed": {"train": 50}})
         for first in (50, 52):
-            play(stage, Saying(), AgentProxy(max_turn=1))
+            play_rollout(stage, Saying(), AgentProxy(max_turn=1))
             assert stage.envs[0]["status"].seed == first
 
     @pytest.mark.parametrize("way", [False, "threads", True, "resets"])
@@ -114,7 +117,7 @@ class TestPlaying:
         with alone, elsewhere:
             tags = [tag for tag, _ in alone.settings.groups]
             policy = make_policy("random", tags, PROXY, seed=5)
-            rollouts = [play(one, policy, PROXY, seed=5) for one in (alone, elsewhere)]
+            rollouts = [play_rollout(one, policy, PROXY, seed=5) for one in (alone, elsewhere)]
         assert rollouts[0] == rollouts[1]
 
 
@@ -132,7 +135,7 @@ class TestSums:
                 for cache in caches
             ]
 
-        rollout = play(stage, policy, PROXY, seed=42)
+        rollout = play_rollout(stage, policy, PROXY, seed=42)
         climb, trouble = rollout.tags
         assert (climb.tag, climb.num_envs, climb.success) == ("Climb", 4, 1.0)
         assert climb.num_actions == climb.num_turns == 3.0  # 2, 2, 4, 4
@@ -153,8 +156,8 @@ class TestSums:
 
 class TestRecords:
     def test_every_cache_has_a_line(self) -> None:
-        rollout = play(manager(("Climb", 1), ("Picture", 1)), Saying("Up"), PROXY, seed=1)
-        lines = [json.loads(as_line(cache)) for cache in rollout.caches]
+        rollout = play_rollout(manager(("Climb", 1), ("Picture", 1)), Saying("Up"), PROXY, seed=1)
+        lines = [json.loads(as_json_line(cache)) for cache in rollout.caches]
         assert [line["env_id"] for line in lines] == [0, 1, 2, 3]
         assert lines[0]["history"][0]["actions"] == [1]
         assert lines[2]["history"][0]["images"] == ["Image (3, 2)"]

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from envfleet.errors import ConfigError, OutOfOrder
 from envfleet.llm.environments import sokoban, sokoban_levels
 from envfleet.llm.environments.sokoban import SokobanConfig, SokobanEnv, coordinates
-from envfleet.llm.environments.sokoban_levels import Wish, check, generate
+from envfleet.llm.environments.sokoban_levels import LevelSpec, check, generate
 from envfleet.llm.environments.sokoban_picture import TILE, picture
 from envfleet.llm.registry import env_type
 from tests.unit.llm.laws import HOSTILE, assert_answers_quickly, assert_episode_is_of_its_seed
@@ -290,7 +290,7 @@ class TestPicture:
 
 
 def digest_of_levels():
-    wishes = (Wish(6, 6, 3, 100), Wish(8, 8, 2, 10), Wish(10, 7, 4, 100))
+    wishes = (LevelSpec(6, 6, 3, 100), LevelSpec(8, 8, 2, 10), LevelSpec(10, 7, 4, 100))
     levels = [generate(wish, seed) for wish in wishes for seed in range(20)]
     return sha256(b"".join(level.cells + level.solution for level in levels)).hexdigest()
 
@@ -327,7 +327,7 @@ class TestLevels:
     @given(SEEDS)
     @settings(max_examples=20)
     def test_floor_is_connected(self, seed):
-        level = generate(Wish(8, 8, 2, 100), seed)
+        level = generate(LevelSpec(8, 8, 2, 100), seed)
         floor = {i for i, cell in enumerate(level.cells) if cell}
         found, edge = set(), {min(floor)}
         while edge:
@@ -336,7 +336,7 @@ class TestLevels:
         assert found == floor
 
     def test_most_are_no_child_s_play(self):
-        levels = [generate(Wish(8, 8, 2, 100), seed) for seed in range(200)]
+        levels = [generate(LevelSpec(8, 8, 2, 100), seed) for seed in range(200)]
         assert len({level.cells for level in levels}) == 200
         lengths = sorted(len(level.solution) for level in levels)
         assert lengths[20] >= 8
@@ -345,7 +345,7 @@ class TestLevels:
     def test_are_the_same_in_every_process(self):
         code = (
             "from hashlib import sha256\n"
-            "from envfleet.llm.environments.sokoban_levels import Wish, generate\n"
+            "from envfleet.llm.environments.sokoban_levels import LevelSpec, generate\n"
             f"{inspect.getsource(digest_of_levels)}\n"
             "print(digest_of_levels())"
         )
@@ -475,16 +475,16 @@ class TestConfig:
     def test_a_seed_without_a_level_is_named(self):
         """Such wishes are refused when an environment is built; this one is made past that."""
         with pytest.raises(ConfigError, match="was found for seed 3 in 400 rooms"):
-            generate(Wish(5, 5, 4, 300), 3)
+            generate(LevelSpec(5, 5, 4, 300), 3)
 
     @pytest.mark.parametrize(
         "wish",
         [
-            Wish(3, 5, 1, 1),
-            Wish(5, 5, 3, 100),
-            Wish(6, 6, 5, 100),
-            Wish(8, 8, 2, 3),
-            Wish(20, 20, 5, 100),
+            LevelSpec(3, 5, 1, 1),
+            LevelSpec(5, 5, 3, 100),
+            LevelSpec(6, 6, 5, 100),
+            LevelSpec(8, 8, 2, 3),
+            LevelSpec(20, 20, 5, 100),
         ],
     )
     def test_tight_wishes_are_granted_for_every_seed(self, wish):

@@ -11,10 +11,10 @@ import pytest
 
 from envfleet.errors import ConfigError, MissingExtra, OutOfOrder
 from envfleet.llm.environments.textworld import TextWorldConfig, TextWorldEnv
-from envfleet.llm.environments.textworld_games import Kind, made_game
+from envfleet.llm.environments.textworld_games import GameKind, made_game
 from envfleet.llm.registry import env_type
 
-KIND = Kind(num_rooms=2, num_objects=3, quest_length=2)
+KIND = GameKind(num_rooms=2, num_objects=3, quest_length=2)
 PAGE = Path(__file__).parents[3] / "docs" / "environments" / "textworld.md"
 
 

@@ -16,8 +16,15 @@ from envfleet.errors import ConfigError, EnvfleetError
 from envfleet.llm.environments.base import Mode, Step
 from envfleet.llm.registry import register_env
 from envfleet.llm.settings import read_agent_proxy, read_settings
-from envfleet.llm.verify import Outcome, Verification, verify
-from envfleet.llm.ways import AGAIN, HERE, OTHER_RANDOM, Way, played, ways_for
+from envfleet.llm.variants import (
+    IN_PROCESS,
+    OTHER_RANDOM,
+    REPEATED,
+    Variant,
+    play_variant,
+    variants_for,
+)
+from envfleet.llm.verify import VariantOutcome, Verification, verify
 from envfleet.testing.global_random import shared_states
 from tests.unit.llm import games
 from tests.unit.llm.games import Climb
@@ -73,7 +80,7 @@ def test_a_configuration_with_a_deadline_is_proved_too() -> None:
     config = games.config(("Climb", 2), step_timeout_s=60, use_multiprocessing=True)
     found = verify(config, workers=[1], start_methods=FORK)
     assert found.ok
-    assert "begun in workers, played here" in [one.way.name for one in found.outcomes]
+    assert "begun in workers, played here" in [one.variant.name for one in found.outcomes]
 
 
 def test_a_deadline_that_cannot_be_kept_is_no_proof() -> None:
@@ -128,7 +135,7 @@ def with_climb(env_class: type[Climb]) -> dict[str, Any]:
 
 
 def found_by(verification: Verification) -> list[str]:
-    return [one.way.name for one in verification.outcomes if not one.is_equal]
+    return [one.variant.name for one in verification.outcomes if not one.is_equal]
 
 
 def test_an_honest_configuration_is_proved() -> None:
@@ -137,7 +144,7 @@ def test_an_honest_configuration_is_proved() -> None:
         games.config(("Climb", 2), ("Picture", 1), use_multiprocessing="auto"),
         workers=(1, 2),
         start_methods=("fork", "spawn"),
-        on_way=names.append,
+        on_variant=names.append,
     )
     assert found.ok, found.conclusion
     assert found_by(found) == []
@@ -146,13 +153,13 @@ def test_an_honest_configuration_is_proved() -> None:
     assert found.num_turns > 6
     assert found.conclusion.startswith("All 13 ways gave the rollout of one loop in this process: ")
     assert names[:2] == ["in this process", "global random numbers"]
-    assert names[2:] == [one.way.name for one in found.outcomes]
+    assert names[2:] == [one.variant.name for one in found.outcomes]
 
 
 def test_another_seed_is_another_rollout() -> None:
     whole = games.config(("Climb", 2))
     settings, proxy = read_settings(whole, "train"), read_agent_proxy(whole)
-    one, two = (played(whole, settings, proxy, HERE, seed) for seed in (0, 1))
+    one, two = (play_variant(whole, settings, proxy, IN_PROCESS, seed) for seed in (0, 1))
     assert one.digest != two.digest
 
 
@@ -195,9 +202,9 @@ def test_hash_order_is_found_by_spawned_workers() -> None:
     assert differing
     assert all("by spawn" in name for name in differing)
     first = next(one for one in found.outcomes if not one.is_equal)
-    assert first.parting is not None
-    assert (first.parting.env_id, first.parting.tag) == (2, "Climb")
-    assert (first.parting.turn, first.parting.field) == (1, "state")
+    assert first.difference is not None
+    assert (first.difference.env_id, first.difference.tag) == (2, "Climb")
+    assert (first.difference.turn, first.difference.field) == (1, "state")
 
 
 def test_what_depends_on_the_process_is_found_in_workers() -> None:
@@ -215,7 +222,7 @@ def test_what_depends_on_the_process_is_found_in_workers() -> None:
 
 def test_what_does_not_repeat_itself_is_said_first() -> None:
     found = verify(with_climb(KnowsTheTime), workers=(1,), start_methods=FORK)
-    assert found_by(found)[0] == AGAIN.name
+    assert found_by(found)[0] == REPEATED.name
     assert "info.now" in found.conclusion
     assert "No way of playing can repair that" in found.conclusion
 
@@ -233,10 +240,10 @@ class TestKills:
         monkeypatch.setattr(os, "kill", kill_and_count)
         whole = games.config(("Climb", 2))
         settings, proxy = read_settings(whole, "train"), read_agent_proxy(whole)
-        way = Way(
+        variant = Variant(
             name="", use_multiprocessing=True, max_workers=2, start_method="fork", has_kills=True
         )
-        recording = played(whole, settings, proxy, way, 0)
+        recording = play_variant(whole, settings, proxy, variant, 0)
         longest = max(len(one["history"]) - 1 for one in recording.environments)
         assert len(killed) >= longest > 1
         assert len(set(killed)) > 1
@@ -244,8 +251,8 @@ class TestKills:
 
 class TestWays:
     def test_are_these(self) -> None:
-        found = ways_for((1, 2, 3), ("fork", "spawn"), "auto")
-        assert [way.name for way in found] == [
+        found = variants_for((1, 2, 3), ("fork", "spawn"), "auto")
+        assert [variant.name for variant in found] == [
             "in this process, again",
             "one by one, other global random numbers",
             "in this process, other orders",
@@ -262,11 +269,11 @@ class TestWays:
             "begun in workers, played here",
             "as configured (auto)",
         ]
-        assert len(ways_for((2,), FORK, False)) == len(ways_for((2,), FORK, True)) - 1
+        assert len(variants_for((2,), FORK, False)) == len(variants_for((2,), FORK, True)) - 1
 
     def test_a_way_that_fails_is_no_equal(self) -> None:
-        outcome = Outcome(HERE, 0.1, error="StartError: no room")
-        found = Verification(2, 4, 0, "0", (Outcome(AGAIN, 0.1), outcome), None)
+        outcome = VariantOutcome(IN_PROCESS, 0.1, error="StartError: no room")
+        found = Verification(2, 4, 0, "0", (VariantOutcome(REPEATED, 0.1), outcome), None)
         assert not found.ok
         assert found.conclusion == (
             "1 of 2 ways differ from one loop in this process. The first, in this process: "

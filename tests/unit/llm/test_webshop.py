@@ -17,8 +17,8 @@ from envfleet.llm.environments.webshop.catalogue import Product
 from envfleet.llm.environments.webshop.goals import Goal
 from envfleet.llm.environments.webshop.pages import item_page, results_page, sub_page
 from envfleet.llm.environments.webshop.reward import nouns_of, num_options_met, score
-from envfleet.llm.environments.webshop.shop import chosen
 from envfleet.llm.environments.webshop.store import open_store
+from envfleet.llm.environments.webshop.visit import chosen
 from envfleet.llm.registry import env_type
 from tests.gates import computes_within
 
@@ -514,7 +514,7 @@ class TestConfig:
         [
             ({"dataset": "medium"}, "small or full"),
             ({"observation_mode": "html"}, "no HTML"),
-            ({"num_products": 0}, "positive or None"),
+            ({"num_products": 0}, "num_products must be at least 1"),
             ({"file_path": "/no/such.json"}, "file_path: there is no file"),
             ({"attr_path": "x.json"}, "give file_path as well"),
             (
@@ -522,7 +522,7 @@ class TestConfig:
                 "filter_goals: 'no.such:thing' is not a .package.module:function",
             ),
             ({"nouns": "os:path"}, "nouns: 'os:path' is no function but a module"),
-            ({"limit_goals": -2}, "limit_goals must be -1 .all. or more, got -2"),
+            ({"limit_goals": -2}, "limit_goals must be at least -1, got -2"),
             ({"nouns": "math"}, "package.module:function"),
         ],
     )

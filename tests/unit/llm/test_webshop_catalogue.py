@@ -243,18 +243,18 @@ class TestStore:
         assert not left.exists()
 
     def test_whoever_waited_for_a_builder_takes_what_was_built(self, tmp_path, monkeypatch):
-        alone = store_module._alone
+        locked = store_module._locked
 
         @contextmanager
         def after_another(lock):
             with monkeypatch.context() as patch:
-                patch.setattr(store_module, "_alone", alone)
+                patch.setattr(store_module, "_locked", locked)
                 prepare(Generated(5, 0), tmp_path)
             monkeypatch.setattr(store_module, "build", None)
-            with alone(lock):
+            with locked(lock):
                 yield
 
-        monkeypatch.setattr(store_module, "_alone", after_another)
+        monkeypatch.setattr(store_module, "_locked", after_another)
         assert Store(prepare(Generated(5, 0), tmp_path)).num_products == 5
 
     def test_another_source_is_another_store(self, tmp_path):

@@ -3,7 +3,6 @@
 import math
 import tempfile
 from collections import Counter
-from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -11,10 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envfleet.llm.environments.webshop.analysis import words_of
-from envfleet.llm.environments.webshop.fuzzy import token_set_ratio
 from envfleet.llm.environments.webshop.index import K1, B, Index, IndexBuilder, best, label
-from envfleet.llm.environments.webshop.stemmer import stem
+from envfleet.llm.environments.webshop.reward import similarity
+from envfleet.llm.environments.webshop.search_words import stem, words_of
 
 # The examples of the paper, step by step, as the whole algorithm leaves them.
 STEMS = """
@@ -130,19 +128,8 @@ def test_an_empty_catalogue_is_searched_in_vain(tmp_path):
         ("easy to use", "easy to clean", 78),
     ],
 )
-def test_token_set_ratio(one, other, ratio):
-    assert token_set_ratio(one, other) == token_set_ratio(other, one) == ratio
-
-
-@given(st.text("ab c'-_é1", max_size=25), st.text("ab c'-_é1", max_size=25))
-def test_token_set_ratio_is_that_of_rapidfuzz(one, other):
-    from rapidfuzz import fuzz
-
-    prepared = [
-        import_module("rapidfuzz.utils").default_process(text.encode("ascii", "ignore").decode())
-        for text in (one, other)
-    ]
-    assert token_set_ratio(one, other) == round(fuzz.token_set_ratio(*prepared))
+def test_similarity(one, other, ratio):
+    assert similarity(one, other) == similarity(other, one) == ratio
 
 
 def test_repeated_words_of_a_query_count_again(tmp_path):

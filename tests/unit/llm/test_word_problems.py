@@ -10,7 +10,7 @@ from fractions import Fraction
 import pytest
 
 from envfleet.errors import ConfigError
-from envfleet.llm.environments.problems.parts import decimal
+from envfleet.llm.environments.problems.story import decimal
 from envfleet.llm.environments.word_problems import TEMPLATES, WordProblems, word_problem
 
 MANY = [word_problem(7, index) for index in range(2000)]
@@ -43,8 +43,8 @@ def numbers_in(text):
 
 def test_there_are_many_templates_and_all_are_used():
     assert len(TEMPLATES) >= 20
-    assert {one.template for one in MANY} == {template.__name__ for template in TEMPLATES}
-    assert all(template.__doc__ for template in TEMPLATES)
+    assert {one.template for one in MANY} == {template.__name__ for _, template in TEMPLATES}
+    assert all(template.__doc__ for _, template in TEMPLATES)
 
 
 def test_every_line_of_working_is_right_and_the_last_is_the_answer():

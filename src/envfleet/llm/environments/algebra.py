@@ -1,7 +1,8 @@
-"""Equal or not, exactly: small algebra in plain text or LaTeX, and nothing is evaluated.
+"""Whether two short texts of algebra, plain or LaTeX, are equal.
 
-Law: text is data. It is cut into tokens and read by a grammar of our own, never by Python's, into
-fractions of polynomials (polynomials.py). What is too long, too deep or too large is not algebra.
+It is written by hand because the text is a model's: parsers such as sympy's evaluate it as Python
+and can take any time. Here a small grammar reads it into fractions of polynomials (polynomials.py).
+Text that is too long, too deep or too large does not count as algebra.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from envfleet.llm.environments.polynomials import (
-    Arithmetic,
     NotAlgebra,
+    PolynomialArithmetic,
     Ratio,
     atom_of,
     constant,
@@ -58,8 +59,8 @@ _NAMED = re.compile(r"^\s*[A-Za-z]\s*=(?!=)")
 def is_same_algebra(left: str, right: str) -> bool:
     """Whether both are algebra and equal.
 
-    Lists in round or square brackets are equal in order, bare lists and sets in any order.
-    `x = 5` is as good as `5`.
+    Lists in round or square brackets are compared in order, bare lists and sets in any order.
+    `x = 5` equals `5`.
     """
     try:
         return _Comparison().is_same(_trimmed(left), _trimmed(right))
@@ -92,7 +93,7 @@ def _tokens(text: str) -> Iterator[str]:
 
 
 def _letters(name: str) -> Iterator[str]:
-    """Names that are known, or one or two letters side by side: x, ab; words are no algebra."""
+    """A known name, or one or two letters, such as x or ab; longer words are no algebra."""
     if name in _NAMES:
         yield name
     elif len(name) <= 2:
@@ -111,10 +112,10 @@ class _List:
 _Value = Ratio | _List
 
 
-class _Reader:
+class _AlgebraParser:
     """Reads one expression: sums of products of powers, and lists of them."""
 
-    def __init__(self, text: str, maths: Arithmetic) -> None:
+    def __init__(self, text: str, maths: PolynomialArithmetic) -> None:
         self.tokens = [*_tokens(text), ""]
         self.at = 0
         self.depth = 0
@@ -222,7 +223,7 @@ class _Reader:
         return (self.maths.add if is_number else self.maths.multiply)(whole, fraction)
 
     def digit_or_single(self) -> _Value:
-        r"""LaTeX gives a command one digit of a number: `\frac12` is a half."""
+        r"""In LaTeX a command takes one digit of a number: `\frac12` is a half."""
         token = self.next
         if len(token) > 1 and token.isdigit():
             self.tokens[self.at : self.at + 1] = [token[0], token[1:]]
@@ -250,13 +251,15 @@ def _number(value: _Value) -> Ratio:
     return value
 
 
-class _Comparison(Arithmetic):
+class _Comparison(PolynomialArithmetic):
     def is_same(self, left: str, right: str) -> bool:
         if "=" in left and "=" in right:
             sides, others = left.split("="), right.split("=")
             return len(sides) == len(others) and all(map(self.is_same, sides, others))
         left, right = _NAMED.sub("", left), _NAMED.sub("", right)
-        return self._is_equal(_Reader(left, self).whole(), _Reader(right, self).whole())
+        return self._is_equal(
+            _AlgebraParser(left, self).whole(), _AlgebraParser(right, self).whole()
+        )
 
     def _is_equal(self, left: _Value, right: _Value) -> bool:
         if isinstance(left, Ratio) and isinstance(right, Ratio):

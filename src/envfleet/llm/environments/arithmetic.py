@@ -1,4 +1,4 @@
-"""Reads and works out a line of arithmetic that a stranger wrote. Nothing is ever executed.
+"""Parses and computes a line of arithmetic; nothing is ever executed.
 
     line   = sum ["=" ["-"] number]
     sum    = term {("+" | "-") term}
@@ -6,11 +6,12 @@
     factor = "-" factor | "(" sum ")" | number
     number = digits ["." digits]
 
-Blanks may stand between all of these. The signs that print and LaTeX have for "*", "/" and "-" are
-read as what they mean. What a line claims after "=" is not believed: it is left out.
+Blanks may stand between all of these. Printed and LaTeX signs for "*", "/" and "-" are understood.
+The result that a line claims after "=" is ignored.
 
-Law: the answer is exact, and any text at all is answered within milliseconds. Length, depth and the
-count of numbers are bounded, so the size of every intermediate value is as well.
+It is written by hand because the text is a model's: the result is exact, and any text is decided
+within milliseconds. Length, depth and the number of operands are bounded, and so is every
+intermediate value.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from fractions import Fraction
 
 MAX_CHARACTERS = 1000
 MAX_DEPTH = 50
-"""Of parentheses and minus signs inside each other."""
+"""Of nested parentheses and minus signs."""
 MAX_NUMBERS = 100
 
 _TOKEN = re.compile(
@@ -43,20 +44,20 @@ _END = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Arithmetic:
-    """What a line comes to, and the numbers it was made of."""
+class ArithmeticResult:
+    """The value of a line, and the numbers in it."""
 
     value: Fraction
     numbers: tuple[Fraction, ...]
-    """In the order they were written, each as often as it was."""
+    """In the order of the line, with repeats."""
 
 
-def read_arithmetic(text: str) -> Arithmetic | None:
-    """Work out the line; None if it is no arithmetic, too large, or divides by zero."""
+def read_arithmetic(text: str) -> ArithmeticResult | None:
+    """Compute a line; None if it is no arithmetic, too large, or divides by zero."""
     if len(text) > MAX_CHARACTERS:
         return None
     try:
-        return _Reader(_without_claim(_tokens(text))).line()
+        return _ArithmeticParser(_without_claim(_tokens(text))).line()
     except (_Unreadable, ZeroDivisionError):
         return None
 
@@ -90,8 +91,8 @@ def _without_claim(tokens: list[_Token]) -> list[_Token]:
     return tokens[:equals]
 
 
-class _Reader:
-    """One method per rule of the grammar; each takes its tokens and returns their value."""
+class _ArithmeticParser:
+    """One method per rule of the grammar, which takes tokens and returns their value."""
 
     def __init__(self, tokens: list[_Token]) -> None:
         self._tokens = [*tokens, _END]
@@ -100,11 +101,11 @@ class _Reader:
         if len(self._numbers) > MAX_NUMBERS:
             raise _Unreadable
 
-    def line(self) -> Arithmetic:
+    def line(self) -> ArithmeticResult:
         value = self._sum(0)
         if self._next() != _END:
             raise _Unreadable
-        return Arithmetic(value, self._numbers)
+        return ArithmeticResult(value, self._numbers)
 
     def _sum(self, depth: int) -> Fraction:
         value = self._term(depth)
@@ -144,6 +145,6 @@ class _Reader:
 
     def _take(self) -> _Token:
         token = self._next()
-        # Nothing lies behind the end, however often it is asked for.
+        # At the end the next token stays the end.
         self._place = min(self._place + 1, len(self._tokens) - 1)
         return token

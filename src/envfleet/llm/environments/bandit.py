@@ -1,12 +1,10 @@
 """Bandit: one pull of one of two named arms; a sure small reward against a rare large one.
 
-Law: the seed alone decides which arm is listed first and whether the risky one would pay, so
-environments of one seed agree whatever was made or played before them.
+Law: the seed alone decides which arm is listed first and whether the risky one would pay.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -14,9 +12,8 @@ import numpy as np
 from gymnasium import spaces
 
 from envfleet.errors import ConfigError
-from envfleet.llm.environments.base import Mode, Step, TextEnv, TextEnvConfig
-from envfleet.llm.environments.kinds import check_kinds
-from envfleet.llm.environments.named_actions import chosen
+from envfleet.llm.environments.base import Mode, Step, TextEnv, TextEnvConfig, action_number
+from envfleet.llm.environments.config_fields import check_field_types, check_range
 
 
 @dataclass(slots=True, kw_only=True)
@@ -26,9 +23,9 @@ class BanditConfig(TextEnvConfig):
     lo_arm_name: str = "phoenix"
     """The sure arm."""
     hi_arm_name: str = "dragon"
-    """The risky arm, better on average."""
+    """The risky arm, which pays more on average."""
     split_names: bool = False
-    """Whether episodes of the modes "val" and "test" have the test names instead."""
+    """Whether episodes of the modes "val" and "test" use the test names."""
     test_lo_arm_name: str = "trader"
     test_hi_arm_name: str = "librarian"
     lo_arm_score: float = 0.1
@@ -37,17 +34,14 @@ class BanditConfig(TextEnvConfig):
     hi_arm_hiscore_prob: float = 0.25
 
     def __post_init__(self) -> None:
-        check_kinds(self)
+        check_field_types(self)
         for lo, hi in (
             (self.lo_arm_name, self.hi_arm_name),
             (self.test_lo_arm_name, self.test_hi_arm_name),
         ):
             if not lo or not hi or lo.lower() == hi.lower():
                 raise ConfigError(f"two arms need two different names, got {lo!r} and {hi!r}")
-        if not 0 <= self.hi_arm_hiscore_prob <= 1:
-            raise ConfigError(
-                f"hi_arm_hiscore_prob must be from 0 to 1, got {self.hi_arm_hiscore_prob}"
-            )
+        check_range(self, "hi_arm_hiscore_prob", least=0, most=1)
 
 
 class BanditEnv(TextEnv):
@@ -56,12 +50,7 @@ class BanditEnv(TextEnv):
     config_class: ClassVar[type[TextEnvConfig]] = BanditConfig
     config: BanditConfig
 
-    def __init__(
-        self,
-        config: BanditConfig | Mapping[str, Any] | None = None,
-        render_mode: str | None = None,
-    ) -> None:
-        super().__init__(config, render_mode)
+    def _prepare(self) -> None:
         self.action_space = spaces.Discrete(2, start=1)
         self._arms: dict[int, str] = {}
         self._hi_arm_name = ""
@@ -82,7 +71,7 @@ class BanditEnv(TextEnv):
         self._seen = f"Arms: {first}, {second}"
 
     def _act(self, action: Any) -> Step:
-        number = chosen(action, self._arms)
+        number = action_number(action, self._arms)
         if number is None:
             info = {"action_is_effective": False, "action_is_valid": False, "success": False}
             return self._seen, 0.0, False, False, info

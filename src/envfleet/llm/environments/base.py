@@ -1,11 +1,12 @@
-"""What a text environment is: a Gymnasium environment that is read and answered in words.
+"""The base class of text environments: Gymnasium environments that are read and answered in words.
 
-Law: what an episode shows depends on its seed, its mode and the configuration only. No environment
-reads or writes global random numbers, hash order, the clock, or another environment.
+Law: an episode depends on its seed, its mode and the configuration only. No environment depends on
+global random numbers, hash order, the clock, or another environment.
 """
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass
@@ -18,20 +19,20 @@ from gymnasium import spaces
 from gymnasium.utils import seeding
 
 from envfleet.errors import ConfigError, OutOfOrder
-from envfleet.llm.environments.kinds import check_kinds, configured
+from envfleet.llm.environments.config_fields import build_config, check_field_types
 
 Mode = Literal["train", "val", "test"]
 Picture = npt.NDArray[np.uint8]
 Step = tuple[str, float, bool, bool, dict[str, Any]]
 
 FPS = 4
-"""Pictures a second in a video: an episode has few, and each is to be read."""
+"""Pictures per second in a video: an episode has few, and there must be time to read each."""
 _LASTING = ("config", "render_mode", "observation_space", "action_space")
-"""What most environments keep from one episode to the next."""
+"""Attributes that most environments keep from one episode to the next."""
 
 
-class Words(spaces.Space[str]):
-    """Any text at all. Gymnasium's Text wants to know its characters and its length."""
+class AnyText(spaces.Space[str]):
+    """Any text. Gymnasium's `Text` needs to know the characters and the length."""
 
     def __init__(self, seed: int | np.random.Generator | None = None) -> None:
         super().__init__(None, None, seed)
@@ -51,37 +52,37 @@ class Words(spaces.Space[str]):
         return isinstance(x, str)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Words)
+        return isinstance(other, AnyText)
 
     def __hash__(self) -> int:
-        return hash(Words)
+        return hash(AnyText)
 
     def __repr__(self) -> str:
-        return "Words()"
+        return "AnyText()"
 
 
 @dataclass(slots=True, kw_only=True)
 class TextEnvConfig:
-    """What every text environment can be told."""
+    """The options of every text environment."""
 
     shared: ClassVar[tuple[str, ...]] = ()
-    """Fields whose values are large and never change: environments share them."""
+    """Fields whose values are large and never change, so that environments share them."""
 
     action_lookup: dict[int, str] | None = None
     """Names of the actions, by number; None if an action is free text."""
     render_mode: str = "text"
 
     def __post_init__(self) -> None:
-        """Name the field whose value is of the wrong kind; who overrides this, checks too."""
-        check_kinds(self)
+        """Check the types of all fields; a subclass that overrides this must do so too."""
+        check_field_types(self)
 
 
 class TextEnv(gymnasium.Env[str, Any]):
-    """One episode at a time; `render()` says what a player sees.
+    """Plays one episode at a time; `render()` gives what the model sees.
 
-    A subclass gives `config_class`, `_begin` and `_act`. An action is a number of
-    `config.action_lookup`, or text where there is none. Text of any kind, length and content is
-    answered by an observation and a reward, never by an exception.
+    A subclass has `config_class`, `_begin`, `_act` and `_text`. An action is a number of
+    `config.action_lookup`, or text if there is no lookup. Any text gets an observation and a
+    reward; it never raises.
     """
 
     config_class: ClassVar[type[TextEnvConfig]] = TextEnvConfig
@@ -92,9 +93,9 @@ class TextEnv(gymnasium.Env[str, Any]):
         config: TextEnvConfig | Mapping[str, Any] | None = None,
         render_mode: str | None = None,
     ) -> None:
-        """Take a configuration of this environment's kind, or the fields that differ in one."""
+        """Take a configuration, or a mapping of the fields that differ from their defaults."""
         if config is None or isinstance(config, Mapping):
-            self.config: TextEnvConfig = configured(self.config_class, config)
+            self.config: TextEnvConfig = build_config(self.config_class, config)
         else:
             self.config = deepcopy(config)
         if not isinstance(self.config, self.config_class):
@@ -104,20 +105,21 @@ class TextEnv(gymnasium.Env[str, Any]):
             )
         self.config.render_mode = self.render_mode = render_mode or self.config.render_mode
         self._check_mode(self.config.render_mode)
-        self.observation_space = Words()
+        self.observation_space = AnyText()
         self.action_space: spaces.Space[Any] = _actions(self.config.action_lookup)
         self._has_begun = self._is_running = False
         self._generator: np.random.Generator | None = None
         self._as_made = {name: deepcopy(getattr(self, name)) for name in _LASTING}
+        self._prepare()
 
     # ---- Gymnasium ------------------------------------------------------------------------------
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[str, dict[str, Any]]:
-        """Begin an episode; `options={"mode": "train" | "val" | "test"}` chooses where it is from.
+        """Begin an episode; `options={"mode": "train" | "val" | "test"}` chooses the split.
 
-        Without a seed the episode is drawn from the generator, as in all of Gymnasium.
+        Without a seed the episode is drawn from the generator, as everywhere in Gymnasium.
         """
         if seed is not None:
             self._seed(seed)
@@ -139,7 +141,7 @@ class TextEnv(gymnasium.Env[str, Any]):
         return said, reward, is_terminated, is_truncated, info
 
     def render(self, mode: str | None = None) -> Any:
-        """What a player sees now: text, or a picture for "rgb_array"."""
+        """What the model sees now: text, or a picture for "rgb_array"."""
         mode = mode or self.config.render_mode
         self._check_mode(mode)
         if not self._has_begun:
@@ -149,9 +151,9 @@ class TextEnv(gymnasium.Env[str, Any]):
     # ---- random numbers -------------------------------------------------------------------------
 
     def _seed(self, seed: int) -> None:
-        """As Gymnasium does, but the generator is only made for whoever asks: it costs a level."""
+        """As Gymnasium does, but make the generator only when it is used: it takes long."""
         if type(seed) is not int or seed < 0:
-            seeding.np_random(seed)  # says what is wrong with it
+            seeding.np_random(seed)  # raises an error that says what is wrong
         self._generator, self._np_random_seed = None, seed
 
     @property
@@ -165,9 +167,9 @@ class TextEnv(gymnasium.Env[str, Any]):
     def _np_random(self, value: np.random.Generator | None) -> None:
         self._generator = value
 
-    # ---- episodes that move ---------------------------------------------------------------------
+    # ---- moving an episode -----------------------------------------------------------------------
 
-    def episode(self) -> dict[str, Any]:
+    def dump_episode(self) -> dict[str, Any]:
         """All that another environment of the same configuration needs to go on with this episode.
 
         It may share lists with this environment: pickle it before this one goes on.
@@ -176,16 +178,16 @@ class TextEnv(gymnasium.Env[str, Any]):
         kept: dict[str, Any] = {**state}
         made = kept.pop("_as_made")
         for name in _LASTING:
-            if kept[name] == made[name]:  # Bandit, for one, names its arms anew at every beginning
+            if kept[name] == made[name]:  # Bandit, for one, changes its names at every reset
                 del kept[name]
         rng = kept.pop("_generator", None)
         if rng is not None:
-            # Its state is a tenth of the work that a whole generator is.
+            # Pickling its state takes a tenth of the time that the whole generator takes.
             is_usual = type(rng.bit_generator) is np.random.PCG64
             kept["_generator"] = rng.bit_generator.state if is_usual else rng
         return kept
 
-    def take_up(self, episode: dict[str, Any]) -> None:
+    def load_episode(self, episode: dict[str, Any]) -> None:
         """Go on with the episode of another environment."""
         for name, made in self._as_made.items():
             if name not in episode and getattr(self, name) != made:
@@ -198,7 +200,10 @@ class TextEnv(gymnasium.Env[str, Any]):
             rng.bit_generator.state = state
         self.__dict__.update(episode, _generator=rng)
 
-    # ---- what a subclass says -------------------------------------------------------------------
+    # ---- for subclasses -------------------------------------------------------------------------
+
+    def _prepare(self) -> None:
+        """Set up what lasts for all episodes, once the configuration is checked."""
 
     def _begin(self, seed: int, mode: Mode) -> None:
         """Set up the episode of this seed."""
@@ -209,11 +214,11 @@ class TextEnv(gymnasium.Env[str, Any]):
         raise NotImplementedError(f"{type(self).__name__} has no _act")
 
     def _text(self) -> str:
-        """What a player reads now."""
+        """The current state as text."""
         raise NotImplementedError(f"{type(self).__name__} has no _text")
 
     def _picture(self) -> Picture:
-        """What a player sees now, [row, column, colour]; only if metadata offers it."""
+        """The current state as [row, column, colour]; only if `metadata` lists "rgb_array"."""
         raise NotImplementedError(f"{type(self).__name__} has no _picture")
 
     def _check_mode(self, mode: str) -> None:
@@ -227,7 +232,7 @@ class TextEnv(gymnasium.Env[str, Any]):
 
 def _actions(names: Mapping[int, str] | None) -> spaces.Space[Any]:
     if names is None:
-        return Words()
+        return AnyText()
     if not names or not all(type(number) is int for number in names):
         raise ConfigError(
             "action_lookup must name actions by whole numbers, or be none where any text is an "
@@ -235,7 +240,24 @@ def _actions(names: Mapping[int, str] | None) -> spaces.Space[Any]:
         )
     if len({str(name).lower() for name in names.values()}) < len(names):
         raise ConfigError(
-            "action_lookup must name every action differently, whatever the case of letters; got "
-            f"{names!r:.100}"
+            f"action_lookup must name every action differently, ignoring case; got {names!r:.100}"
         )
     return spaces.Discrete(len(names), start=min(names))
+
+
+def action_number(action: Any, names: Mapping[int, str]) -> int | None:
+    """The number of an action that is given by its number or its name; None if there is none.
+
+    A name must match as a whole, ignoring case: "left" is "Left", "Left!" is no action.
+    """
+    if isinstance(action, str):
+        # Do not copy a megabyte into lower case.
+        if len(action) > 2 * max(map(len, names.values()), default=0):
+            return None
+        said = action.lower()
+        return next((number for number, name in names.items() if name.lower() == said), None)
+    try:
+        number = operator.index(action)
+    except TypeError:
+        return None
+    return number if number in names else None

@@ -1,20 +1,20 @@
 """Countdown: make the target from the numbers, each used once, by + - * / and parentheses.
 
-Law: the row of an episode is row number `seed % number of rows`, of the file if one is given and of
-an endless generator's first rows otherwise. An answer is worked out by `arithmetic`, never run.
+Law: an episode plays the row with number `seed % number of rows`, of the file or, without one, of
+the generated rows. An answer is parsed by `arithmetic.py`, never evaluated as code.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, ClassVar
 
 from envfleet.errors import ConfigError
-from envfleet.llm.environments.arithmetic import Arithmetic, read_arithmetic
+from envfleet.llm.environments.arithmetic import ArithmeticResult, read_arithmetic
 from envfleet.llm.environments.base import Mode, Step, TextEnv, TextEnvConfig
+from envfleet.llm.environments.config_fields import check_field_types, check_range
 from envfleet.llm.environments.countdown_rows import (
     MAX_NUMBERS,
     Row,
@@ -22,23 +22,22 @@ from envfleet.llm.environments.countdown_rows import (
     generated_row,
     rows_of_file,
 )
-from envfleet.llm.environments.kinds import check_kinds
 
 NEAR_ENOUGH = Fraction(1, 10**5)
 
 
 @dataclass(slots=True, kw_only=True)
 class CountdownConfig(TextEnvConfig):
-    """Where the rows are from, and what answers are worth."""
+    """The source of the rows, and the rewards."""
 
     path: str | None = None
     """A .jsonl, .json or .parquet file of rows {target, nums}; None generates rows."""
     max_instances: int = 20_000
     """How many rows are read at most, before the filter; without a file, how many there are."""
     is_plus_minus_only: bool = True
-    """Whether rows of a file that + and - alone cannot solve are left out. Generated ones can."""
+    """Whether rows of a file that + and - alone cannot solve are left out; generated ones can."""
     dataset_seed: int = 0
-    """Names the generated rows: another seed, other rows."""
+    """Which set of rows is generated."""
     num_numbers: tuple[int, ...] = (3, 4)
     """How many numbers a generated row has: one of these."""
     score: float = 1.0
@@ -46,17 +45,15 @@ class CountdownConfig(TextEnvConfig):
     """For an answer that uses exactly the numbers but misses the target."""
 
     def __post_init__(self) -> None:
-        check_kinds(self)
+        check_field_types(self)
         self.num_numbers = tuple(self.num_numbers)
         if self.path is not None and Path(self.path).expanduser().exists():
-            # An episode may begin when the process is somewhere else.
+            # The working directory may change before an episode begins.
             self.path = str(Path(self.path).expanduser().resolve())
         if self.action_lookup is not None:
             raise ConfigError("an answer is free text: Countdown has no action_lookup")
-        if self.max_instances < 1:
-            raise ConfigError(f"max_instances must be at least 1, got {self.max_instances}")
-        if self.dataset_seed < 0:
-            raise ConfigError(f"dataset_seed must be at least 0, got {self.dataset_seed}")
+        check_range(self, "max_instances", least=1)
+        check_range(self, "dataset_seed", least=0)
         if not self.num_numbers or not all(2 <= n <= MAX_NUMBERS for n in self.num_numbers):
             raise ConfigError(
                 f"num_numbers must be counts from 2 to {MAX_NUMBERS}, got {self.num_numbers}"
@@ -69,13 +66,8 @@ class CountdownEnv(TextEnv):
     config_class: ClassVar[type[TextEnvConfig]] = CountdownConfig
     config: CountdownConfig
 
-    def __init__(
-        self,
-        config: CountdownConfig | Mapping[str, Any] | None = None,
-        render_mode: str | None = None,
-    ) -> None:
-        super().__init__(config, render_mode)
-        # A file that cannot be used says so here, before anything is started.
+    def _prepare(self) -> None:
+        # A file that cannot be used is an error now, before any worker is started.
         self._table()
         self._target = 0
         self._nums: tuple[int, ...] = ()
@@ -87,7 +79,7 @@ class CountdownEnv(TextEnv):
 
     def _act(self, action: Any) -> Step:
         answer = read_arithmetic(action) if isinstance(action, str) else None
-        uses_exactly, is_right = judged(answer, self._target, self._nums)
+        uses_exactly, is_right = check_answer(answer, self._target, self._nums)
         worth = self.config.score if is_right else self.config.format_score
         reward = float(worth) if uses_exactly else 0.0
         self._seen = f"Your answer get {reward} points."
@@ -110,14 +102,16 @@ class CountdownEnv(TextEnv):
         return generated_row(config.dataset_seed, index, config.num_numbers)
 
     def _table(self) -> RowTable | None:
-        # Asked for anew each time: what is kept here would be pickled with every environment.
+        # Looked up each time: an attribute would be pickled with every environment.
         config = self.config
         if config.path is None:
             return None
         return rows_of_file(config.path, config.max_instances, config.is_plus_minus_only)
 
 
-def judged(answer: Arithmetic | None, target: int, nums: tuple[int, ...]) -> tuple[bool, bool]:
+def check_answer(
+    answer: ArithmeticResult | None, target: int, nums: tuple[int, ...]
+) -> tuple[bool, bool]:
     """Whether the answer uses exactly the numbers, and whether it is right as well."""
     if answer is None or sorted(answer.numbers) != sorted(nums):
         return False, False

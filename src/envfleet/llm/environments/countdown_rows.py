@@ -1,14 +1,14 @@
 """Countdown's rows: generated one by one, or read from a file once per process.
 
 Law: a generated row depends on its dataset seed and its index only, and + and - alone solve it. A
-file is read again only if it changed, and its rows are shared by all environments of the process.
+file is read again only if it changed; all environments of a process share its rows.
 """
 
 from __future__ import annotations
 
-import json
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
+from contextlib import closing
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
@@ -16,21 +16,20 @@ from typing import Any, TypeGuard
 
 import numpy as np
 
-from envfleet.errors import ConfigError, MissingExtra
+from envfleet.errors import ConfigError
+from envfleet.llm.environments.row_files import file_rows
 
 Row = tuple[int, tuple[int, ...]]
 """The target and the numbers."""
 
 MAX_NUMBERS = 12
-"""In one row: whether + and - solve it is tried with every sign of every number."""
-_ENCODING = "utf-8-sig"
-"""UTF-8, with the mark at its beginning that some editors write."""
+"""The most numbers in a row: all combinations of their signs are tried."""
 LARGEST_NUMBER = 99
 LARGEST_TARGET = 99
 
 
 class RowTable:
-    """Many rows in three arrays: some 50 bytes each, so that half a million cost little."""
+    """Many rows in three arrays, about 50 bytes each."""
 
     def __init__(self, rows: Iterable[Row]) -> None:
         self._targets = array("q")
@@ -52,10 +51,10 @@ class RowTable:
 
 
 def generated_row(dataset_seed: int, index: int, num_numbers: tuple[int, ...]) -> Row:
-    """Row `index` of an endless list that `dataset_seed` names."""
+    """Row `index` of the endless list with this seed."""
     generator = np.random.Generator(np.random.PCG64([dataset_seed, index]))
     size = num_numbers[int(generator.integers(len(num_numbers)))]
-    # With any size about one draw in four has a target in range.
+    # About one draw in four has a target in range, for any size.
     while True:
         nums = generator.integers(1, LARGEST_NUMBER + 1, size)
         signs = 2 * generator.integers(0, 2, size) - 1
@@ -83,65 +82,19 @@ def rows_of_file(path: str, max_rows: int, is_plus_minus_only: bool) -> RowTable
     return _read_table(str(whole), state.st_mtime_ns, state.st_size, max_rows, is_plus_minus_only)
 
 
-# Time and size are there to be part of the key.
+# The time and the size are part of the cache key.
 @lru_cache(maxsize=8)
 def _read_table(
     path: str, mtime_ns: int, size_bytes: int, max_rows: int, is_plus_minus_only: bool
 ) -> RowTable:
-    found = islice(_records(Path(path)), max_rows)
-    rows = (_checked(record, path, number) for number, record in enumerate(found, start=1))
-    table = RowTable(row for row in rows if not is_plus_minus_only or plus_minus_solves(row))
+    with closing(iter(file_rows(Path(path), ["target", "nums"]))) as found:
+        records = enumerate(islice(found, max_rows), start=1)
+        rows = (_checked(record, path, number) for number, record in records)
+        table = RowTable(row for row in rows if not is_plus_minus_only or plus_minus_solves(row))
     if not len(table):
         why = " that + and - alone solve" if is_plus_minus_only else ""
         raise ConfigError(f"{path} has no rows{why} among its first {max_rows}")
     return table
-
-
-def _records(path: Path) -> Iterator[Any]:
-    readers = {".jsonl": _jsonl_records, ".json": _json_records, ".parquet": _parquet_records}
-    if path.suffix not in readers:
-        raise ConfigError(f"Countdown's rows are read from {', '.join(readers)}; got {path}")
-    try:
-        yield from readers[path.suffix](path)
-    except (OSError, UnicodeDecodeError, RecursionError, json.JSONDecodeError) as exc:
-        raise ConfigError(f"Countdown's rows {path} cannot be read: {exc}") from exc
-
-
-def _jsonl_records(path: Path) -> Iterator[Any]:
-    with path.open(encoding=_ENCODING) as lines:
-        for number, line in enumerate(lines, start=1):
-            if line.isspace():
-                continue
-            try:
-                yield json.loads(line)
-            except (RecursionError, json.JSONDecodeError) as exc:
-                raise ConfigError(
-                    f"Countdown's rows {path}, line {number} cannot be read: {exc}"
-                ) from exc
-
-
-def _json_records(path: Path) -> Iterator[Any]:
-    whole = json.loads(path.read_text(encoding=_ENCODING))
-    if not isinstance(whole, list):
-        raise ConfigError(f"{path} must be a list of rows, got a {type(whole).__name__}")
-    yield from whole
-
-
-def _parquet_records(path: Path) -> Iterator[Any]:
-    try:
-        from pyarrow import ArrowException
-        from pyarrow.parquet import ParquetFile
-    except ModuleNotFoundError as exc:
-        if exc.name != "pyarrow":
-            raise
-        raise MissingExtra(f"{path} needs pyarrow: pip install 'envfleet[parquet]'") from exc
-
-    try:
-        with ParquetFile(path) as file:
-            for batch in file.iter_batches(columns=["target", "nums"]):
-                yield from batch.to_pylist()
-    except ArrowException as exc:
-        raise ConfigError(f"Countdown's rows {path} cannot be read: {exc}") from exc
 
 
 def _checked(record: Any, path: str, number: int) -> Row:

@@ -1,6 +1,6 @@
 """Maps of frozen lakes: rows of S (start), F (frozen), H (hole) and G (goal).
 
-Law: a map drawn here has a way from start to goal, and drawing ends, whatever `p` is.
+Law: a generated map has a path from start to goal, and generation ends for every `p`.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ Place = tuple[int, int]
 """Row and column."""
 
 MAX_DRAWS = 100
-"""With p 0.8 one draw in two will do; with hardly any ice none would, and a way is made instead."""
+"""With p 0.8 every second draw has a path. After this many without one, a path is added."""
 
 
-def drawn_lake(generator: np.random.Generator, size: int, p: float) -> Lake:
+def random_lake(generator: np.random.Generator, size: int, p: float) -> Lake:
     """A square lake where each tile is frozen with probability `p`, start and goal anywhere."""
     for _ in range(MAX_DRAWS):
         is_safe = generator.random((size, size)) < p
@@ -26,15 +26,15 @@ def drawn_lake(generator: np.random.Generator, size: int, p: float) -> Lake:
         goal += goal >= start
         is_safe.flat[start] = is_safe.flat[goal] = True
         lake = _written(is_safe, start, goal)
-        if has_way(lake):
+        if has_path(lake):
             return lake
-    for row, column in _random_way(generator, divmod(start, size), divmod(goal, size)):
+    for row, column in _random_path(generator, divmod(start, size), divmod(goal, size)):
         is_safe[row, column] = True
     return _written(is_safe, start, goal)
 
 
 def checked_lake(rows: list[str] | tuple[str, ...]) -> Lake:
-    """The map a user wrote, or what is wrong with it."""
+    """A map that the user gave, or a ConfigError."""
     lake = tuple(str(row) for row in rows)
     tiles = "".join(lake)
     if not tiles or len({len(row) for row in lake}) != 1:
@@ -44,17 +44,17 @@ def checked_lake(rows: list[str] | tuple[str, ...]) -> Lake:
         raise ConfigError(f"desc is made of S, F, H and G, got {', '.join(map(repr, wrong))}")
     if tiles.count("S") != 1:
         raise ConfigError(f"desc needs one start S, got {tiles.count('S')}")
-    if not has_way(lake):
-        raise ConfigError(f"desc needs a way from S to a goal G: {list(lake)}")
+    if not has_path(lake):
+        raise ConfigError(f"desc needs a path from S to a goal G: {list(lake)}")
     return lake
 
 
 def start_of(lake: Lake) -> Place:
-    """Where the player stands at first."""
+    """The start."""
     return next((row, tiles.index("S")) for row, tiles in enumerate(lake) if "S" in tiles)
 
 
-def has_way(lake: Lake) -> bool:
+def has_path(lake: Lake) -> bool:
     """Whether a goal can be reached from the start without a hole."""
     height, width = len(lake), len(lake[0])
     start = start_of(lake)
@@ -80,14 +80,14 @@ def _written(
     return tuple("".join(tiles[row : row + width]) for row in range(0, len(tiles), width))
 
 
-def _random_way(generator: np.random.Generator, start: Place, goal: Place) -> list[Place]:
-    """Places from start to goal, no longer than need be, turning at random."""
-    (row, column), way = start, [start]
+def _random_path(generator: np.random.Generator, start: Place, goal: Place) -> list[Place]:
+    """A shortest path from start to goal, turning at random."""
+    (row, column), path = start, [start]
     while (row, column) != goal:
         rows_left, columns_left = goal[0] - row, goal[1] - column
         if generator.integers(abs(rows_left) + abs(columns_left)) < abs(rows_left):
             row += 1 if rows_left > 0 else -1
         else:
             column += 1 if columns_left > 0 else -1
-        way.append((row, column))
-    return way
+        path.append((row, column))
+    return path

@@ -1,7 +1,7 @@
-"""MetaMathQA: a question in words, answered in words, with as many tries as the player is given.
+"""MetaMathQA: a question in words, with as many tries as the manager allows.
 
-Law: which question an episode asks depends on its seed, its mode and the configuration only. The
-questions are the process's (questions.py); an environment holds one of them.
+Law: the question of an episode depends on its seed, its mode and the configuration only. All
+environments of a process share the questions (questions.py).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, ClassVar, get_args
 
 from envfleet.errors import ConfigError
 from envfleet.llm.environments.base import Mode, Step, TextEnv, TextEnvConfig
-from envfleet.llm.environments.kinds import check_kinds
+from envfleet.llm.environments.config_fields import check_field_types
 from envfleet.llm.environments.questions import (
     ListedRows,
     Questions,
@@ -32,7 +32,7 @@ WRONG = "Incorrect. Please think again."
 
 @dataclass(slots=True, kw_only=True)
 class MetaMathQAConfig(TextEnvConfig):
-    """Where questions are from, and how answers are compared."""
+    """The source of the questions, and how answers are compared."""
 
     shared: ClassVar[tuple[str, ...]] = ("dataset_path",)
 
@@ -49,10 +49,10 @@ class MetaMathQAConfig(TextEnvConfig):
     scoring: Scoring = "exact"
     """How an answer is compared: exact, numeric or symbolic."""
     split_fractions: Sequence[float] | None = None
-    """Shares of train, val and test, by row; None: every mode draws from all rows."""
+    """Shares of the rows for train, val and test; None: every mode draws from all rows."""
 
     def __post_init__(self) -> None:
-        check_kinds(self)
+        check_field_types(self)
         if self.action_lookup is not None:
             raise ConfigError("an answer is free text: MetaMathQA has no action_lookup")
         if self.scoring not in get_args(Scoring):
@@ -65,29 +65,24 @@ class MetaMathQAConfig(TextEnvConfig):
 
 
 class MetaMathQAEnv(TextEnv):
-    """One question; the episode ends when its answer is given.
+    """One question; the episode ends with the right answer.
 
-    A right answer is worth 1 at the first try, and half as much at every further one.
+    The reward is 1 at the first try, and half as much at every further one.
     """
 
     config_class: ClassVar[type[TextEnvConfig]] = MetaMathQAConfig
     config: MetaMathQAConfig
 
     correct_answer: str | None = None
-    """The answer of this episode's question; None if its row has none."""
+    """The answer to this episode's question; None if its row has none."""
     question_index: int | None = None
-    """Which row this episode's question is."""
+    """The row of this episode's question."""
 
-    def __init__(
-        self,
-        config: MetaMathQAConfig | Mapping[str, Any] | None = None,
-        render_mode: str | None = None,
-    ) -> None:
-        """Load the questions, unless this process has them."""
-        super().__init__(config, render_mode)
+    def _prepare(self) -> None:
+        """Load the questions, unless this process has loaded them."""
         dataset = self.config.dataset_path
         if isinstance(dataset, str) and Path(dataset).expanduser().exists():
-            # An environment may be opened again in a process that is somewhere else.
+            # An environment may be unpickled in a process with another working directory.
             self.config.dataset_path = str(Path(dataset).expanduser().resolve())
         self._questions()
         self._said = ""

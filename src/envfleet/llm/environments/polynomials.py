@@ -1,12 +1,12 @@
-"""Fractions of polynomials, exactly: the arithmetic that algebra.py compares answers by.
+"""Exact arithmetic on fractions of polynomials, by which algebra.py compares answers.
 
-A polynomial has rational coefficients, in letters, pi, the imaginary unit and square roots of
-primes. Square roots of different primes are independent of each other, and the product of two
-polynomials that are not zero is not zero: two fractions are equal exactly if their cross products
-are the same polynomial.
+A polynomial has rational coefficients and its variables are letters, pi, the imaginary unit and
+square roots of primes. Square roots of different primes are independent, and a product of two
+polynomials that are not zero is not zero. So two fractions are equal exactly if their cross
+products are the same polynomial.
 
-Law: every product of two terms is paid from a budget that is counted, not timed. What is too much
-is NotAlgebra after some milliseconds, on any machine.
+Law: every product of two terms is counted against a budget, so that an expression that takes too
+much work raises NotAlgebra after some milliseconds, on any machine.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Polynomial = dict[Monomial, Fraction]
 
 
 class NotAlgebra(ValueError):
-    """The text is none of the algebra that is understood here, or too much of it."""
+    """The text is not algebra that is understood here, or too much work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,18 +47,18 @@ def constant(value: Fraction | int) -> Ratio:
 
 
 def atom_of(name: str) -> Ratio:
-    """A letter, or what is treated as one."""
+    """A letter, or a name that is treated like one."""
     return Ratio({((name, 1),): Fraction(1)}, _ONE)
 
 
-class Arithmetic:
-    """Sums and products of polynomials, paid from one budget."""
+class PolynomialArithmetic:
+    """Sums and products of polynomials, with one budget of work."""
 
     def __init__(self) -> None:
         self.work = WORK
 
     def pay(self, cost: int) -> None:
-        """Take the cost of something from the budget."""
+        """Take a cost from the budget."""
         self.work -= cost
         if self.work < 0:
             raise NotAlgebra("too much work")
@@ -129,7 +129,7 @@ class Arithmetic:
         return self.multiply(result, atom_of("i")) if value < 0 else result
 
     def rational(self, one: Ratio) -> Fraction:
-        """The number that this is."""
+        """The rational number that this fraction equals."""
         if set(one.above) - {()} or set(one.below) != {()}:
             raise NotAlgebra("this has to be a number")
         return one.above.get((), Fraction(0)) / one.below[()]
@@ -140,7 +140,7 @@ class Arithmetic:
 
 
 def _merged(one: Monomial, other: Monomial) -> tuple[Monomial, int]:
-    """The product of two monomials, and what the squares of roots and of i in it come to."""
+    """The product of two monomials, and the factor that squares of roots and of i in it give."""
     powers = dict(one)
     factor = 1
     for atom, power in other:

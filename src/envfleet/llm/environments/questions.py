@@ -1,8 +1,8 @@
-"""Questions with their answers, from a file, a dataset or a list, as MetaMath and GSM8K keep them.
+"""Questions with their answers, from a file, a dataset or a list, in MetaMathQA's or GSM8K's form.
 
-Law: what is loaded belongs to the process, once, and is never part of an environment. A row is
-checked when it is asked for; what is wrong with it is a ConfigError that names file, line and
-field. A row whose answer cannot be found is a question all the same: nothing answers it.
+Law: questions are loaded once per process and are never part of an environment. A row is checked
+when it is used; a wrong one is a ConfigError that names file, line and field. A row without an
+answer that can be found is still a question, but no response is right.
 """
 
 from __future__ import annotations
@@ -17,42 +17,30 @@ from typing import Any
 
 from envfleet.errors import ConfigError
 from envfleet.llm.environments.base import Mode
-from envfleet.llm.environments.extras import need
-from envfleet.llm.environments.question_files import (
-    Rows,
-    json_lines_rows,
-    json_rows,
-    packed_rows,
-    parquet_rows,
-)
+from envfleet.llm.environments.row_files import RowList, file_ending, file_rows
+from envfleet.llm.extras import import_extra
 
 QUERY_FIELDS = ("query", "question")
 ANSWER_FIELDS = ("answer", "response")
 LARGEST_ANSWER = 10**100
-"""Of an answer that is a whole number and not text; Python refuses to write very long ones."""
+"""The largest answer that is a number and not text; Python does not convert very long ones."""
 MARKS = ("The answer is: ", "####")
 
-_READERS: dict[str, Callable[[Path], Rows]] = {
-    ".json": json_rows,
-    ".jsonl": json_lines_rows,
-    ".jsonl.gz": packed_rows,
-    ".parquet": parquet_rows,
-}
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What is asked, and the answer if there is one."""
+    """A question, and its answer if there is one."""
 
     query: str
     answer: str | None
 
 
 class Questions:
-    """The questions in some rows."""
+    """The questions of a list of rows."""
 
-    def __init__(self, rows: Rows) -> None:
+    def __init__(self, rows: RowList) -> None:
         self._rows = rows
 
     def __len__(self) -> int:
@@ -63,7 +51,7 @@ class Questions:
 
     @functools.cached_property
     def num_without_answer(self) -> int:
-        """How many rows have no answer that can be found; reads all of them, once."""
+        """How many rows have no answer that can be found; reads all rows, once."""
         return sum(
             question_of(row, functools.partial(self._rows.place, index)).answer is None
             for index, row in enumerate(self._rows)
@@ -71,7 +59,7 @@ class Questions:
 
 
 class ListedRows(Sequence[Mapping[str, Any]]):
-    """Rows given as a list. A copy of this is itself, so that environments share it."""
+    """Rows given as a list. `deepcopy` returns the object itself, so that environments share it."""
 
     def __init__(self, rows: Sequence[Mapping[str, Any]]) -> None:
         self._rows = tuple(rows)
@@ -86,7 +74,7 @@ class ListedRows(Sequence[Mapping[str, Any]]):
         return row
 
     def place(self, index: int) -> str:
-        """Where this row is."""
+        """The name of this row in errors."""
         return f"row {index} of the list"
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ListedRows:
@@ -110,12 +98,12 @@ class DatasetRows:
         return iter(self._dataset)
 
     def place(self, index: int) -> str:
-        """Where this row is."""
+        """The name of this row in errors."""
         return f"{self._name}, row {index}"
 
 
 def question_of(row: Mapping[str, Any], place: Callable[[], str] = lambda: "the row") -> Question:
-    """The question in one row; `place()` is what an error calls it."""
+    """The question of a row; `place()` gives its name in errors."""
     query, answer = _field(row, QUERY_FIELDS), _field(row, ANSWER_FIELDS)
     if query is None or answer is None:
         missing = QUERY_FIELDS if query is None else ANSWER_FIELDS
@@ -137,16 +125,16 @@ def question_of(row: Mapping[str, Any], place: Callable[[], str] = lambda: "the 
 
 
 def _field(row: Mapping[str, Any], names: Sequence[str]) -> str | None:
-    """The first of these that holds something: where files were joined, a row has columns of both.
+    """The first of these fields that is not None, else the first that is there.
 
-    Else the first that is there at all.
+    Rows of joined files have the columns of both.
     """
     there = [name for name in names if name in row]
     return next((name for name in there if row[name] is not None), there[0] if there else None)
 
 
 def answer_in(text: str, *, is_bare: bool = False) -> str | None:
-    """What follows "The answer is: " or "####"; all of it if it may be bare; None if nothing."""
+    """What follows "The answer is: " or "####"; without them the whole text if `is_bare`."""
     for mark in MARKS:
         _, found, answer = text.partition(mark)
         if found:
@@ -189,7 +177,7 @@ def load_questions(
         cache_dir: Where `datasets` keeps what it downloads.
 
     Raises:
-        ConfigError: There is no such thing, or nothing in it.
+        ConfigError: There is no such dataset, or it has no rows.
         MissingExtra: It needs a package that is not installed.
     """
     if isinstance(dataset, ListedRows):
@@ -207,11 +195,11 @@ def _loaded(dataset: str, split: str, cache_dir: str | None) -> Questions:
     if path.is_dir():
         return Questions(_of_folder(path, split))
     if path.exists():
-        return Questions(_of_file(path))
-    is_path = path.is_absolute() or dataset.startswith((".", "~")) or _kind(path) is not None
+        return Questions(file_rows(path))
+    is_path = path.is_absolute() or dataset.startswith((".", "~")) or file_ending(path) is not None
     if is_path or not _HUB_ID.fullmatch(dataset):
         raise ConfigError(f"there is no file {dataset}")
-    datasets = need(
+    datasets = import_extra(
         "datasets",
         wanted_by=f"there is no file {dataset}; to read it from the hub",
         install="pip install datasets",
@@ -226,22 +214,13 @@ def _loaded(dataset: str, split: str, cache_dir: str | None) -> Questions:
     return Questions(DatasetRows(found, f"{dataset} ({split})"))
 
 
-def _kind(path: Path) -> str | None:
-    return next((kind for kind in _READERS if path.name.lower().endswith(kind)), None)
-
-
-def _of_file(path: Path) -> Rows:
-    kind = _kind(path)
-    if kind is None:
-        raise ConfigError(f"{path} is none of {', '.join(_READERS)}")
-    return _READERS[kind](path)
-
-
 def _of_folder(path: Path, split: str) -> DatasetRows:
-    datasets = need("datasets", wanted_by=f"the folder {path}", install="pip install datasets")
+    datasets = import_extra(
+        "datasets", wanted_by=f"the folder {path}", install="pip install datasets"
+    )
     try:
         found = datasets.load_from_disk(str(path))
-    except Exception as exc:  # whatever is wrong in there: JSON, Arrow, a key that is missing
+    except Exception as exc:  # wrong JSON, wrong Arrow files, missing keys, ...
         raise ConfigError(
             f"{path} is no folder made by save_to_disk: {' '.join(str(exc).split())}"
         ) from exc

@@ -1,7 +1,7 @@
 """Tasks of the `reasoning-gym` package: a question in words, scored by the task's own scorer.
 
-Law: a scorer is foreign code that meets foreign text. Some scorers evaluate the answer as Python;
-those are given plain values and plain arithmetic only, and what else they are sent scores nothing.
+Law: some scorers evaluate an answer as Python. They are given plain values and plain arithmetic
+only; any other answer scores nothing.
 """
 
 from __future__ import annotations
@@ -11,28 +11,28 @@ import json
 import math
 import os
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from envfleet.errors import ConfigError, did_you_mean
 from envfleet.llm.environments.base import Mode, Step, TextEnv, TextEnvConfig
-from envfleet.llm.environments.extras import need
-from envfleet.llm.environments.harmless import (
+from envfleet.llm.environments.config_fields import check_field_types, check_range
+from envfleet.llm.environments.questions import checked_fractions, rows_of_mode
+from envfleet.llm.environments.safe_answers import (
+    has_few_repeats,
     has_long_exponent,
     is_arithmetic,
     is_value_or_words,
-    repeats_little,
 )
-from envfleet.llm.environments.kinds import check_kinds
-from envfleet.llm.environments.questions import checked_fractions, rows_of_mode
+from envfleet.llm.extras import import_extra
 
 MAX_ANSWER_CHARS = 10_000
 
-# Found by reading the scorers of version 0.1.25: each of these evaluates what it is answered.
+# Found by reading the scorers of version 0.1.25: each of these evaluates the answer.
 _EVALUATES_VALUES = frozenset({"binary_matrix", "n_queens", "spiral_matrix", "string_insertion"})
 _EVALUATES_ARITHMETIC = frozenset({"countdown", "polynomial_multiplication", "puzzle24"})
-# Found by answering every task with 1e9999999 and its like, and by a move said 99999999 times.
+# Found by answering every task with 1e9999999 and the like, and with a move 99999999 times.
 _MAKES_FRACTIONS = frozenset({"coin_flip"})
 _REPEATS_MOVES = frozenset({"rubiks_cube", "rush_hour"})
 _SIMPLIFIES = frozenset({"intermediate_integration", "simple_integration"})
@@ -44,38 +44,34 @@ _FOLLOWS_HASHES = frozenset(
 
 @dataclass(slots=True, kw_only=True)
 class ReasoningGymConfig(TextEnvConfig):
-    """Which task, and how it is set."""
+    """The task and its settings."""
 
     task: str = "chain_sum"
     """The name of a dataset of reasoning-gym."""
     task_config: dict[str, Any] = field(default_factory=dict)
-    """Settings of that dataset, but for its seed and size."""
+    """Settings of that dataset, without its seed and size."""
     dataset_seed: int = 0
     """Which set of questions is generated."""
     num_questions: int = 10_000
     """How many questions that set has."""
     max_tries: int = 1
-    """After so many answers the episode is over."""
+    """How many answers end an episode."""
     split_fractions: Sequence[float] | None = None
     """Shares of train, val and test, by number; None: every mode draws from all questions."""
     trust_answers: bool = False
-    """Offer tasks whose scorer runs sympy on an answer for as long as it takes."""
+    """Allow tasks whose scorer runs sympy on an answer, without a time limit."""
 
     def __post_init__(self) -> None:
-        check_kinds(self)
-        if self.num_questions < 1 or self.max_tries < 1:
-            raise ConfigError(
-                f"num_questions and max_tries must be at least 1, "
-                f"got {self.num_questions} and {self.max_tries}"
-            )
+        check_field_types(self)
+        check_range(self, "num_questions", "max_tries", least=1)
         if taken := sorted({"seed", "size"} & set(self.task_config)):
             raise ConfigError(
-                f"task_config cannot hold {' and '.join(taken)}: say dataset_seed, num_questions"
+                f"task_config cannot hold {' and '.join(taken)}: use dataset_seed, num_questions"
             )
         if self.task in _SIMPLIFIES and not self.trust_answers:
             raise ConfigError(
                 f"{self.task} is scored by sympy's simplify on the answer, which may evaluate it "
-                "and take any time; say trust_answers=True if you trust who answers"
+                "and take any time; set trust_answers=True if you trust the answers"
             )
         if self.task in _FOLLOWS_HASHES and not os.environ.get("PYTHONHASHSEED", "").isdigit():
             raise ConfigError(
@@ -88,12 +84,12 @@ class ReasoningGymConfig(TextEnvConfig):
 
 @functools.cache
 def _dataset(task: str, settings: str, seed: int, size: int) -> Any:
-    gym = need(
+    gym = import_extra(
         "reasoning_gym",
         wanted_by="env type reasoning_gym",
         install="pip install 'envfleet[reasoning-gym]'",
     )
-    known = need("reasoning_gym.factory", wanted_by="", install="").DATASETS
+    known = import_extra("reasoning_gym.factory", wanted_by="", install="").DATASETS
     if task not in known:
         nearest = did_you_mean(task, known) or f"; it has {', '.join(sorted(known))}"
         raise ConfigError(f"reasoning-gym has no task {task!r}{nearest}")
@@ -112,13 +108,8 @@ class ReasoningGymEnv(TextEnv):
     question_index: int | None = None
     """Which question of the set this episode asks."""
 
-    def __init__(
-        self,
-        config: ReasoningGymConfig | Mapping[str, Any] | None = None,
-        render_mode: str | None = None,
-    ) -> None:
-        """Make the task's dataset, unless this process has it."""
-        super().__init__(config, render_mode)
+    def _prepare(self) -> None:
+        """Make the task's dataset, unless this process has made it before."""
         self._questions()
         self._entry: dict[str, Any] | None = None
         self._said = ""
@@ -126,7 +117,7 @@ class ReasoningGymEnv(TextEnv):
 
     @property
     def correct_answer(self) -> str | None:
-        """An answer that the task's author calls right; there may be others."""
+        """A correct answer; there may be others."""
         answer: str | None = self._question()["answer"]
         return answer
 
@@ -141,7 +132,7 @@ class ReasoningGymEnv(TextEnv):
         return self._entry
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_entry": None}  # made again from its number where it is needed
+        return {**self.__dict__, "_entry": None}  # made again from its number when it is needed
 
     def _begin(self, seed: int, mode: Mode) -> None:
         config = self.config
@@ -170,7 +161,7 @@ class ReasoningGymEnv(TextEnv):
         return self._said, reward, is_over, False, info
 
     def _score(self, answer: str) -> float | None:
-        """What the task gives for an answer; None if it is not shown the answer, or fails on it."""
+        """The score of an answer; None if the scorer does not get the answer, or fails on it."""
         task = self.config.task
         if not answer or len(answer) > MAX_ANSWER_CHARS:
             return None
@@ -180,11 +171,11 @@ class ReasoningGymEnv(TextEnv):
             return None
         if task in _MAKES_FRACTIONS and has_long_exponent(answer):
             return None
-        if task in _REPEATS_MOVES and not repeats_little(answer):
+        if task in _REPEATS_MOVES and not has_few_repeats(answer):
             return None
         try:
             score = float(self._questions().score_answer(answer, self._question()))
-        except Exception:  # foreign scorers fail in any way on text they did not expect
+        except Exception:  # scorers raise anything on text that they did not expect
             return None
         return score if math.isfinite(score) else None
 

@@ -1,7 +1,7 @@
-"""Whether an answer is right: by its letters, as a number, or as algebra.
+"""Whether an answer is right: the same text, the same number, or equal algebra.
 
-Each way takes what the one before it takes. Law: an answer is data and is never evaluated; any text
-is decided within milliseconds.
+Each of the three accepts all that the one before accepts. Law: an answer is never evaluated as
+code, and any text is decided within milliseconds.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _FRACTION = re.compile(r"\\[dt]?frac\{([^{}]*)\}\{([^{}]*)\}")
 
 
 def is_right(answer: str, expected: str | None, scoring: Scoring = "exact") -> bool:
-    """Whether an answer is the expected one; nothing is right where nothing is expected."""
-    if not expected or not (said := squeezed(answer)):
+    """Whether an answer is the expected one; never, if none is expected."""
+    if not expected or not (said := normalised(answer)):
         return False
-    if said == squeezed(expected):
+    if said == normalised(expected):
         return True
     if scoring == "exact":
         return False
@@ -39,16 +39,15 @@ def is_right(answer: str, expected: str | None, scoring: Scoring = "exact") -> b
     return scoring == "symbolic" and is_same_algebra(answer, expected)
 
 
-def squeezed(text: str) -> str:
-    """Lower-cased, without any white space: two answers are the same text if these are."""
+def normalised(text: str) -> str:
+    """The text in lower case without white space."""
     return "".join(text.lower().split())
 
 
 def is_same_number(left: str, right: str) -> bool:
     """Whether both are numbers, and exactly the same one.
 
-    A per cent sign on one side only is read both ways: 50% is 50 (of a question for per cent), and
-    one half.
+    A per cent sign on one side only is read both ways: 50% is 50 and one half.
     """
     one, other = number(left), number(right)
     if one is None or other is None:
@@ -62,7 +61,7 @@ def is_same_number(left: str, right: str) -> bool:
 
 
 def number(text: str) -> tuple[Fraction, bool] | None:
-    r"""The number that a text is, and whether it is in per cent; None if it is no number.
+    r"""The number in a text, and whether it is in per cent; None if the text is no number.
 
     Understands `42`, `-1,234.50`, `$3`, `3/4`, `1 3/4`, `75%`, and `\frac{3}{4}` in LaTeX.
     """

@@ -1,20 +1,26 @@
 """Sokoban: push every box onto a target. Boxes are pushed, never pulled, one at a time.
 
-Laws: every level can be solved within its steps, and its solution is known. An action is the
-number or the name of a direction; anything else is answered too, moves nothing and costs a step.
+Laws: every level can be solved within `max_steps`, and its solution is known. An action is the
+number or the name of a direction; any other action moves nothing and costs a step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from operator import index
 from typing import Any, ClassVar, Literal, get_args
 
 from envfleet.errors import ConfigError, OutOfOrder
-from envfleet.llm.environments.base import FPS, Mode, Picture, Step, TextEnv, TextEnvConfig
-from envfleet.llm.environments.kinds import check_kinds
-from envfleet.llm.environments.named_actions import chosen
+from envfleet.llm.environments.base import (
+    FPS,
+    Mode,
+    Picture,
+    Step,
+    TextEnv,
+    TextEnvConfig,
+    action_number,
+)
+from envfleet.llm.environments.config_fields import check_field_types
 from envfleet.llm.environments.sokoban_cells import ACTIONS, DOWN, LEFT, RIGHT, UP
 from envfleet.llm.environments.sokoban_levels import (
     BOX,
@@ -25,7 +31,7 @@ from envfleet.llm.environments.sokoban_levels import (
     TARGET,
     WALL,
     Level,
-    Wish,
+    LevelSpec,
     check,
     generate,
 )
@@ -56,19 +62,19 @@ _WITH_PLAYER = {
     TARGET: PLAYER_ON_TARGET,
     BOX_ON_TARGET: PLAYER_ON_TARGET,
 }
-_OF_EVERY_EPISODE = ("_wish", "_names", "_step_of", "_num_columns")
-"""What follows from the configuration."""
+_OF_EVERY_EPISODE = ("_spec", "_names", "_step_of", "_num_columns")
+"""Attributes that follow from the configuration."""
 _OF_A_NEW_EPISODE = (
     *_OF_EVERY_EPISODE,
     *("_cells", "_shown", "_player", "_num_on_target", "_num_steps"),
 )
-"""What follows from the configuration and the level."""
+"""Attributes that follow from the configuration and the level."""
 _GLYPHS = dict(zip(_MEANINGS, "#_O√XPS", strict=True))
 
 
 @dataclass(slots=True, kw_only=True)
 class SokobanConfig(TextEnvConfig):
-    """What Sokoban can be told."""
+    """The room, the level and how it is shown."""
 
     action_lookup: dict[int, str] | None = field(
         default_factory=lambda: {UP: "Up", DOWN: "Down", LEFT: "Left", RIGHT: "Right"}
@@ -77,31 +83,31 @@ class SokobanConfig(TextEnvConfig):
     dim_room: tuple[int, int] = (6, 6)
     """Rows and columns, walls included."""
     dim_x: int | None = None
-    """Rows, if given apart."""
+    """Rows, if given on their own."""
     dim_y: int | None = None
-    """Columns, if given apart."""
+    """Columns, if given on their own."""
     num_boxes: int = 3
     max_steps: int = 100
-    """Steps after which an episode is cut off; every level can be solved in as many."""
+    """An episode is truncated after this many steps; every level can be solved in them."""
     search_depth: int = 300
-    """The longest solution a level may have: small numbers make easy levels."""
+    """The longest solution that a level may have; small numbers make easy levels."""
     grid_lookup: dict[int, str] = field(default_factory=_GLYPHS.copy)
-    """What is shown for wall 0, empty 1, target 2, box on target 3, box 4, player 5, player on
-    target 6."""
+    """The signs of wall 0, empty 1, target 2, box on target 3, box 4, player 5 and player on target
+    6."""
     grid_vocab: dict[str, str] | None = None
-    """What these signs mean, for prompts; made from `grid_lookup` unless given."""
+    """What these signs mean, for prompts; None: made from `grid_lookup`."""
     observation_format: ObservationFormat = "grid"
     """A map, lists of coordinates, or both."""
 
     def __post_init__(self) -> None:
-        """Bring what came from YAML into form; say what cannot work."""
+        """Convert values from YAML, and refuse wrong ones."""
         self.dim_room = _sides(self.dim_room, self.dim_x, self.dim_y)
         self.dim_x = self.dim_y = None
         for name in ("num_boxes", "max_steps", "search_depth"):
             setattr(self, name, _positive(name, getattr(self, name)))
         self.action_lookup = _named("action_lookup", self.action_lookup, len(ACTIONS), start=1)
         self.grid_lookup = _named("grid_lookup", self.grid_lookup, len(_MEANINGS), start=0)
-        check_kinds(self)
+        check_field_types(self)
         self.grid_vocab = (
             {self.grid_lookup[code]: meaning for code, meaning in _MEANINGS.items()}
             if self.grid_vocab is None
@@ -115,7 +121,7 @@ class SokobanConfig(TextEnvConfig):
 
 
 class SokobanEnv(TextEnv):
-    """Push every box onto a target: +1 for each that comes onto one, +10 for the last."""
+    """Push every box onto a target: +1 for each, +10 for the last, -0.1 for every step."""
 
     config_class: ClassVar[type[TextEnvConfig]] = SokobanConfig
     config: SokobanConfig
@@ -124,17 +130,12 @@ class SokobanEnv(TextEnv):
         "render_fps": FPS,
     }
 
-    def __init__(
-        self,
-        config: SokobanConfig | Mapping[str, Any] | None = None,
-        render_mode: str | None = None,
-    ) -> None:
-        """Refuse at once what no level can be made of."""
-        super().__init__(config, render_mode)
+    def _prepare(self) -> None:
+        """Refuse a configuration for which there are no levels."""
         num_rows, self._num_columns = self.config.dim_room
         longest = min(self.config.search_depth, self.config.max_steps)
-        self._wish = Wish(num_rows, self._num_columns, self.config.num_boxes, longest)
-        check(self._wish)
+        self._spec = LevelSpec(num_rows, self._num_columns, self.config.num_boxes, longest)
+        check(self._spec)
         steps = (-self._num_columns, self._num_columns, -1, 1)
         self._names = self.config.action_lookup or {}
         self._step_of = dict(zip(ACTIONS, steps, strict=True))
@@ -146,31 +147,31 @@ class SokobanEnv(TextEnv):
             raise OutOfOrder("SokobanEnv has no level yet; call reset first")
         return list(self._level.solution)
 
-    def episode(self) -> dict[str, Any]:
-        """As of all text environments; before the first step the level alone says where all is."""
-        kept = super().episode()
-        # a subclass may add to a level, and a configuration may have been changed
+    def dump_episode(self) -> dict[str, Any]:
+        """As for all text environments; before the first step the level is enough."""
+        kept = super().dump_episode()
+        # a subclass may have more state, and the configuration may have been changed
         if type(self) is SokobanEnv and "config" not in kept:
             for name in _OF_EVERY_EPISODE if kept.get("_num_steps") else _OF_A_NEW_EPISODE:
                 kept.pop(name, None)
         return kept
 
-    def take_up(self, episode: dict[str, Any]) -> None:
+    def load_episode(self, episode: dict[str, Any]) -> None:
         """Go on with the episode of another environment."""
-        super().take_up(episode)
+        super().load_episode(episode)
         if "_cells" not in episode and self._level is not None:  # else it has not begun
             self._lay_out(self._level)
 
     def _begin(self, seed: int, mode: Mode) -> None:
-        self._level = generate(self._wish, seed)
+        self._level = generate(self._spec, seed)
         self._lay_out(self._level)
 
     def _lay_out(self, level: Level) -> None:
         cells, width = level.cells, self._num_columns
-        # Lists of plain numbers and strings: a step takes about a microsecond.
+        # Plain lists, because a step on them takes about a microsecond.
         self._cells = list(cells)
         self._shown = list(map(self.config.grid_lookup.__getitem__, cells))
-        # Line ends ride on the wall to the right, which never changes.
+        # Each line end is part of the wall on the right, which never changes.
         inner_ends = slice(width - 1, len(cells) - 1, width)
         self._shown[inner_ends] = [sign + "\n" for sign in self._shown[inner_ends]]
         self._player = max(map(cells.find, _PLAYERS))
@@ -178,7 +179,7 @@ class SokobanEnv(TextEnv):
         self._num_steps = 0
 
     def _act(self, action: Any) -> Step:
-        number = chosen(action, self._names)
+        number = action_number(action, self._names)
         before = self._num_on_target
         has_moved = number is not None and self._move(self._step_of[number])
         self._num_steps += 1
@@ -195,7 +196,7 @@ class SokobanEnv(TextEnv):
         return self._text(), reward, is_solved, is_late, info
 
     def _move(self, step: int) -> bool:
-        """Move the player, and the box before them if there is one; whether they could."""
+        """Move the player, and a box in front of them; whether that was possible."""
         cells, shown, glyphs = self._cells, self._shown, self.config.grid_lookup
         place, ahead = self._player, self._player + step
         there = cells[ahead]
@@ -228,7 +229,7 @@ class SokobanEnv(TextEnv):
 
 
 def coordinates(cells: list[int], num_columns: int) -> str:
-    """A room in words: where everything is, one line for each kind of thing that is there."""
+    """A room as lists of coordinates, one line for each kind of thing in it."""
     lines = [
         f"{len(cells) // num_columns} rows, {num_columns} columns; "
         "(row, column) is counted from (0, 0) at the top left."

@@ -1,7 +1,7 @@
-"""Sets of a room's cells as integers, one bit per cell: row * columns + column.
+"""Sets of a room's cells as integers, with bit row * columns + column for each cell.
 
-A room is flooded by a few shifts. Law: free cells are within a wall, which keeps shifts from
-running into the next row. A single cell is the set of it alone.
+A flood fill then takes a few shifts. Law: a wall surrounds the free cells, so that no shift runs
+into the next row. A single cell is a set of one.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def flood(start: int, free: int, columns: int) -> list[int]:
     return layers
 
 
-def way(layers: list[int], end: int, columns: int) -> list[int]:
+def shortest_walk(layers: list[int], end: int, columns: int) -> list[int]:
     """Actions of a shortest walk from the first layer to a cell of some layer."""
     num_steps = next(depth for depth, layer in enumerate(layers) if layer & end)
     actions = []
@@ -58,7 +58,7 @@ def way(layers: list[int], end: int, columns: int) -> list[int]:
 
 
 def cells_of(cells: int) -> Iterator[int]:
-    """One by one, in order."""
+    """The cells of a set, in order."""
     while cells:
         cell = cells & -cells
         yield cell

@@ -1,7 +1,7 @@
-"""Sokoban levels by reverse play: start solved, pull the boxes away, keep the way back.
+"""Sokoban levels by reverse play: start with a solved room and pull the boxes off their targets.
 
-Laws: a level depends on its seed and on what is asked for only. It begins with no box on a target,
-and its solution is known and no longer than asked for.
+Laws: a level depends on its seed and its `LevelSpec` only. It starts with no box on a target, and
+its solution is known and not too long.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from envfleet.llm.environments.sokoban_cells import (
     cells_of,
     flood,
     pullable,
-    way,
+    shortest_walk,
 )
 
 WALL, FLOOR, TARGET, BOX_ON_TARGET, BOX, PLAYER, PLAYER_ON_TARGET = range(7)
@@ -28,15 +28,15 @@ WALL, FLOOR, TARGET, BOX_ON_TARGET, BOX, PLAYER, PLAYER_ON_TARGET = range(7)
 MAX_SIDE = 64
 
 # Found by trying: shortest solutions as long as those of gym-sokoban's levels, in under 1 ms.
-NUM_TAKES = 2
+NUM_PLAYS = 2
 PULLS_PER_BOX = 6
 OUTWARD = 0.8
 LEAVE_TARGET = 0.8
 MAX_STEPS_ASIDE = 3
 
 
-class Wish(NamedTuple):  # tuples, because these travel, and dataclasses take ten times as long
-    """What levels are asked for."""
+class LevelSpec(NamedTuple):  # a tuple is pickled in a tenth of the time of a dataclass
+    """The size and difficulty of levels."""
 
     num_rows: int
     num_columns: int
@@ -46,7 +46,7 @@ class Wish(NamedTuple):  # tuples, because these travel, and dataclasses take te
 
     @property
     def num_tries(self) -> int:
-        """How many rooms are tried: fewer where one takes long, so that all take seconds."""
+        """How many rooms are tried: fewer of large ones, so that the search takes seconds."""
         return max(32, min(400, 200_000 // (self.num_rows * self.num_columns * self.num_boxes)))
 
     def __str__(self) -> str:
@@ -64,38 +64,38 @@ class Level(NamedTuple):
     solution: bytes
 
 
-def generate(wish: Wish, seed: int) -> Level:
+def generate(spec: LevelSpec, seed: int) -> Level:
     """The level of this seed."""
-    level = _first_level(wish, Random(seed), wish.num_tries)
+    level = _first_level(spec, Random(seed), spec.num_tries)
     if level is None:
         raise ConfigError(
-            f"no Sokoban level of {wish} was found for seed {seed} in {wish.num_tries} rooms; "
+            f"no Sokoban level of {spec} was found for seed {seed} in {spec.num_tries} rooms; "
             "give it a larger room, fewer boxes, or more search_depth and max_steps"
         )
     return level
 
 
 @lru_cache(maxsize=64)
-def check(wish: Wish) -> None:
-    """Refuse a wish that no level grants, or hardly any."""
-    sides = f"{wish.num_rows}x{wish.num_columns}"
-    shorter, longer = sorted((wish.num_rows, wish.num_columns))
+def check(spec: LevelSpec) -> None:
+    """Refuse a specification for which there are no levels, or hardly any."""
+    sides = f"{spec.num_rows}x{spec.num_columns}"
+    shorter, longer = sorted((spec.num_rows, spec.num_columns))
     if shorter < 3 or longer < 5 or longer > MAX_SIDE:
         raise ConfigError(
             f"a Sokoban room with its walls has sides of 3 to {MAX_SIDE} cells, one of them of 5 "
             f"or more, got dim_room {sides}"
         )
-    num_inside = (wish.num_rows - 2) * (wish.num_columns - 2)
-    if not 0 < 2 * wish.num_boxes < num_inside:
+    num_inside = (spec.num_rows - 2) * (spec.num_columns - 2)
+    if not 0 < 2 * spec.num_boxes < num_inside:
         raise ConfigError(
             f"a Sokoban room of {sides} has {num_inside} cells within its walls, for 1 to "
-            f"{(num_inside - 1) // 2} boxes, got num_boxes {wish.num_boxes}"
+            f"{(num_inside - 1) // 2} boxes, got num_boxes {spec.num_boxes}"
         )
-    # Far fewer rooms than a seed may try: of what passes here, hardly a seed is without a level.
-    num_tries = max(2, wish.num_tries // 16)
-    if any(_first_level(wish, Random(seed), num_tries) is None for seed in range(4)):
+    # Far fewer rooms than a seed may try, so that hardly any seed fails later.
+    num_tries = max(2, spec.num_tries // 16)
+    if any(_first_level(spec, Random(seed), num_tries) is None for seed in range(4)):
         raise ConfigError(
-            f"there are no Sokoban levels of {wish}, or too few to be found; "
+            f"there are no Sokoban levels of {spec}, or too few to be found; "
             "give it a larger room, fewer boxes, or more search_depth and max_steps"
         )
 
@@ -111,14 +111,14 @@ class _Room:
     floor: int
     targets: int
     pulls_from_target: dict[int, int]
-    """For every cell how many pulls, at least, bring a box there."""
+    """For every cell the least number of pulls that bring a box there."""
 
 
-def _carve(wish: Wish, rng: Random) -> int:
-    """Floor cells: the track of a walker with a brush of changing shape, all connected."""
-    columns, inside = wish.num_columns, _inside(wish.num_rows, wish.num_columns)
+def _carve(spec: LevelSpec, rng: Random) -> int:
+    """Connected floor cells: the track of a random walk with a brush of changing shape."""
+    columns, inside = spec.num_columns, _inside(spec.num_rows, spec.num_columns)
     num_inside = inside.bit_count()
-    num_floor = max(int((0.5 + 0.35 * rng.random()) * num_inside), 4 * wish.num_boxes + 2)
+    num_floor = max(int((0.5 + 0.35 * rng.random()) * num_inside), 4 * spec.num_boxes + 2)
     num_floor = min(num_floor, num_inside)
     brushes = (1, 3, 1 | 1 << columns, 3 | 3 << columns)
     steps = (-columns, columns, -1, 1)
@@ -141,15 +141,15 @@ def _inside(num_rows: int, num_columns: int) -> int:
     return sum(row << number * num_columns for number in range(1, num_rows - 1))
 
 
-def _furnish(wish: Wish, floor: int, rng: Random) -> _Room | None:
-    """Targets on cells from which a box could be pulled, were it alone."""
-    columns = wish.num_columns
+def _furnish(spec: LevelSpec, floor: int, rng: Random) -> _Room | None:
+    """Put targets on cells from which a single box could be pulled."""
+    columns = spec.num_columns
     up, down, left, right = pullable(floor, columns)
     candidates = list(cells_of(floor & (up | down | left | right)))
-    if len(candidates) < wish.num_boxes:
+    if len(candidates) < spec.num_boxes:
         return None
     targets = 0
-    for _ in range(wish.num_boxes):
+    for _ in range(spec.num_boxes):
         target = _pick(candidates, rng)
         candidates.remove(target)
         targets |= target
@@ -177,8 +177,8 @@ def _pulls_from(targets: int, floor: int, columns: int) -> dict[int, int]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Take:
-    """One reverse play, up to its best moment."""
+class _ReversePlay:
+    """A reverse play, up to its best state."""
 
     room: _Room
     score: int
@@ -188,32 +188,31 @@ class _Take:
 
 
 class _Pull(NamedTuple):
-    """The player stands before the box, takes one step away from it, and the box follows."""
+    """The player, next to the box, steps away from it, and the box follows."""
 
     action: int
     box: int
     stand: int
 
 
-def _first_level(wish: Wish, rng: Random, num_tries: int) -> Level | None:
-    """Try room after room, all from one stream of random numbers."""
+def _first_level(spec: LevelSpec, rng: Random, num_tries: int) -> Level | None:
+    """Try one room after another, all from one stream of random numbers."""
     for _ in range(num_tries):
-        floor = _carve(wish, rng)
-        takes = [
-            take
-            for _ in range(NUM_TAKES)
-            if (room := _furnish(wish, floor, rng)) and (take := _reverse_play(wish, room, rng))
+        floor = _carve(spec, rng)
+        plays = [
+            play
+            for _ in range(NUM_PLAYS)
+            if (room := _furnish(spec, floor, rng)) and (play := _reverse_play(spec, room, rng))
         ]
-        if takes:
-            return _level(wish, max(takes, key=lambda take: take.score), rng)
+        if plays:
+            return _level(spec, max(plays, key=lambda play: play.score), rng)
     return None
 
 
-def _reverse_play(wish: Wish, room: _Room, rng: Random) -> _Take | None:
-    """Pull boxes away from the targets at random, mostly outwards, and keep the best moment.
+def _reverse_play(spec: LevelSpec, room: _Room, rng: Random) -> _ReversePlay | None:
+    """Pull boxes off the targets at random, mostly outwards, and keep the best state.
 
-    A moment is the better the more pushes its boxes are from targets. It counts only if no box is
-    on one.
+    The best state has no box on a target and needs the most pushes.
     """
     columns, targets, distance = room.num_columns, room.targets, room.pulls_from_target
     boxes = targets
@@ -221,10 +220,10 @@ def _reverse_play(wish: Wish, room: _Room, rng: Random) -> _Take | None:
     moves: list[int] = []
     seen = {boxes}
     best = None
-    for _ in range(PULLS_PER_BOX * wish.num_boxes):
+    for _ in range(PULLS_PER_BOX * spec.num_boxes):
         layers = flood(player, room.floor & ~boxes, columns)
-        # Where the player goes after the last push does not matter, so the first walk is free.
-        near = layers[: wish.max_actions - len(moves)] if moves else layers
+        # The first walk does not count: it comes after the last push of the solution.
+        near = layers[: spec.max_actions - len(moves)] if moves else layers
         pulls = [
             pull
             for pull in _pulls(boxes, sum(near), columns)
@@ -238,7 +237,7 @@ def _reverse_play(wish: Wish, room: _Room, rng: Random) -> _Take | None:
             pulls = [one for one in pulls if one.box & targets] or pulls
         action, box, stand = _pick(pulls, rng)
         if moves:
-            moves += way(layers, stand, columns)
+            moves += shortest_walk(layers, stand, columns)
         moves.append(action)
         player = beyond(stand, action, columns)
         boxes ^= box ^ stand
@@ -246,23 +245,23 @@ def _reverse_play(wish: Wish, room: _Room, rng: Random) -> _Take | None:
         if not boxes & targets:
             score = sum([distance[box] for box in cells_of(boxes)])
             if best is None or score > best.score:
-                best = _Take(room, score, moves.copy(), player, boxes)
+                best = _ReversePlay(room, score, moves.copy(), player, boxes)
     return best
 
 
-def _level(wish: Wish, take: _Take, rng: Random) -> Level:
-    """The level that begins where this play ended, the player a few steps aside."""
-    room = take.room
-    layers = flood(take.player, room.floor & ~take.boxes, room.num_columns)
-    near = layers[: min(MAX_STEPS_ASIDE, wish.max_actions - len(take.moves)) + 1]
+def _level(spec: LevelSpec, play: _ReversePlay, rng: Random) -> Level:
+    """The level that begins with this state, the player a few steps away."""
+    room = play.room
+    layers = flood(play.player, room.floor & ~play.boxes, room.num_columns)
+    near = layers[: min(MAX_STEPS_ASIDE, spec.max_actions - len(play.moves)) + 1]
     player = _pick(list(cells_of(_pick(near, rng))), rng)
-    moves = take.moves + way(layers, player, room.num_columns)
+    moves = play.moves + shortest_walk(layers, player, room.num_columns)
 
-    cells = bytearray(wish.num_rows * wish.num_columns)
+    cells = bytearray(spec.num_rows * spec.num_columns)
     what_stands = (
         (FLOOR, room.floor),
         (TARGET, room.targets),
-        (BOX, take.boxes),
+        (BOX, play.boxes),
         (PLAYER_ON_TARGET if player & room.targets else PLAYER, player),
     )
     for code, where in what_stands:
@@ -281,5 +280,5 @@ _T = TypeVar("_T")
 
 
 def _pick(choices: Sequence[_T], rng: Random) -> _T:
-    # Python promises the sequence of random() for ever, that of choice() not.
+    # Python guarantees the numbers of random() for all versions, but not those of choice().
     return choices[int(rng.random() * len(choices))]

@@ -1,4 +1,4 @@
-"""Sokoban in colour: one tile for everything that can stand on a cell, drawn once per process."""
+"""Pictures of Sokoban rooms, of one tile per kind of cell; tiles are drawn once per process."""
 
 from __future__ import annotations
 

@@ -1,53 +1,51 @@
 """Games of Microsoft's TextWorld: rooms, things and a quest, played in words.
 
-Law: only a command that the game itself offers at this moment reaches its interpreter, which is
-native code and knows commands such as save and quit; any other text is answered here. An episode is
-its game and its commands: a copy of an environment plays them again.
+Law: only a command that the game offers now reaches its interpreter, which is native code and knows
+commands such as save and quit; any other text is answered here. An episode is its game and its
+commands: a copy of an environment replays them.
 """
 
 from __future__ import annotations
 
 import random
 import warnings
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 from envfleet.errors import ConfigError
 from envfleet.llm.environments.base import Mode, Step, TextEnv, TextEnvConfig
-from envfleet.llm.environments.kinds import check_kinds
-from envfleet.llm.environments.textworld_games import Kind, made_game, textworld_package
+from envfleet.llm.environments.config_fields import check_field_types, check_range
+from envfleet.llm.environments.textworld_games import GameKind, made_game, textworld_package
 
 MAX_COMMAND_CHARS = 200
 INTERPRETER_SEED = 1
-"""Without one the interpreter takes the time of day."""
+"""Without one the interpreter would use the time of day."""
 
 
 @dataclass(slots=True, kw_only=True)
 class TextWorldConfig(TextEnvConfig):
-    """Which game, or what games are made."""
+    """The game, or what games are generated."""
 
     game_file: str | None = None
-    """A game made by TextWorld, `.z8` with its `.json` beside it; None: games are made."""
+    """A game made by TextWorld, `.z8` with its `.json` beside it; None: games are generated."""
     num_games: int = 10
-    """How many different games are made; each takes some seconds, once."""
+    """How many different games are generated; each takes some seconds, once."""
     num_rooms: int = 3
     num_objects: int = 6
     quest_length: int = 4
-    """How many commands the shortest way to win takes."""
+    """How many commands the shortest solution takes."""
     max_steps: int = 50
-    """After so many commands an episode is cut off."""
+    """An episode is truncated after this many commands."""
     shows_commands: bool = True
-    """Whether a player reads which commands there are."""
+    """Whether the text lists the possible commands."""
     games_dir: str | None = None
-    """Where games are kept once made; None: the user's cache folder."""
+    """Where generated games are kept; None: the user's cache folder."""
 
     def __post_init__(self) -> None:
-        check_kinds(self)
-        for name in ("num_games", "num_rooms", "num_objects", "quest_length", "max_steps"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
+        check_field_types(self)
+        counts = ("num_games", "num_rooms", "num_objects", "quest_length", "max_steps")
+        check_range(self, *counts, least=1)
         if self.game_file is not None:
             path = Path(self.game_file).expanduser().resolve()
             for one in (path, path.with_suffix(".json")):
@@ -62,13 +60,8 @@ class TextWorldEnv(TextEnv):
     config_class: ClassVar[type[TextEnvConfig]] = TextWorldConfig
     config: TextWorldConfig
 
-    def __init__(
-        self,
-        config: TextWorldConfig | Mapping[str, Any] | None = None,
-        render_mode: str | None = None,
-    ) -> None:
-        """Look that TextWorld is there; games are made or opened at a reset."""
-        super().__init__(config, render_mode)
+    def _prepare(self) -> None:
+        """Check that TextWorld is installed; games are made or opened at a reset."""
         textworld_package()
         self._game: str | None = None
         self._commands: list[str] = []
@@ -99,7 +92,7 @@ class TextWorldEnv(TextEnv):
         self._said = f"{state.objective}\n\n{_plain(state.description)}"
 
     def _now(self) -> Any:
-        """The state of the game, which is played up to here if it is not open."""
+        """The state of the game, replayed up to here if it is not open."""
         if self._state is None:
             if self._player is None:
                 self._player = _opened(str(self._game))
@@ -139,8 +132,8 @@ class TextWorldEnv(TextEnv):
         return f"{self._said}\n\nYou can: {', '.join(state.admissible_commands)}"
 
 
-def _kind(config: TextWorldConfig) -> Kind:
-    return Kind(config.num_rooms, config.num_objects, config.quest_length)
+def _kind(config: TextWorldConfig) -> GameKind:
+    return GameKind(config.num_rooms, config.num_objects, config.quest_length)
 
 
 def _command(action: Any) -> str:
@@ -154,7 +147,7 @@ def _facts(state: Any) -> list[str]:
 
 
 def _plain(text: str) -> str:
-    """What a game says, without the prompt and the status line below it."""
+    """A game's text without its prompt and status line."""
     head, _, _ = text.partition("\n>")
     return head.strip()
 
@@ -172,7 +165,7 @@ def _opened(game: str) -> Any:
         won=True,
     )
     with warnings.catch_warnings():
-        # The interpreter warns that it keeps no score of a game it does not know; TextWorld does.
+        # The interpreter warns that it does not keep the score of this game; TextWorld keeps it.
         warnings.filterwarnings("ignore", "Game .* is not fully supported")
         player = textworld.start(game, wanted)
     player.seed(INTERPRETER_SEED)

@@ -1,8 +1,8 @@
-"""Games that TextWorld makes, by kind and number, kept in a folder so that each is made once.
+"""Games that TextWorld generates, by kind and number, kept in a folder so that each is made once.
 
-Law: a game appears in the folder when it is whole, so that processes may make one at the same time.
-It is made in a process of its own: TextWorld's compiler leaves its documentation in what it takes
-for the user's home.
+Law: a game appears in the folder when it is complete, so that several processes may make it at the
+same time. It is made in a process of its own, because TextWorld's compiler writes files into the
+user's home.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from pathlib import Path
 from typing import Any
 
 from envfleet.errors import ConfigError
-from envfleet.llm.environments.extras import need
+from envfleet.llm.extras import import_extra
 
 NUM_ATTEMPTS = 20
-"""At making a game: not every map that is drawn has room for a quest of the length wanted."""
+"""Attempts at one game: not every generated map has room for a quest of the wanted length."""
 TIMEOUT_S = 300.0
 NO_QUEST = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
-    """What games are like."""
+class GameKind:
+    """The size of a game."""
 
     num_rooms: int
     num_objects: int
@@ -39,11 +39,11 @@ class Kind:
 def textworld_package() -> Any:
     """TextWorld, or MissingExtra."""
     install = "pip install 'envfleet[textworld]'"
-    return need("textworld", wanted_by="env type textworld", install=install)
+    return import_extra("textworld", wanted_by="env type textworld", install=install)
 
 
-def made_game(kind: Kind, number: int, games_dir: str | None = None) -> Path:
-    """The game of this number, made unless it has been made before."""
+def made_game(kind: GameKind, number: int, games_dir: str | None = None) -> Path:
+    """The file of the game of this number, which is made if it is not there."""
     name = f"{textworld_package().__version__}-{kind}-{number}"
     kept = _kept(games_dir)
     game = kept / name / "game.z8"
@@ -56,7 +56,7 @@ def made_game(kind: Kind, number: int, games_dir: str | None = None) -> Path:
             try:
                 whole.rename(kept / name)
             except OSError:
-                if not game.exists():  # nobody else was quicker
+                if not game.exists():  # no other process was faster
                     raise
     return game
 
@@ -68,7 +68,7 @@ def _kept(games_dir: str | None) -> Path:
     return Path(cache).expanduser() / "envfleet" / "textworld"
 
 
-def _make_elsewhere(kind: Kind, number: int, path: Path, home: str) -> None:
+def _make_elsewhere(kind: GameKind, number: int, path: Path, home: str) -> None:
     done = subprocess.run(
         [sys.executable, "-m", __name__, *map(str, (*astuple(kind), number, path))],
         env={**os.environ, "HOME": home, "PYTHONPATH": os.pathsep.join(sys.path)},
@@ -88,10 +88,12 @@ def _make_elsewhere(kind: Kind, number: int, path: Path, home: str) -> None:
         raise ConfigError(f"TextWorld could not make game {number} of {kind}:\n{done.stderr}")
 
 
-def make(kind: Kind, number: int, path: str) -> bool:
-    """Make a game, here; false if there is none of this kind."""
+def make(kind: GameKind, number: int, path: str) -> bool:
+    """Make a game in this process; False if there is none of this kind."""
     textworld = textworld_package()
-    no_quest = need("textworld.generator.chaining", wanted_by="", install="").QuestGenerationError
+    no_quest = import_extra(
+        "textworld.generator.chaining", wanted_by="", install=""
+    ).QuestGenerationError
     for attempt in range(NUM_ATTEMPTS):
         options = textworld.GameOptions()
         options.seeds = number * NUM_ATTEMPTS + attempt
@@ -109,4 +111,4 @@ def make(kind: Kind, number: int, path: str) -> bool:
 if __name__ == "__main__":
     *_numbers, _path = sys.argv[1:]
     _rooms, _objects, _quest, _number = map(int, _numbers)
-    sys.exit(0 if make(Kind(_rooms, _objects, _quest), _number, _path) else NO_QUEST)
+    sys.exit(0 if make(GameKind(_rooms, _objects, _quest), _number, _path) else NO_QUEST)

@@ -1,8 +1,8 @@
-"""Word problems without end: number and seed give a problem, with its working and exact answer.
+"""Generated word problems: a seed and a number give a problem with its working and exact answer.
 
-Law: a problem is a function of (generator seed, number) only. Each number of its working is a
-number of its text, a result of an earlier line, or the 100 of per cent, so that the answer can be
-worked out again from what is written.
+Law: a problem depends on its generator seed and its number only. Each number in the working is a
+number of the text, a result of an earlier line, or the 100 of per cent, so that the answer can be
+worked out again from the text.
 """
 
 from __future__ import annotations
@@ -15,13 +15,17 @@ from fractions import Fraction
 from typing import Any
 
 from envfleet.errors import ConfigError
+from envfleet.llm.environments.problems.counting import COUNTING
 from envfleet.llm.environments.problems.decimal_numbers import DECIMAL_NUMBERS
 from envfleet.llm.environments.problems.fraction_numbers import FRACTION_NUMBERS
 from envfleet.llm.environments.problems.measures import MEASURES
-from envfleet.llm.environments.problems.parts import Draw
-from envfleet.llm.environments.problems.things import THINGS
+from envfleet.llm.environments.problems.story import Draw, NumberKind, Story, Template
 
-TEMPLATES = (*THINGS, *MEASURES, *DECIMAL_NUMBERS, *FRACTION_NUMBERS)
+TEMPLATES: tuple[tuple[NumberKind, Template], ...] = (
+    *(("whole", one) for one in (*COUNTING, *MEASURES)),
+    *(("decimal", one) for one in DECIMAL_NUMBERS),
+    *(("fraction", one) for one in FRACTION_NUMBERS),
+)
 
 Row = dict[str, Any]
 
@@ -37,7 +41,7 @@ class WordProblem:
     answer_text: str
 
     def row(self) -> Row:
-        """The problem as MetaMath keeps one."""
+        """The problem in the form of MetaMathQA's rows."""
         return {
             "type": f"Generated_{self.template}",
             "query": self.query,
@@ -48,7 +52,7 @@ class WordProblem:
 
 @dataclass(frozen=True, slots=True)
 class WordProblems:
-    """A set of generated problems; nothing is held but its seed and its size."""
+    """A set of generated problems; only its seed and its size are stored."""
 
     generator_seed: int
     num_problems: int
@@ -70,17 +74,17 @@ class WordProblems:
         return (self[index] for index in range(len(self)))
 
     def place(self, index: int) -> str:
-        """What this problem is called."""
+        """The name of this problem in errors."""
         return f"generated problem {index} of seed {self.generator_seed}"
 
 
 def word_problem(generator_seed: int, index: int) -> WordProblem:
     """The problem of this number."""
-    # Text as a seed goes through SHA-512: neighbouring numbers give unrelated problems.
+    # A seed that is text goes through SHA-512, so neighbouring numbers give unrelated problems.
     draw = Draw(random.Random(f"word problem {generator_seed} {index}"))
-    template = draw.one_of(TEMPLATES)
-    story = template(draw)
+    kind, template = draw.one_of(TEMPLATES)
+    template(draw, story := Story(kind))
     while not story.is_well_told():
-        story = template(draw)
+        template(draw, story := Story(kind))
     result, text = story.answer()
     return WordProblem(template.__name__, story.query(), story.working(), result, text)

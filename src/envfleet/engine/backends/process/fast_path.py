@@ -5,7 +5,7 @@ from __future__ import annotations
 from envfleet.engine.backends.process.bell import HAS_EVENTFD
 from envfleet.engine.backends.process.main import PAGE_SHIFT
 from envfleet.engine.messages import Op
-from envfleet.engine.rows import CollectSteps, PostSteps, WorkerPort, collect_steps, post_steps
+from envfleet.engine.rows import WorkerPort, collect_steps, post_steps
 
 POSTED, DONE, TAKEN = range(3)
 """What is counted of a worker's commands."""
@@ -14,29 +14,25 @@ POSTED, DONE, TAKEN = range(3)
 class ProcessFastPath:
     """Ports of all workers, and what each has under way."""
 
-    def __init__(
-        self, num_workers: int, urgent_fd: int, post: PostSteps, collect: CollectSteps
-    ) -> None:
+    def __init__(self, num_workers: int, urgent_fd: int) -> None:
         self.ports: list[WorkerPort] = [()] * num_workers  # type: ignore[list-item]  # until launched
         self.under_way = bytearray(num_workers)
-        self._urgent_fd, self._post, self._collect = urgent_fd, post, collect
+        self._urgent_fd = urgent_fd
 
     @classmethod
     def open(cls, num_workers: int, urgent_fd: int | None) -> ProcessFastPath | None:
         """A lane, if there can be one here."""
-        if post_steps is None or collect_steps is None or urgent_fd is None or not HAS_EVENTFD:
-            return None
-        return cls(num_workers, urgent_fd, post_steps, collect_steps)
+        return None if urgent_fd is None or not HAS_EVENTFD else cls(num_workers, urgent_fd)
 
     def post(self, workers: tuple[int, ...], request: int, page: int) -> None:
         """Write it into their rings and ring their bells."""
-        self._post(self.ports, self.under_way, workers, request, Op.STEP, page << PAGE_SHIFT)
+        post_steps(self.ports, self.under_way, workers, request, Op.STEP, page << PAGE_SHIFT)
 
     def collect(
         self, workers: tuple[int, ...], min_slots: int, limit_s: float, spin_s: float = 0.0
     ) -> tuple[int, ...] | None:
         """Wait for their bells, by looking again and again for a while, and then asleep."""
-        return self._collect(
+        return collect_steps(
             self.ports, self.under_way, workers, min_slots, self._urgent_fd, limit_s, spin_s
         )
 

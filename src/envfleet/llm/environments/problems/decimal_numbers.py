@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from fractions import Fraction
 
-from envfleet.llm.environments.problems.parts import (
+from envfleet.llm.environments.problems.story import (
     BOUGHT,
     PEOPLE,
     SOLD_BY_WEIGHT,
     Draw,
     Story,
+    Template,
     dollars,
 )
 
 
-def by_weight(draw: Draw) -> Story:
+def by_weight(draw: Draw, story: Story) -> None:
     """Two products and a sum."""
     who, (first, second) = draw.one_of(PEOPLE), draw.some(SOLD_BY_WEIGHT, 2)
     weight, price = draw.whole(2, 5), draw.cents(21, 79)
     more, other_price = draw.whole(2, 4), draw.cents(21, 99)
-    story = Story("decimal")
     story.tell(
         f"{who.name} buys {weight} kilograms of {first} at {dollars(price)} per kilogram and "
         f"{more} kilograms of {second} at {dollars(other_price)} per kilogram.",
@@ -29,41 +28,35 @@ def by_weight(draw: Draw) -> Story:
     one = story.work(f"For the {first} {who.they} pays {{}} dollars.", weight, "*", price)
     other = story.work(f"For the {second} {who.they} pays {{}} dollars.", more, "*", other_price)
     story.work(f"In all {who.they} pays {{}} dollars.", one, "+", other)
-    return story
 
 
-def pieces_of_ribbon(draw: Draw) -> Story:
+def pieces_of_ribbon(draw: Draw, story: Story) -> None:
     """One division."""
     pieces, each = draw.whole(2, 9), draw.tenths(3, 38)
     what = draw.one_of(("ribbon", "rope", "wire", "string", "pipe"))
-    story = Story("decimal")
     story.tell(
         f"A {what} of {story.n(pieces * each)} metres is cut into {pieces} pieces of equal length.",
         "How many metres long is each piece?",
     )
     story.work("Each piece is {} metres long.", pieces * each, "/", pieces)
-    return story
 
 
-def fuel(draw: Draw) -> Story:
+def fuel(draw: Draw, story: Story) -> None:
     """A division, then a product."""
     use, distance = draw.tenths(38, 92), draw.whole(2, 12) * 50
     who = draw.one_of(PEOPLE)
-    story = Story("decimal")
     story.tell(
         f"{who.name}'s car uses {story.n(use)} litres of fuel for 100 kilometres.",
         f"How many litres does it use for {distance} kilometres?",
     )
     times = story.work("The distance is {} times as long.", distance, "/", 100)
     story.work("The car uses {} litres.", use, "*", times)
-    return story
 
 
-def rainfall(draw: Draw) -> Story:
+def rainfall(draw: Draw, story: Story) -> None:
     """A sum of three, then a difference."""
     monday, tuesday, wednesday = (draw.tenths(11, 95) for _ in range(3))
     usual = monday + tuesday + wednesday - draw.tenths(1, int((monday + tuesday) * 10))
-    story = Story("decimal")
     story.tell(
         f"It rained {story.n(monday)} millimetres on Monday, {story.n(tuesday)} millimetres on "
         f"Tuesday and {story.n(wednesday)} millimetres on Wednesday.",
@@ -72,28 +65,24 @@ def rainfall(draw: Draw) -> Story:
     )
     total = story.work("It rained {} millimetres.", monday, "+", tuesday, "+", wednesday)
     story.work("That is {} millimetres more than usual.", total, "-", usual)
-    return story
 
 
-def coins_back(draw: Draw) -> Story:
+def coins_back(draw: Draw, story: Story) -> None:
     """A product, then a difference."""
     who, thing = draw.one_of(PEOPLE), draw.one_of(BOUGHT)
     count, price = draw.whole(2, 6), draw.cents(11, 65)
     note = 10 if count * price < 10 else 20
-    story = Story("decimal")
     story.tell(
         f"{who.name} buys {thing(count)} at {dollars(price)} each and pays with a ${note} bill.",
         f"How many dollars does {who.they} get back?",
     )
     cost = story.work(f"The {thing.many} cost {{}} dollars.", count, "*", price)
     story.work(f"{who.name} gets back {{}} dollars.", note, "-", cost)
-    return story
 
 
-def shared_bill(draw: Draw) -> Story:
+def shared_bill(draw: Draw, story: Story) -> None:
     """A product, a sum and a division."""
     friends, price, drink = draw.whole(2, 6), Fraction(draw.whole(11, 39), 2), draw.cents(21, 99)
-    story = Story("decimal")
     story.tell(
         f"{friends} friends order {friends} dishes at {dollars(price)} each and drinks for "
         f"{dollars(friends * drink)} in all.",
@@ -103,10 +92,9 @@ def shared_bill(draw: Draw) -> Story:
     food = story.work("The dishes cost {} dollars.", friends, "*", price)
     bill = story.work("The bill is {} dollars.", food, "+", friends * drink)
     story.work("Each of them pays {} dollars.", bill, "/", friends)
-    return story
 
 
-def training(draw: Draw) -> Story:
+def training(draw: Draw, story: Story) -> None:
     """Two products, a sum and a difference."""
     who = draw.one_of(PEOPLE)
     short, days, long, more = (
@@ -117,7 +105,6 @@ def training(draw: Draw) -> Story:
     )
     ran = short * days + long * more
     goal = ran + draw.tenths(5, 60)
-    story = Story("decimal")
     story.tell(
         f"{who.name} wants to run {story.n(goal)} kilometres this week.",
         f"On {days} days {who.they} has run {story.n(short)} kilometres each, and on {more} days "
@@ -128,9 +115,8 @@ def training(draw: Draw) -> Story:
     second = story.work("The long runs come to {} kilometres.", long, "*", more)
     total = story.work(f"{who.name} has run {{}} kilometres.", first, "+", second)
     story.work("There are {} kilometres to go.", goal, "-", total)
-    return story
 
 
-DECIMAL_NUMBERS: tuple[Callable[[Draw], Story], ...] = (
+DECIMAL_NUMBERS: tuple[Template, ...] = (
     by_weight, pieces_of_ribbon, fuel, rainfall, coins_back, shared_bill, training,
 )  # fmt: skip

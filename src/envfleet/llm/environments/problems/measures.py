@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from envfleet.llm.environments.problems.parts import BAKED, BOUGHT, PEOPLE, Draw, Story
+from envfleet.llm.environments.problems.story import BAKED, BOUGHT, PEOPLE, Draw, Story, Template
 
 
-def change_from_a_note(draw: Draw) -> Story:
+def change_from_a_note(draw: Draw, story: Story) -> None:
     """Two products, a sum and a difference."""
     who, (first, second) = draw.one_of(PEOPLE), draw.some(BOUGHT, 2)
     many, price = draw.whole(2, 6), draw.whole(2, 9)
     others, other_price = draw.whole(1, 5), draw.whole(1, 8)
     note = 50 if many * price + others * other_price < 50 else 100
-    story = Story()
     ending = " each" if others > 1 else ""
     story.tell(
         f"{who.name} buys {first(many)} for ${price} each and {second(others)} for "
@@ -27,15 +24,13 @@ def change_from_a_note(draw: Draw) -> Story:
     other = story.work(f"The {name} {cost} {{}} dollars.", others, "*", other_price)
     total = story.work("All of it costs {} dollars.", one, "+", other)
     story.work(f"{who.name} gets back {{}} dollars.", note, "-", total)
-    return story
 
 
-def saving_up(draw: Draw) -> Story:
+def saving_up(draw: Draw, story: Story) -> None:
     """A difference, then a division."""
     who = draw.one_of(PEOPLE)
     wish = draw.one_of(("bicycle", "guitar", "tent", "camera", "pair of skates", "telescope"))
     weekly, weeks, saved = draw.whole(5, 20), draw.whole(3, 15), draw.whole(4, 60)
-    story = Story()
     story.tell(
         f"{who.name} wants to buy a {wish} that costs ${weekly * weeks + saved}.",
         f"{who.They} has ${saved} already and saves ${weekly} every week.",
@@ -43,10 +38,9 @@ def saving_up(draw: Draw) -> Story:
     )
     missing = story.work(f"{who.name} needs {{}} dollars more.", weekly * weeks + saved, "-", saved)
     story.work("That takes {} weeks.", missing, "/", weekly)
-    return story
 
 
-def two_legs_of_a_journey(draw: Draw) -> Story:
+def two_legs_of_a_journey(draw: Draw, story: Story) -> None:
     """Two products and a sum."""
     what = draw.one_of(("train", "bus", "lorry", "coach"))
     fast, hours, slow, more = (
@@ -55,7 +49,6 @@ def two_legs_of_a_journey(draw: Draw) -> Story:
         draw.whole(6, 12) * 5,
         draw.whole(2, 4),
     )
-    story = Story()
     story.tell(
         f"A {what} travels for {hours} hours at {fast} kilometres per hour, and then for {more} "
         f"hours at {slow} kilometres per hour.",
@@ -64,14 +57,12 @@ def two_legs_of_a_journey(draw: Draw) -> Story:
     first = story.work("At first it travels {} kilometres.", hours, "*", fast)
     second = story.work("Then it travels {} kilometres.", more, "*", slow)
     story.work("In all it travels {} kilometres.", first, "+", second)
-    return story
 
 
-def ages(draw: Draw) -> Story:
+def ages(draw: Draw, story: Story) -> None:
     """A sum, a product and a sum of three."""
     a, b, c = draw.some(PEOPLE, 3)
     age, older, times = draw.whole(4, 14), draw.whole(2, 9), draw.whole(2, 3)
-    story = Story()
     story.tell(
         f"{a.name} is {age} years old.",
         f"{b.name} is {older} years older than {a.name}, and {c.name} is {times} times as old as "
@@ -81,14 +72,12 @@ def ages(draw: Draw) -> Story:
     of_b = story.work(f"{b.name} is {{}} years old.", age, "+", older)
     of_c = story.work(f"{c.name} is {{}} years old.", of_b, "*", times)
     story.work("Together they are {} years old.", age, "+", of_b, "+", of_c)
-    return story
 
 
-def fence(draw: Draw) -> Story:
+def fence(draw: Draw, story: Story) -> None:
     """A sum and two products."""
     width, price = draw.whole(4, 30), draw.whole(3, 15)
     length = width + draw.whole(2, 20)
-    story = Story()
     story.tell(
         f"A rectangular garden is {length} metres long and {width} metres wide.",
         f"A fence around it, along 2 long and 2 short sides, costs ${price} per metre.",
@@ -97,15 +86,13 @@ def fence(draw: Draw) -> Story:
     half = story.work("One long and one short side measure {} metres.", length, "+", width)
     around = story.work("All the way around there are {} metres.", 2, "*", half)
     story.work("The fence costs {} dollars.", around, "*", price)
-    return story
 
 
-def seed_bed(draw: Draw) -> Story:
+def seed_bed(draw: Draw, story: Story) -> None:
     """Two products."""
     width, seeds = draw.whole(2, 9), draw.whole(4, 25)
     length = width + draw.whole(1, 8)
     flower = draw.one_of(("poppy", "sunflower", "carrot", "lettuce", "radish"))
-    story = Story()
     story.tell(
         f"A rectangular bed is {length} metres long and {width} metres wide.",
         f"On every square metre {seeds} {flower} seeds are sown.",
@@ -113,15 +100,13 @@ def seed_bed(draw: Draw) -> Story:
     )
     area = story.work("The bed has {} square metres.", length, "*", width)
     story.work("It needs {} seeds.", area, "*", seeds)
-    return story
 
 
-def wages(draw: Draw) -> Story:
+def wages(draw: Draw, story: Story) -> None:
     """Two products and a difference."""
     who = draw.one_of(PEOPLE)
     hours, rate, days = draw.whole(3, 8), draw.whole(9, 25), draw.whole(2, 6)
     fare = draw.whole(5, 45)
-    story = Story()
     story.tell(
         f"{who.name} works {hours} hours a day for ${rate} per hour.",
         f"In one week {who.they} works {days} days and spends ${fare} on bus fares.",
@@ -130,15 +115,13 @@ def wages(draw: Draw) -> Story:
     daily = story.work(f"In a day {who.name} earns {{}} dollars.", hours, "*", rate)
     weekly = story.work(f"In that week {who.name} earns {{}} dollars.", daily, "*", days)
     story.work("After the fares {} dollars are left.", weekly, "-", fare)
-    return story
 
 
-def average_score(draw: Draw) -> Story:
+def average_score(draw: Draw, story: Story) -> None:
     """A sum of four, then a division by their number."""
     who = draw.one_of(PEOPLE)
     average, up, down = draw.whole(20, 80), draw.whole(1, 12), draw.whole(1, 12)
     scores = (average + up, average - up, average + down, average - down)
-    story = Story()
     one, two, three, four = scores
     story.tell(
         f"In 4 rounds of a game {who.name} scores {one}, {two}, {three} and {four} points.",
@@ -146,15 +129,13 @@ def average_score(draw: Draw) -> Story:
     )
     total = story.work(f"{who.name} scores {{}} points.", one, "+", two, "+", three, "+", four)
     story.work("The average is {} points.", total, "/", 4)
-    return story
 
 
-def price_cut(draw: Draw) -> Story:
+def price_cut(draw: Draw, story: Story) -> None:
     """Per cent of a price, and what is left of it."""
     what = draw.one_of(("coat", "lamp", "chair", "radio", "rucksack", "kettle"))
     percent = draw.one_of((5, 10, 15, 20, 25, 30, 40, 60))
     price = 20 * draw.whole(1, 12)  # so that every one of these per cent is a whole number
-    story = Story()
     story.tell(
         f"A {what} costs ${price}.",
         f"In a sale its price is cut by {percent} percent.",
@@ -162,10 +143,9 @@ def price_cut(draw: Draw) -> Story:
     )
     cut = story.work("The price is cut by {} dollars.", price, "*", percent, "/", 100)
     story.work("In the sale it costs {} dollars.", price, "-", cut)
-    return story
 
 
-def bakery(draw: Draw) -> Story:
+def bakery(draw: Draw, story: Story) -> None:
     """A product, a difference, a division and a product."""
     who, thing = draw.one_of(PEOPLE), draw.one_of(BAKED)
     box, num_boxes, price = draw.whole(3, 8), draw.whole(2, 9), draw.whole(4, 15)
@@ -173,7 +153,6 @@ def bakery(draw: Draw) -> Story:
     while trays * each <= box * num_boxes:
         each += draw.whole(4, 9)
     gone = trays * each - box * num_boxes
-    story = Story()
     were = "is" if gone == 1 else "are"
     story.tell(
         f"{who.name} bakes {trays} trays with {thing(each)} on each.",
@@ -185,16 +164,14 @@ def bakery(draw: Draw) -> Story:
     left = story.work(f"To pack there are {{}} {thing.many}.", baked, "-", gone)
     packed = story.work("They fill {} boxes.", left, "/", box)
     story.work("The boxes bring {} dollars.", packed, "*", price)
-    return story
 
 
-def school_trip(draw: Draw) -> Story:
+def school_trip(draw: Draw, story: Story) -> None:
     """A sum, a product, a sum and a division."""
     pupils, teachers = draw.whole(12, 30), draw.whole(2, 4)
     ticket, share = draw.whole(3, 12), draw.whole(2, 9)
     coach = (pupils + teachers) * share
     where = draw.one_of(("museum", "zoo", "castle", "planetarium", "theatre"))
-    story = Story()
     story.tell(
         f"{pupils} pupils and {teachers} teachers visit a {where}.",
         f"A ticket costs ${ticket} per person, and the coach costs ${coach} for everybody.",
@@ -205,14 +182,12 @@ def school_trip(draw: Draw) -> Story:
     tickets = story.work("Their tickets cost {} dollars.", people, "*", ticket)
     total = story.work("The whole trip costs {} dollars.", tickets, "+", coach)
     story.work("Each person pays {} dollars.", total, "/", people)
-    return story
 
 
-def temperature(draw: Draw) -> Story:
+def temperature(draw: Draw, story: Story) -> None:
     """A sum and a difference around zero."""
     where = draw.one_of(("Oslo", "Quebec", "Sapporo", "Tartu", "Ulaanbaatar", "Innsbruck"))
     morning, up, down = -draw.whole(2, 15), draw.whole(3, 20), draw.whole(4, 20)
-    story = Story()
     story.tell(
         f"One morning in {where} it is {morning} degrees.",
         f"Until noon it gets {up} degrees warmer, and from noon to midnight {down} degrees colder.",
@@ -220,20 +195,9 @@ def temperature(draw: Draw) -> Story:
     )
     noon = story.work("At noon it is {} degrees.", morning, "+", up)
     story.work("At midnight it is {} degrees.", noon, "-", down)
-    return story
 
 
-MEASURES: tuple[Callable[[Draw], Story], ...] = (
-    change_from_a_note,
-    saving_up,
-    two_legs_of_a_journey,
-    ages,
-    fence,
-    seed_bed,
-    wages,
-    average_score,
-    price_cut,
-    bakery,
-    school_trip,
-    temperature,
-)
+MEASURES: tuple[Template, ...] = (
+    change_from_a_note, saving_up, two_legs_of_a_journey, ages, fence, seed_bed, wages,
+    average_score, price_cut, bakery, school_trip, temperature,
+)  # fmt: skip

@@ -1,4 +1,4 @@
-"""WebShop: a shop to be searched, read and bought from, by words."""
+"""WebShop: find a product in a shop by text commands, and buy it."""
 
 from envfleet.llm.environments.webshop.config import WebShopConfig, prepare_catalogue
 from envfleet.llm.environments.webshop.env import WebShopEnv

@@ -1,7 +1,7 @@
-"""Products: what is known of one, and how the irregular rows of WebShop's files become them.
+"""Products, and how they are read from the irregular rows of WebShop's files.
 
-Law: a row becomes the same product in every process. Where the original draws a number while it
-loads (the price of a product that has a range), this takes it from a digest of the product's id.
+Law: a row becomes the same product in every process. Where the original draws a random number while
+it loads (the price within a range), this takes it from a digest of the product's id.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 NO_PRICE = 100.0
 BRANCH = " \u203a "
-"""What stands between the branches of a product category."""
+"""Separates the branches of a product category."""
 
 NO_ATTRIBUTES = ("DUMMY_ATTR",)
 NO_CAP = 1_000_000.0
@@ -27,7 +27,7 @@ _CAPS = [10.0 * tens for tens in range(1, 100)]
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """What somebody wants: words, and what they are to be checked by."""
+    """A wish in words, with the attributes and options that a purchase is checked by."""
 
     text: str
     attributes: Sequence[str]
@@ -53,9 +53,9 @@ class Product:
     reviews: Sequence[Sequence[str]] = ()
     """Title, score and body of each."""
     wanted: Instruction | None = None
-    """What a synthetic goal asks for."""
+    """The instruction of its synthetic goals."""
     human: Sequence[Instruction] = ()
-    """What people asked for."""
+    """Instructions that people wrote."""
 
     @property
     def price_tag(self) -> str:
@@ -64,7 +64,7 @@ class Product:
 
     @property
     def price(self) -> float:
-        """What it costs when it is bought: within a range, always the same."""
+        """The price at a purchase; of a range, a fixed value within it."""
         if len(self.prices) == 1:
             return self.prices[0]
         low, high = self.prices
@@ -72,7 +72,7 @@ class Product:
 
     @property
     def searchable(self) -> str:
-        """The text it is found by: title, description, first bullet and options."""
+        """The text that is searched: title, description, first bullet and options."""
         options = ", and ".join(
             f"{name}: {', '.join(values)}" for name, values in self.options.items()
         )
@@ -96,7 +96,7 @@ class Product:
 
 
 def _fields(record: Any) -> dict[str, Any]:
-    """Like `dataclasses.asdict`, without its copies: half the time of building was in those."""
+    """Like `dataclasses.asdict` without its copies, which took half the time of building."""
     return {name: getattr(record, name) for name in record.__slots__}
 
 
@@ -104,7 +104,7 @@ _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=_
 
 
 def stable_fraction(key: str) -> float:
-    """A number in [0, 1) that depends on these words only."""
+    """A number in [0, 1) that depends on the key only."""
     return int.from_bytes(hashlib.blake2b(key.encode(), digest_size=6).digest(), "big") / 2**48
 
 
@@ -135,8 +135,8 @@ def product_of(item: Any, about: Any = None, human: Any = None) -> Product | Non
 
     Args:
         item: A row of items_shuffle.json, or of documents.jsonl.
-        about: What items_ins_v2.json says of it, if anything.
-        human: What items_human_ins.json says of it, if anything.
+        about: Its entry in items_ins_v2.json, if any.
+        human: Its entry in items_human_ins.json, if any.
     """
     if isinstance(item, dict) and isinstance(item.get("product"), dict):
         item = item["product"]
@@ -181,9 +181,9 @@ def prices_of(pricing: Any) -> list[float]:
 
 
 def options_of(customization: Any, ready: Any = None) -> dict[str, list[str]]:
-    """What can be chosen, by the name of the choice; `ready` is read where there is nothing else.
+    """The values of each option; `ready` is used if there is no `customization`.
 
-    Values are lower-cased, and a slash becomes a bar, since both are words of actions.
+    Values are in lower case with bars for slashes, since they are parts of actions.
     """
     source = customization if isinstance(customization, dict) else ready
     options: dict[str, list[str]] = {}
@@ -203,9 +203,9 @@ def _is_asin(asin: Any) -> bool:
 
 
 def _text(value: Any) -> str:
-    """A text of whatever a scraper left: nothing, a number, a list of texts, or a text."""
+    """A text of any value in a row: nothing, a number, a list of texts, or a text."""
     if isinstance(value, str):
-        # Lone surrogates cannot be written down; a scraped "\ud83d" is one.
+        # Lone surrogates, such as "\ud83d", cannot be encoded.
         return value.encode("utf-8", "replace").decode("utf-8")
     if isinstance(value, list):
         return " ".join(_text(one) for one in value)
@@ -239,7 +239,7 @@ def _reviews(reviews: Any) -> list[list[str]]:
 
 
 def _instruction(row: Any, words: str) -> Instruction | None:
-    """An instruction that can be checked: it has words and at least one attribute."""
+    """The instruction of a row, if it has words and at least one attribute."""
     if not isinstance(row, dict):
         return None
     text = _text(row.get(words))

@@ -1,4 +1,4 @@
-"""What a shop is told: which catalogue, which goals, and how a purchase is paid."""
+"""The options of a shop: its catalogue, its goals and its rewards."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from envfleet.errors import ConfigError
 from envfleet.llm.environments.base import TextEnvConfig
-from envfleet.llm.environments.kinds import check_kinds
+from envfleet.llm.environments.config_fields import check_field_types, check_range
 from envfleet.llm.environments.webshop.goals import FilterGoals
 from envfleet.llm.environments.webshop.reward import Nouns
 from envfleet.llm.environments.webshop.sources import Files, Generated, Source, locate
@@ -22,10 +22,10 @@ NUM_GENERATED = {"small": 1000, "full": 100_000}
 
 @dataclass(slots=True, kw_only=True)
 class WebShopConfig(TextEnvConfig):
-    """Which shop it is, and what is asked for in it."""
+    """The catalogue, the goals and the rewards."""
 
     dataset: str = "small"
-    """"small" or "full": which files a folder is searched for, and how many are generated."""
+    """"small" or "full": which files to look for, or how many products to generate."""
     file_path: str | None = None
     """WebShop's products: a .json or .jsonl file, or a folder; None generates a catalogue."""
     attr_path: str | None = None
@@ -33,28 +33,28 @@ class WebShopConfig(TextEnvConfig):
     human_path: str | None = None
     """items_human_ins.json; found beside the products unless given."""
     human_goals: bool = False
-    """Goals that people wrote, instead of one for each combination of a product's options."""
+    """Use goals that people wrote, instead of one for each combination of a product's options."""
     num_products: int | None = None
-    """The first so many rows; all of a file, 1000 or 100,000 of a generated catalogue."""
+    """How many products; None: all of a file, or 1000 or 100,000 generated ones."""
     limit_goals: int = -1
-    """How many goals are drawn, rare attributes first; -1 keeps all."""
+    """How many goals are drawn, mostly those with rare attributes; -1: all."""
     filter_goals: FilterGoals | str | None = None
-    """`f(number, goal)` says which goals are kept; or its name, "package.module:function"."""
+    """`f(number, goal)` says whether a goal is kept; or its name, "package.module:function"."""
     show_attrs: bool = False
     """Whether a product has a page of its attributes."""
     observation_mode: str = "text"
     """Only "text": there are no HTML pages, no URLs and no pictures."""
     catalogue_seed: int = 0
-    """Of a generated catalogue."""
+    """The seed of a generated catalogue."""
     nouns: Nouns | str | None = None
-    """`f(title)` gives its nouns; or its name, "package.module:function"; None is a simple rule."""
+    """`f(title)` gives its nouns; or its name, "package.module:function"; None: a simple rule."""
     binary_reward: bool = False
-    """A purchase is worth 1 if it is perfect and 0 otherwise; raw_reward in the info is not."""
+    """Whether the reward is 1 for a perfect purchase and else 0; the info has raw_reward."""
     cache_dir: str | None = None
-    """Where catalogues are built; $ENVFLEET_CACHE or the user's cache folder unless given."""
+    """Where catalogues are built; None: $ENVFLEET_CACHE or the user's cache folder."""
 
     def __post_init__(self) -> None:
-        check_kinds(self)
+        check_field_types(self)
         if self.action_lookup is not None:
             raise ConfigError("a search is free text: WebShop has no action_lookup")
         if self.dataset not in NUM_GENERATED:
@@ -64,14 +64,12 @@ class WebShopConfig(TextEnvConfig):
                 f"observation_mode must be text, got {self.observation_mode!r}: there are no HTML "
                 "pages, no URLs and no pictures here"
             )
-        if self.num_products is not None and self.num_products < 1:
-            raise ConfigError(f"num_products must be positive or None, got {self.num_products}")
-        if self.limit_goals < -1:
-            raise ConfigError(f"limit_goals must be -1 (all) or more, got {self.limit_goals}")
+        check_range(self, "num_products", least=1)
+        check_range(self, "limit_goals", least=-1)
 
 
 def source_of(config: WebShopConfig) -> Source:
-    """What a configuration's catalogue is made from."""
+    """The source of a configuration's catalogue."""
     if config.file_path is None:
         if config.attr_path is not None or config.human_path is not None:
             raise ConfigError("attr_path and human_path belong to products: give file_path as well")
@@ -82,10 +80,9 @@ def source_of(config: WebShopConfig) -> Source:
 
 
 def prepare_catalogue(config: WebShopConfig, progress: Progress | None = None) -> Path:
-    """Build the catalogue of a configuration if it is not there; the folder it is in.
+    """Build the catalogue of a configuration if it is not there; returns its folder.
 
-    An environment does this when its first episode begins. Doing it before is kinder to whoever
-    waits for that.
+    An environment does this when its first episode begins; call it before to save that wait.
     """
     cache = Path(config.cache_dir).expanduser() if config.cache_dir else default_cache()
     try:
@@ -98,7 +95,7 @@ def prepare_catalogue(config: WebShopConfig, progress: Progress | None = None) -
 
 
 def function_named(named: Callable[..., Any] | str | None, field: str) -> Callable[..., Any] | None:
-    """A function, or the one of this name."""
+    """The function with this name; a function or None as it is."""
     if not isinstance(named, str):
         return named
     module, _, name = named.partition(":")

@@ -6,7 +6,7 @@ shop holds is a store on disk that is opened by its path wherever the environmen
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -34,8 +34,8 @@ from envfleet.llm.environments.webshop.pages import (
     sub_page,
 )
 from envfleet.llm.environments.webshop.reward import Nouns, Score, score
-from envfleet.llm.environments.webshop.shop import Visit, chosen, find, parse
-from envfleet.llm.environments.webshop.store import GoalBook, Store, open_store
+from envfleet.llm.environments.webshop.store import GoalOrder, Store, open_store
+from envfleet.llm.environments.webshop.visit import Visit, chosen, find, parse
 
 TIPS = (
     "Buy something within 10 actions; it need not match in every detail.",
@@ -60,14 +60,9 @@ class WebShopEnv(TextEnv):
     _shown: Page | None
     _found: tuple[str, Sequence[int]] | None
 
-    def __init__(
-        self,
-        config: WebShopConfig | Mapping[str, Any] | None = None,
-        render_mode: str | None = None,
-    ) -> None:
-        """Find the catalogue of this configuration; it is built when the first episode begins."""
-        super().__init__(config, render_mode)
-        source_of(self.config)  # a file that is not there is better known now than later
+    def _prepare(self) -> None:
+        """Check the source of the catalogue, which is built when the first episode begins."""
+        source_of(self.config)  # a missing file is an error now, not at the first reset
         self._filter = cast(
             "FilterGoals | None", function_named(self.config.filter_goals, "filter_goals")
         )
@@ -77,11 +72,11 @@ class WebShopEnv(TextEnv):
         self._score: Score | None = None
         self._store = self._goal = self._shown = self._found = None
 
-    # ---- what is asked of it --------------------------------------------------------------------
+    # ---- the goal and the catalogue -------------------------------------------------------------
 
     @property
     def goal(self) -> Goal:
-        """What is asked for in this episode."""
+        """The goal of this episode."""
         if self._goal is None:
             self._goal = self.store.goal(self._visit.goal, is_human=self.config.human_goals)
         return self._goal
@@ -96,11 +91,11 @@ class WebShopEnv(TextEnv):
         return self._store
 
     def available_actions(self) -> list[str]:
-        """Every action there is on this page."""
+        """Every possible action on this page."""
         return self._page.actions
 
     def __getstate__(self) -> dict[str, Any]:
-        """Everything but what can be opened and worked out again."""
+        """The state without what can be opened or computed again."""
         kept = self.__dict__.copy()
         for name in ("_store", "_goal", "_shown", "_found"):
             kept[name] = None
@@ -111,10 +106,10 @@ class WebShopEnv(TextEnv):
     def _begin(self, seed: int, mode: Mode) -> None:
         self._goal = self._shown = self._found = None
         self._score = None
-        self._visit = Visit(self._book.number(seed, mode), seed)
+        self._visit = Visit(self._goal_order.number(seed, mode), seed)
 
     def _act(self, action: Any) -> Step:
-        # What is read after any action is a page, also if the action led nowhere.
+        # After any action the observation is a page, even if the action did nothing.
         page = self._page
         if self._visit.place == "start":
             self._visit = replace(self._visit, place="search")
@@ -149,7 +144,7 @@ class WebShopEnv(TextEnv):
 
     def _text(self) -> str:
         page = self._page
-        # Before the first action there is nothing to be read but what is asked for.
+        # Before the first action only the instruction is shown.
         first = self._visit.place == "start"
         said = f"Instruction: {self.goal.text}" if first else page.observation
         tips = "\n".join(TIPS)
@@ -158,12 +153,12 @@ class WebShopEnv(TextEnv):
     # ---- the shop -------------------------------------------------------------------------------
 
     def _after_click(self, visit: Visit, words: str) -> Visit:
-        """Where a click on something of this page leads."""
+        """The visit after a click on this page."""
         if words == BACK.lower():
             return Visit(visit.goal, visit.seed, "search")
         if visit.place == "results":
             if words == NEXT.lower() and self._page.is_past_the_end:
-                return visit  # the only way is back
+                return visit  # there is no next page
             if words in (NEXT.lower(), PREVIOUS.lower()):
                 return replace(visit, number=visit.number + (1 if words == NEXT.lower() else -1))
             asins = self._page.choices
@@ -205,7 +200,7 @@ class WebShopEnv(TextEnv):
         return sub_page(asked, product, visit.place)
 
     def _results(self) -> list[int]:
-        """Products of this page of results."""
+        """The products on this page of results."""
         first = (self._visit.number - 1) * PER_PAGE
         return [int(number) for number in self._all_found()[first : first + PER_PAGE]]
 
@@ -216,7 +211,7 @@ class WebShopEnv(TextEnv):
         return self._found[1]
 
     @property
-    def _book(self) -> GoalBook:
+    def _goal_order(self) -> GoalOrder:
         return self.store.goals(
             is_human=self.config.human_goals,
             filter_goals=self._filter,

@@ -1,8 +1,7 @@
-"""A catalogue made up from a seed, in the very form of WebShop's three files.
+"""A catalogue generated from a seed, in the form of WebShop's three files.
 
-Law: row number i depends on the seed and on i only, so a catalogue of 1000 is the beginning of one
-of 100,000. Rows have the irregular forms real ones have: price ranges, no price, no options, one
-bullet as a text.
+Law: row i depends on the seed and on i only, so a catalogue of 1000 is the beginning of one of
+100,000. Rows are as irregular as real ones: price ranges, no price, no options, one bullet as text.
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ from envfleet.llm.environments.webshop.vocabulary import (
     PRAISE,
     SENTENCES,
     SYLLABLES,
-    Kind,
+    ProductKind,
 )
 
 VERSION = 1
-"""To be raised whenever the same seed gives other rows."""
+"""Raise this whenever the same seed gives other rows."""
 
 WITH_INSTRUCTION = 0.42
 WITH_HUMAN = 0.2
@@ -37,13 +36,13 @@ WITHOUT_PRICE = 0.05
 
 _BASE36 = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _NUM_ASINS = 36**8
-_STRIDE = 1_743_541_830_001  # shares no factor with 36**8: ids of one seed never meet
+_STRIDE = 1_743_541_830_001  # has no factor in common with 36**8, so the ids of one seed differ
 
 Row = tuple[dict[str, Any], dict[str, Any], list[dict[str, Any]]]
 
 
 def generate(num_products: int, seed: int = 0) -> Iterator[Row]:
-    """Rows of a catalogue: the item, its attributes, what people asked for."""
+    """Rows of a catalogue: the item, its attributes, its human instructions."""
     return (row(number, seed) for number in range(num_products))
 
 
@@ -81,7 +80,7 @@ def row(number: int, seed: int = 0) -> Row:
 
 
 def asin_of(number: int, seed: int) -> str:
-    """The id of a row: no two of one seed are alike."""
+    """The id of a row; all ids of one seed differ."""
     left = (number * _STRIDE + _first_asin(seed)) % _NUM_ASINS
     digits = []
     for _ in range(8):
@@ -98,8 +97,8 @@ def _first_asin(seed: int) -> int:
 def write_catalogue(folder: Path, num_products: int, seed: int = 0) -> None:
     """Write the three files as WebShop has them, row by row.
 
-    They are items_shuffle.json, items_ins_v2.json and items_human_ins.json; with 1000 products the
-    first two end in _1000, which is the set that `dataset="small"` looks for.
+    The files are items_shuffle.json, items_ins_v2.json and items_human_ins.json. With 1000 products
+    the names of the first two end in _1000, as `dataset="small"` expects.
     """
     folder.mkdir(parents=True, exist_ok=True)
     size = "_1000" if num_products == 1000 else ""
@@ -123,7 +122,7 @@ def write_catalogue(folder: Path, num_products: int, seed: int = 0) -> None:
         humans.write("}" if has_human else "{}")
 
 
-def _words(draw: random.Random, kind: Kind, attributes: list[str]) -> dict[str, str]:
+def _words(draw: random.Random, kind: ProductKind, attributes: list[str]) -> dict[str, str]:
     brand = "".join(draw.choices(SYLLABLES, k=draw.randint(2, 4))).capitalize()
     return {
         "brand": brand,
@@ -159,7 +158,7 @@ def _bullets(draw: random.Random, words: dict[str, str]) -> list[str] | str:
 
 def _pricing(draw: random.Random, prices: tuple[float, float]) -> str:
     low, high = prices
-    # Most of a shop is cheap: the square of a uniform number leans to the lower end.
+    # Most products are cheap: the square of a uniform number is mostly small.
     price = low + (high - low) * draw.random() ** 2
     chance = draw.random()
     if chance < WITHOUT_PRICE:
@@ -169,7 +168,9 @@ def _pricing(draw: random.Random, prices: tuple[float, float]) -> str:
     return f"${price:,.2f}"
 
 
-def _options(draw: random.Random, kind: Kind, asin: str) -> dict[str, list[dict[str, Any]]] | str:
+def _options(
+    draw: random.Random, kind: ProductKind, asin: str
+) -> dict[str, list[dict[str, Any]]] | str:
     if draw.random() >= WITH_OPTIONS:
         return ""
     names = draw.sample(kind.choices, draw.randint(1, min(2, len(kind.choices))))
@@ -191,7 +192,7 @@ def _options(draw: random.Random, kind: Kind, asin: str) -> dict[str, list[dict[
 def _asked(
     draw: random.Random, item: dict[str, Any], words: dict[str, str], attributes: list[str]
 ) -> dict[str, Any]:
-    """What a person asked for: their own words, some attributes, some options."""
+    """A human instruction: its words, some attributes, some options."""
     wanted = draw.sample(attributes, draw.randint(1, 2))
     offered = item["customization_options"] or {}
     chosen = [draw.choice(values)["value"].lower() for values in offered.values()]

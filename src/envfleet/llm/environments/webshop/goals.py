@@ -1,8 +1,8 @@
-"""What the shopper is asked for: one goal per human instruction, or per combination of options.
+"""Goals: one for each human instruction, or for each combination of a product's options.
 
-Law: goals are numbers on disk (a product, and which of its instructions or combinations), and the
-words of one are made when it is needed: millions of goals cost eight bytes each. Their order is
-that of a shuffle with a fixed seed, so every process has the same goal under the same number.
+Law: on disk a goal is two numbers (a product, and which of its instructions or combinations), eight
+bytes in all; its words are made when it is used. Goals are shuffled with a fixed seed, so that a
+number means the same goal in every process.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ import numpy.typing as npt
 
 from envfleet.llm.environments.base import Mode
 from envfleet.llm.environments.webshop.catalogue import NO_CAP, Product, price_cap
-from envfleet.llm.environments.webshop.mapped import saved
+from envfleet.llm.environments.webshop.mapped_files import saved
 
 SHUFFLE_SEED = 233
 ORDER_SEED = 42
 MAX_COMBINATIONS = 10_000
-"""Goals of one product at most: options multiply."""
+"""The most goals of one product."""
 
 NUM_TEST, NUM_VAL = 500, 1000
 
@@ -34,13 +34,13 @@ Numbers = npt.NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """What to buy, in words and in what it is checked by."""
+    """What to buy, in words, and what a purchase is checked by."""
 
     asin: str
     text: str
     attributes: Sequence[str]
     options: Mapping[str, str] | Sequence[str]
-    """By name if the goal is synthetic, values only if it is human."""
+    """By name for a synthetic goal, values only for a human one."""
     price_upper: float
     title: str
     category: str
@@ -77,7 +77,7 @@ def num_combinations(options: Mapping[str, Sequence[str]]) -> int:
 
 
 def combination_of(options: Mapping[str, Sequence[str]], number: int) -> dict[str, str]:
-    """One value of each option, the last name turning fastest; names are sorted."""
+    """The combination of this number: one value of each option, in the order of sorted names."""
     chosen: dict[str, str] = {}
     for name in sorted(options, reverse=True):
         number, place = divmod(number, len(options[name]))
@@ -86,7 +86,7 @@ def combination_of(options: Mapping[str, Sequence[str]], number: int) -> dict[st
 
 
 def goal_place(seed: int, mode: Mode, num_goals: int) -> int:
-    """Which goal an episode has: test, val and train never share one.
+    """The place of an episode's goal; test, val and train have different goals.
 
     The first 500 are for tests, the next 1000 for validation, the rest for training. Where there
     are not more than 1500, a tenth is for tests and a fifth for validation.
@@ -100,7 +100,7 @@ def goal_place(seed: int, mode: Mode, num_goals: int) -> int:
         "train": (num_test + num_val, num_goals),
     }
     first, end = spans[mode]
-    # Of one or two goals no three parts can be made: the last one then serves for what is missing.
+    # One or two goals cannot be split in three: the last goal is used for what is missing.
     first, end = min(first, num_goals - 1), min(end, num_goals)
     return first + seed % max(end - first, 1)
 
@@ -119,21 +119,21 @@ def pick(
     filter_goals: FilterGoals | None,
     limit: int,
 ) -> Numbers:
-    """The goals that are left: those the filter wants, then `limit` of them drawn by weight."""
+    """The goals that pass the filter, or `limit` of them, drawn by weight."""
     kept = np.arange(num_goals, dtype=np.int32)
     if filter_goals is not None:
         wanted = [place for place in range(num_goals) if filter_goals(place, goal_at(place))]
         kept = np.array(wanted, np.int32)
     if 0 <= limit < len(kept):
         draw = np.random.Generator(np.random.PCG64(SHUFFLE_SEED))
-        # The smallest of exponential waiting times: a draw by weight without putting back.
+        # The smallest exponential waiting times: a weighted draw without replacement.
         waits = draw.exponential(size=len(kept)) / weights[kept]
         kept = kept[np.argsort(waits, kind="stable")[:limit]]
     return kept
 
 
 class GoalWriter:
-    """Counts goals while products pass by, and writes both lists of them."""
+    """Collects the goals of products, and writes the lists of synthetic and human ones."""
 
     def __init__(self) -> None:
         self._synthetic, self._human = array("i"), array("i")
@@ -142,7 +142,7 @@ class GoalWriter:
         self._numbers: dict[str, int] = {}
 
     def add(self, number: int, product: Product) -> None:
-        """Take in the goals of the next product."""
+        """Add the goals of the next product."""
         for place in range(len(product.human)):
             self._human.extend((number, place))
         if product.wanted is None:
@@ -158,7 +158,7 @@ class GoalWriter:
         )
 
     def finish(self, folder: Path) -> dict[str, int]:
-        """Write them; how many there are of each sort."""
+        """Write the goals; returns how many there are of each kind."""
         ones = np.ones(len(self._human) // 2, np.float32)
         return {
             "synthetic": _write(folder, "synthetic", self._synthetic, self._weights()),
@@ -166,7 +166,7 @@ class GoalWriter:
         }
 
     def _weights(self) -> npt.NDArray[np.float32]:
-        """A goal weighs the more the rarer its attributes are."""
+        """Weights of goals: rare attributes weigh more."""
         num_goals = np.array(self._num_goals, np.int64)
         if not len(num_goals):
             return np.ones(0, np.float32)

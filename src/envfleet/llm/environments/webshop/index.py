@@ -1,11 +1,12 @@
-"""Which products a few words find: BM25 over postings that lie on disk.
+"""Search by words: BM25 over postings on disk.
 
-Law: results depend on the products and the words only; products of equal score stand in catalogue
-order. Building holds one block of postings at a time besides the vocabulary; searching maps the
-files, so that every process of a machine reads the same memory.
+Law: results depend on the products and the words only; products of equal score are in catalogue
+order. Building holds the vocabulary and one block of postings in memory. Searching maps the files,
+so that all processes of a machine share the memory; it is written by hand because search libraries
+hold their index in each process.
 
 Scores are Lucene's: idf * tf / (tf + k1 * (1 - b + b * length / average length)), with the exact
-length where Lucene keeps one byte of it. They are worked out when the index is built.
+length, of which Lucene keeps one byte. They are computed when the index is built.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from envfleet.llm.environments.webshop.analysis import words_of
-from envfleet.llm.environments.webshop.mapped import bytes_of, mapped, saved
+from envfleet.llm.environments.webshop.mapped_files import bytes_of, mapped, saved
+from envfleet.llm.environments.webshop.search_words import words_of
 
 K1 = 0.9
 B = 0.4
@@ -47,7 +48,7 @@ class IndexBuilder:
         self._spool = (folder / "postings.spool").open("w+b")
 
     def add(self, text: str, labels: Iterable[str] = ()) -> None:
-        """Take in the next document; `labels` find it whole and have no part in its length."""
+        """Add the next document; `labels` are terms that do not count for its length."""
         doc = len(self._lengths)
         counts = Counter(words_of(text))
         self._lengths.append(counts.total())
@@ -78,7 +79,7 @@ class IndexBuilder:
         self.close()
 
     def close(self) -> None:
-        """Give up what is only needed while building."""
+        """Remove the temporary file."""
         self._spool.close()
         (self._folder / "postings.spool").unlink(missing_ok=True)
 
@@ -99,7 +100,7 @@ class IndexBuilder:
         starts: npt.NDArray[np.int64],
         frequencies: npt.NDArray[np.int64],
     ) -> None:
-        """Put every posting in its place, block by block; documents of a term stay in order."""
+        """Write every posting to its place, block by block; documents of a term stay in order."""
         lengths = np.array(self._lengths, np.float64)
         norms = K1 * (1 - B + B * lengths / max(lengths.mean() if len(lengths) else 1.0, 1e-9))
         idf = np.log1p((len(lengths) - frequencies + 0.5) / (frequencies + 0.5))
@@ -138,7 +139,7 @@ class Index:
         self._weights = mapped(folder / "posting_weights.npy")
 
     def search(self, text: str, num: int) -> list[int]:
-        """The documents these words find, the best first, at most `num`."""
+        """The `num` best documents for these words, best first."""
         counts = Counter(words_of(text))
         spans = [(self._span(term), count) for term, count in counts.items()]
         spans = [(span, count) for span, count in spans if span.start < span.stop]
@@ -157,7 +158,7 @@ class Index:
         return found
 
     def _span(self, word: str) -> slice:
-        """Where the postings of a word are, by halving; nowhere if there is no such word."""
+        """The postings of a word, by binary search; an empty slice for an unknown word."""
         term = word.encode("utf-8", "replace")
         low, high = 0, len(self._name_starts) - 1
         while low < high:
@@ -179,8 +180,8 @@ def best(scores: Floats, num: int) -> list[int]:
     places = np.flatnonzero(scores > 0)
     found = scores[places]
     if num < len(places):
-        # The value of the last one that is in decides; which of equal ones a partition puts first
-        # differs between processors.
+        # Keep all with at least the score of the last one: which of equal scores a partition puts
+        # first differs between processors.
         is_in = found >= np.partition(found, len(found) - num)[len(found) - num]
         places, found = places[is_in], found[is_in]
     order = np.argsort(-found, kind="stable")[:num]
@@ -188,7 +189,7 @@ def best(scores: Floats, num: int) -> list[int]:
 
 
 def label(kind: str, value: str) -> str:
-    """The term that stands for a label; words never hold its sign."""
+    """The term of a label; no word has an equals sign in it."""
     return f"{kind}={value}"
 
 

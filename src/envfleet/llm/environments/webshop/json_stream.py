@@ -1,7 +1,7 @@
-"""Large JSON files read piece by piece: the items of an array, the pairs of an object, lines.
+"""Large JSON files read item by item: an array, an object, or lines.
 
-Law: memory holds one piece and one chunk of the file, however long the file is. WebShop's full
-catalogue is one array of several gigabytes.
+Law: memory holds one item and one chunk of the file, as WebShop's full catalogue is one array of
+several gigabytes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from envfleet.errors import ConfigError
 
 CHUNK = 1 << 20
 MAX_PIECE = 64 << 20
-"""A product of more characters than this is no product, but a file that is not what it says."""
+"""An item with more characters than this is taken for an error in the file."""
 
 
 def items_of(path: Path) -> Iterator[Any]:
@@ -37,7 +37,7 @@ def pairs_of(path: Path) -> Iterator[tuple[str, Any]]:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[TextIO]:
-    """A file of UTF-8, with or without the mark that some editors begin it with."""
+    """A file in UTF-8, with or without a byte order mark."""
     try:
         with path.open(encoding="utf-8-sig") as file:
             yield file
@@ -77,7 +77,7 @@ def _object(scanner: _Scanner) -> Iterator[tuple[str, Any]]:
 
 
 class _Scanner:
-    """A window on a file that moves on by whole values."""
+    """Reads values from a file, chunk by chunk."""
 
     def __init__(self, file: TextIO, path: Path) -> None:
         self._file, self._path = file, path
@@ -85,7 +85,7 @@ class _Scanner:
         self._decoder = JSONDecoder()
 
     def peek(self) -> str:
-        """The next character that is not white space; nothing at the end."""
+        """The next character that is not white space; "" at the end."""
         while True:
             while self._at < len(self._text) and self._text[self._at].isspace():
                 self._at += 1
@@ -95,7 +95,7 @@ class _Scanner:
                 return ""
 
     def expect(self, characters: str) -> str:
-        """Step over one of these characters."""
+        """Skip one of these characters, and return it."""
         found = self.peek()
         if not found or found not in characters:
             wanted = " or ".join(repr(one) for one in characters)
@@ -107,7 +107,7 @@ class _Scanner:
         return found
 
     def value(self) -> Any:
-        """The next value, whole."""
+        """The next value."""
         self.peek()
         while True:
             try:
@@ -117,14 +117,14 @@ class _Scanner:
                 if isinstance(exc, RecursionError) or is_hopeless or not self._read():
                     raise ConfigError(f"{self._path} is not the JSON it should be: {exc}") from exc
                 continue
-            # A number may go on in the next chunk; nothing else ends without a sign of its own.
+            # A number may go on in the next chunk; all other values have a closing character.
             if end == len(self._text) and self._read():
                 continue
             self._at = end
             return value
 
     def _read(self) -> bool:
-        """Take in more, at least as much as is waiting, so that a long value is tried rarely."""
+        """Read at least as much as is in the buffer, so that a long value is tried rarely."""
         more = self._file.read(max(CHUNK, len(self._text) - self._at))
         self._text, self._at = self._text[self._at :] + more, 0
         return bool(more)

@@ -1,6 +1,6 @@
-"""The pages of the shop: what can be read on each, and what can be clicked.
+"""The pages of the shop: their texts, and what can be clicked.
 
-Law: a page is a function of what it shows; nothing here knows what happened before.
+Law: a page depends on what it shows only, not on what happened before.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ ANY_SEARCH = "search[<content>]"
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Visible texts in order, and what can be done."""
+    """The visible texts in order, and the possible actions."""
 
     texts: Sequence[str]
     buttons: Sequence[str] = ()
-    """Their texts; they are clicked in lower case."""
+    """Their texts; a click names them in lower case."""
     choices: Sequence[str] = ()
     """Product ids or values of options, in lower case."""
     has_search_bar: bool = False
 
     @property
     def observation(self) -> str:
-        """Every visible text, in one line."""
+        """All visible texts, in one line."""
         return SEPARATOR.join(text.strip() for text in self.texts)
 
     @property
     def clickables(self) -> list[str]:
-        """What can be clicked, each once, buttons first."""
+        """What can be clicked, without repeats, buttons first."""
         return list(dict.fromkeys((*(button.lower() for button in self.buttons), *self.choices)))
 
     @property
     def actions(self) -> list[str]:
-        """Every action there is here, as it is to be written."""
+        """Every possible action, as it has to be written."""
         clicks = [f"click[{clickable}]" for clickable in self.clickables]
         if self.is_past_the_end:
             clicks.remove(f"click[{NEXT.lower()}]")
@@ -49,17 +49,17 @@ class Page:
 
     @property
     def is_past_the_end(self) -> bool:
-        """Whether it is a page of results behind the last one: the only way is back."""
+        """Whether it is a page of results after the last one, which has no next page."""
         return not self.choices and list(self.buttons) == [BACK, PREVIOUS, NEXT]
 
 
 def search_page(instruction: str) -> Page:
-    """Where a visit begins."""
+    """The first page of a visit."""
     return Page(("WebShop", "Instruction:", instruction, "Search"), has_search_bar=True)
 
 
 def results_page(instruction: str, products: Sequence[Product], number: int, total: int) -> Page:
-    """Ten products of those a search found."""
+    """One page of the products that a search found."""
     buttons = (BACK, PREVIOUS, NEXT) if number > 1 else (BACK, NEXT)
     texts = ["Instruction:", instruction, BACK, f"Page {number} (Total results: {total})"]
     texts += buttons[1:]
@@ -69,7 +69,7 @@ def results_page(instruction: str, products: Sequence[Product], number: int, tot
 
 
 def item_page(instruction: str, product: Product, *, has_attributes: bool) -> Page:
-    """One product with everything that can be chosen."""
+    """A product with its options."""
     subs = SUB_PAGES if has_attributes else SUB_PAGES[:-1]
     texts = ["Instruction:", instruction, BACK, PREVIOUS]
     for name, values in product.options.items():
@@ -80,7 +80,7 @@ def item_page(instruction: str, product: Product, *, has_attributes: bool) -> Pa
 
 
 def sub_page(instruction: str, product: Product, name: str) -> Page:
-    """More about one product."""
+    """More about a product."""
     texts = ["Instruction:", instruction, BACK, PREVIOUS]
     if name == "Description":
         texts.append(product.description)
@@ -95,6 +95,6 @@ def sub_page(instruction: str, product: Product, name: str) -> Page:
 
 
 def done_page(product: Product, options: Mapping[str, str], reward: float) -> Page:
-    """The receipt."""
+    """The page after the purchase."""
     chosen = (f"{name}: {value}" for name, value in options.items())
     return Page(("Thank you for your purchase", product.asin, *chosen, f"Your score: {reward}"))

@@ -1,8 +1,7 @@
-"""What a purchase is worth: how much of the goal it meets, times whether it is the right sort.
+"""The reward of a purchase: how much of the goal it meets, times whether it is the right kind.
 
 Law: reward = r_type * (attributes met + options met + price met) / (attributes + options + 1), in
-[0, 1], and the goal's own product with the goal's own options is worth 1 if it has what the goal
-asks for.
+[0, 1]. The goal's own product with the goal's options gives 1 if it has the wanted attributes.
 """
 
 from __future__ import annotations
@@ -12,14 +11,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from envfleet.llm.environments.webshop.catalogue import BRANCH, Product
-from envfleet.llm.environments.webshop.fuzzy import token_set_ratio
 from envfleet.llm.environments.webshop.goals import Goal
+from envfleet.llm.extras import import_extra
+
+fuzz = import_extra(
+    "rapidfuzz.fuzz", wanted_by="env type webshop", install="pip install 'envfleet[llm]'"
+)
 
 ALIKE = 85
+"""Texts more similar than this, of 100, mean the same."""
 
 Nouns = Callable[[str], Sequence[str]]
 
-# In this order the first one that stands in a text is its colour.
+# The first of these that occurs in a text is its colour.
 _COLOURS = (
     "alabaster apricot aqua ash asphalt azure banana beige black blue blush bordeaux bronze brown "
     "burgundy camel camo caramel champagne charcoal cheetah chestnut chocolate christmas coffee "
@@ -40,12 +44,13 @@ _OTHER_WORDS = (
     "uses using includes included including up per vs via etc"
 )
 _NOT_NOUNS = frozenset(_OTHER_WORDS.split())
+_SIGNS = re.compile(r"[^a-z0-9]+")
 _TITLE_WORD = re.compile(r"[a-z][a-z'-]*[a-z]")
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """A reward and the parts it is made of, as they are reported."""
+    """A reward and its parts, as an info reports them."""
 
     reward: float
     parts: dict[str, float | bool]
@@ -54,7 +59,7 @@ class Score:
 def score(
     product: Product, goal: Goal, chosen: Mapping[str, str], nouns: Nouns | None = None
 ) -> Score:
-    """What buying this product with these options is worth."""
+    """The reward for buying this product with these options."""
     wanted = _wanted_options(goal)
     kind = type_parts(product, goal, nouns or nouns_of)
     num_attributes = sum(has_attribute(product, attribute) for attribute in goal.attributes)
@@ -74,7 +79,7 @@ def score(
 
 
 def type_parts(product: Product, goal: Goal, nouns: Nouns) -> dict[str, float | bool]:
-    """Whether it is the right sort: by the shop's query, its tree, and the nouns of the titles."""
+    """Whether it is the right kind: by the query, the category tree, and the titles' nouns."""
     query_match = product.query == goal.query
     category_match = len(_branches(product.product_category) & _branches(goal.product_category)) > 1
     desired = list(nouns(goal.title))
@@ -92,30 +97,43 @@ def type_parts(product: Product, goal: Goal, nouns: Nouns) -> dict[str, float | 
 
 
 def has_attribute(product: Product, attribute: str) -> bool:
-    """Whether a product has it: something like it among its own, or the very words in its text."""
-    return any(token_set_ratio(own, attribute) > ALIKE for own in product.attributes) or any(
+    """Whether a product has a similar attribute, or the same words in its text."""
+    return any(similarity(own, attribute) > ALIKE for own in product.attributes) or any(
         attribute in text.lower()
         for text in (product.title, " ".join(product.bullets), product.description)
     )
 
 
 def num_options_met(chosen: Sequence[str], wanted: Sequence[str | tuple[str, str]]) -> int:
-    """How many of the wanted options something chosen is like."""
+    """How many of the wanted options are similar to a chosen one."""
     return sum(any(_is_option_met(one, goal) for one in chosen) for goal in wanted)
 
 
 def nouns_of(title: str) -> list[str]:
-    """Nouns of a title by a rule: its words without numbers, measures and function words.
+    """The nouns of a title by a simple rule: its words without numbers and function words.
 
-    Nearly every word of a title in capitals is a noun to a tagger as well.
+    A tagger too takes nearly every word of a title for a noun.
     """
     found: list[str] = _TITLE_WORD.findall(title.lower())
     return [word for word in found if word not in _NOT_NOUNS]
 
 
 def colour_of(text: str) -> str:
-    """The first colour in a text; the text itself if there is none."""
+    """The first colour in a text; without one the text itself."""
     return next((colour for colour in COLOURS if colour in text), text)
+
+
+def similarity(one: str, other: str) -> int:
+    """How similar two texts are by their words, from 0 to 100, ignoring case, signs and accents.
+
+    Words of one that all stand in the other give 100. It is rounded, as the original's are.
+    """
+    ratio: float = fuzz.token_set_ratio(_plain_words(one), _plain_words(other))
+    return round(ratio)
+
+
+def _plain_words(text: str) -> str:
+    return _SIGNS.sub(" ", text.encode("ascii", "ignore").decode("ascii").lower())
 
 
 def _wanted_options(goal: Goal) -> list[str | tuple[str, str]]:
@@ -125,17 +143,17 @@ def _wanted_options(goal: Goal) -> list[str | tuple[str, str]]:
 
 
 def _is_option_met(chosen: str, wanted: str | tuple[str, str]) -> bool:
-    """A colour counts by its first name; an option with its name, as the original does.
+    """Whether a chosen value is similar to a wanted option, by its colour or with its name.
 
-    So "large" is like ("size", "x-large"): its words are among the wanted ones. The very value that
-    is wanted always counts; by colours alone "charred oak" would be red and miss itself.
+    As in the original, "large" meets ("size", "x-large"): its words are among the wanted ones. The
+    same value always counts; else "charred oak", which has "red" in it, would not meet itself.
     """
     if isinstance(wanted, tuple):
         name, value = wanted
         text = value if value in COLOURS else f"{name} {value}"
     else:
         value, text = wanted, colour_of(wanted)
-    return chosen == value or token_set_ratio(colour_of(chosen), text) > ALIKE
+    return chosen == value or similarity(colour_of(chosen), text) > ALIKE
 
 
 def _branches(path: str) -> set[str]:

@@ -1,6 +1,6 @@
-"""Where a catalogue comes from: WebShop's files, or the generator.
+"""The source of a catalogue: WebShop's files, or the generator.
 
-Law: `digest` changes whenever the products would, and is found without reading large files whole.
+Law: `digest` changes whenever the products change, and does not read all of a large file.
 """
 
 from __future__ import annotations
@@ -22,41 +22,41 @@ from envfleet.llm.environments.webshop.generator import VERSION, generate
 from envfleet.llm.environments.webshop.json_stream import items_of, pairs_of
 
 SAMPLE = 1 << 20
-"""Bytes at either end of a file that its digest covers, besides its size and its date."""
+"""Bytes at both ends of a file that its digest covers, besides its size and time."""
 
 Row = tuple[Any, Any, Any]
 
 
 class Source(Protocol):
-    """Something that products can be read from, again and again, always the same."""
+    """Gives the same products every time."""
 
     def digest(self) -> str:
-        """What its products are known by."""
+        """Identifies its products."""
 
     def products(self, scratch: Path) -> Iterator[Product]:
-        """Its products in order; `scratch` is a folder for what is needed meanwhile."""
+        """Its products in order; `scratch` is a folder for temporary files."""
 
     def about(self) -> int | None:
-        """How many there will be, if that is known."""
+        """How many products there are, if known."""
 
 
 @dataclass(frozen=True, slots=True)
 class Generated:
-    """A catalogue made up from a seed."""
+    """A generated catalogue."""
 
     num_products: int
     seed: int
 
     def digest(self) -> str:
-        """Of the generator and what it is told."""
+        """A digest of the generator's version and options."""
         return _digest("generated", str(VERSION), str(self.num_products), str(self.seed))
 
     def products(self, scratch: Path) -> Iterator[Product]:
-        """Made one at a time."""
+        """Products, generated one at a time."""
         return products_of(iter(generate(self.num_products, self.seed)))
 
     def about(self) -> int | None:
-        """As many as were asked for."""
+        """The number asked for."""
         return self.num_products
 
 
@@ -70,7 +70,7 @@ class Files:
     num_products: int | None = None
 
     def digest(self) -> str:
-        """Of sizes, dates and both ends of each file; read again only if it changed."""
+        """A digest of size, time and both ends of each file; read again only if one changed."""
         return _digest_of_files(self, tuple(map(_stamp, self._paths)))
 
     def _look(self) -> str:
@@ -81,11 +81,11 @@ class Files:
         return self.items, self.attributes, self.human
 
     def products(self, scratch: Path) -> Iterator[Product]:
-        """Read one at a time; the other two files are put where they can be looked up by id."""
+        """Products, read one at a time; a temporary database holds the other two files by id."""
         return products_of(self._rows(scratch / "rows.sqlite"))
 
     def about(self) -> int | None:
-        """As many as were asked for, if a number was asked for."""
+        """The number asked for, if any."""
         return self.num_products
 
     def _rows(self, scratch: Path) -> Iterator[Row]:
@@ -100,7 +100,7 @@ class Files:
 
 
 class _Lookup:
-    """Rows of a JSON object by key, from disk: the full file would take gigabytes as a dict."""
+    """The values of a JSON object by key, on disk: as a dict the full file would take gigabytes."""
 
     def __init__(self, rows: sqlite3.Connection, table: str, path: Path | None) -> None:
         self._find = f"select row from {table} where asin = ?"
@@ -122,7 +122,7 @@ def _is_key(asin: Any) -> bool:
 def locate(
     file_path: str | None, attr_path: str | None, human_path: str | None, dataset: str
 ) -> tuple[Path, Path | None, Path | None]:
-    """The three files; what is not named is looked for beside the products under its usual name."""
+    """The three files; one that is not named is looked for next to the products."""
     items = Path(str(file_path)).expanduser()
     if items.is_dir():
         items = _products_in(items, dataset)
@@ -168,7 +168,7 @@ def _first(paths: Iterator[Path]) -> Path | None:
     return next((path for path in paths if path.is_file()), None)
 
 
-# The stamps are there to be part of the key.
+# The stamps are part of the cache key.
 @lru_cache(maxsize=64)
 def _digest_of_files(files: Files, stamps: tuple[tuple[int, int, int] | None, ...]) -> str:
     return files._look()

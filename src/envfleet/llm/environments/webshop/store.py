@@ -1,8 +1,8 @@
-"""A catalogue on disk: built once, shared by every process of the machine.
+"""A catalogue on disk: built once, shared by all processes of the machine.
 
-Law: a store is a folder named after the digest of its source, it appears whole or not at all, and
-is never written again. One process builds, whoever else wants the same one waits. Opening one maps
-its files; products are read when they are looked at.
+Law: a store is a folder named after the digest of its source. It appears when it is complete and is
+never changed. One process builds it while others that need it wait. Opening it maps its files;
+products are read when they are used.
 
 `open_store` gives all environments of a process the same store, which closes with the last of them.
 """
@@ -40,16 +40,16 @@ from envfleet.llm.environments.webshop.goals import (
     synthetic_goal,
 )
 from envfleet.llm.environments.webshop.index import Index, IndexBuilder, label
-from envfleet.llm.environments.webshop.mapped import bytes_of, mapped, saved
+from envfleet.llm.environments.webshop.mapped_files import bytes_of, mapped, saved
 from envfleet.llm.environments.webshop.sources import Source
 from envfleet.observe.progress import Progress, Silent, progress_on
 
 VERSION = 1
-"""To be raised whenever the files of a store change."""
+"""Raise this whenever the files of a store change."""
 
 CACHE_VARIABLE = "ENVFLEET_CACHE"
 LONG = 20_000
-"""Products from which on building shows its progress: a few seconds."""
+"""From this many products on, building takes seconds and shows its progress."""
 
 _open: WeakValueDictionary[Path, Store] = WeakValueDictionary()
 
@@ -67,31 +67,33 @@ class Store:
         self._rows = bytes_of(folder / "products.bin")
         self._starts = mapped(folder / "product_starts.npy")
         self._goals = {kind: mapped(folder / f"{kind}_goals.npy") for kind in self.num_goals}
-        self._books: dict[tuple[bool, FilterGoals | None, int], GoalBook] = {}
+        self._goal_orders: dict[tuple[bool, FilterGoals | None, int], GoalOrder] = {}
 
     def product(self, number: int) -> Product:
         """The product of this number."""
         return Product.from_bytes(self._rows[self._starts[number] : self._starts[number + 1]])
 
     def goal(self, number: int, *, is_human: bool = False) -> Goal:
-        """The goal of this number among all of its sort."""
+        """The goal of this number among the human or the synthetic ones."""
         product, which = self._goals[_kind(is_human)][number]
         make = human_goal if is_human else synthetic_goal
         return make(self.product(int(product)), int(which))
 
     def goals(
         self, *, is_human: bool = False, filter_goals: FilterGoals | None = None, limit: int = -1
-    ) -> GoalBook:
-        """Which goals episodes have. A filter looks at every goal, once in a process."""
+    ) -> GoalOrder:
+        """The goals of episodes, in order. A filter is called for every goal, once per process."""
         key = (is_human, filter_goals, limit)
-        if key not in self._books:
-            self._books[key] = self._book(is_human, filter_goals, limit)
-        return self._books[key]
+        if key not in self._goal_orders:
+            self._goal_orders[key] = self._goal_order(is_human, filter_goals, limit)
+        return self._goal_orders[key]
 
-    def _book(self, is_human: bool, filter_goals: FilterGoals | None, limit: int) -> GoalBook:
+    def _goal_order(
+        self, is_human: bool, filter_goals: FilterGoals | None, limit: int
+    ) -> GoalOrder:
         kind = _kind(is_human)
         if filter_goals is None and limit < 0:
-            return GoalBook(mapped(self.folder / f"{kind}_order.npy"))
+            return GoalOrder(mapped(self.folder / f"{kind}_order.npy"))
         picked = pick(
             self.num_goals[kind],
             mapped(self.folder / f"{kind}_weights.npy"),
@@ -99,12 +101,12 @@ class Store:
             filter_goals,
             limit,
         )
-        return GoalBook(picked[shuffled(len(picked), ORDER_SEED)])
+        return GoalOrder(picked[shuffled(len(picked), ORDER_SEED)])
 
 
 @dataclass(frozen=True, slots=True)
-class GoalBook:
-    """The numbers of goals, in the order episodes have them."""
+class GoalOrder:
+    """The numbers of goals in the order of episodes."""
 
     order: Numbers
 
@@ -112,7 +114,7 @@ class GoalBook:
         return len(self.order)
 
     def number(self, seed: int, mode: Mode) -> int:
-        """The number of the goal an episode has."""
+        """The number of an episode's goal."""
         if not len(self):
             raise ConfigError(
                 "this catalogue has no goals: give attr_path (synthetic goals), or human_path with "
@@ -130,19 +132,19 @@ def open_store(folder: Path) -> Store:
 
 
 def prepare(source: Source, cache: Path | None = None, progress: Progress | None = None) -> Path:
-    """The folder of a source's store, built if it is not there.
+    """The folder of a source's store, which is built if it is not there.
 
     Args:
-        source: What it is built from.
-        cache: Where stores are kept; `default_cache()` unless given.
-        progress: Shows how far it is; by default a terminal sees it if there is much to do.
+        source: The products.
+        cache: Where stores are kept; by default `default_cache()`.
+        progress: Shows the progress; by default on a terminal, for a large catalogue.
     """
     cache = cache or default_cache()
     folder = cache / f"{source.digest()}-v{VERSION}"
     if (folder / "about.json").is_file():
         return folder
     cache.mkdir(parents=True, exist_ok=True)
-    with _alone(cache / f"{folder.name}.lock"):
+    with _locked(cache / f"{folder.name}.lock"):
         if not (folder / "about.json").is_file():
             _build_beside(source, folder, progress)
     return folder
@@ -156,10 +158,10 @@ def default_cache() -> Path:
 
 
 def build(source: Source, folder: Path, progress: Progress | None = None) -> None:
-    """Write the files of a store into an empty folder, reading the source once."""
+    """Write the files of a store into an empty folder; reads the source once."""
     about = source.about()
     progress = progress or (
-        Silent() if about is not None and about < LONG else progress_on(sys.stderr, rich=False)
+        Silent() if about is not None and about < LONG else progress_on(sys.stderr)
     )
     index, goals, starts = IndexBuilder(folder), GoalWriter(), array("q", [0])
     try:
@@ -184,7 +186,7 @@ def build(source: Source, folder: Path, progress: Progress | None = None) -> Non
 
 
 def labels_of(product: Product) -> Iterator[str]:
-    """What a product is found by with the keywords <a>, <c> and <q>."""
+    """The labels by which the keywords <a>, <c> and <q> find a product."""
     yield label("c", product.category.lower())
     yield label("q", product.query)
     for attribute in product.attributes:
@@ -192,8 +194,8 @@ def labels_of(product: Product) -> Iterator[str]:
 
 
 def _build_beside(source: Source, folder: Path, progress: Progress | None) -> None:
-    """Build under another name and rename: nobody ever sees half a store."""
-    # Whoever holds the lock is the only builder, so these are of processes that died.
+    """Build under another name and rename, so that no process sees half a store."""
+    # This process holds the lock, so these are of processes that died.
     for left in folder.parent.glob(f"{folder.name}.*.building"):
         shutil.rmtree(left, ignore_errors=True)
     unfinished = Path(
@@ -211,8 +213,8 @@ def _kind(is_human: bool) -> str:
 
 
 @contextmanager
-def _alone(lock: Path) -> Iterator[None]:
-    """Hold a lock that the system gives back if this process dies."""
+def _locked(lock: Path) -> Iterator[None]:
+    """Hold a lock, which the system releases if this process dies."""
     with lock.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

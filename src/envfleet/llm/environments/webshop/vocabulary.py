@@ -1,4 +1,4 @@
-"""The words generated products are made of: what is sold, how it is praised, what can be chosen."""
+"""The words of generated products: what is sold, how it is praised, what can be chosen."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from envfleet.llm.environments.webshop.catalogue import BRANCH
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
-    """One sort of product."""
+class ProductKind:
+    """One kind of product."""
 
     category: str
     query: str
-    """What it is called, in the plural: the shop's own name for the sort."""
+    """The shop's name for the kind, in the plural."""
     path: str
-    """Where it stands in the shop's tree."""
+    """Its place in the tree of categories."""
     nouns: tuple[str, ...]
     attributes: tuple[str, ...]
     choices: tuple[str, ...]
-    """What can be chosen, as keys of CHOICES."""
+    """The options, as keys of CHOICES."""
     prices: tuple[float, float]
 
 
@@ -31,8 +31,8 @@ def _kind(
     attributes: str,
     choices: str,
     prices: tuple[float, float],
-) -> Kind:
-    return Kind(
+) -> ProductKind:
+    return ProductKind(
         category,
         query,
         path.replace(" > ", BRANCH),
@@ -68,7 +68,7 @@ _WEAR = (
     "elastic waist, high waist, tumble dry, wrinkle resistant"
 )
 
-KINDS: tuple[Kind, ...] = (
+KINDS: tuple[ProductKind, ...] = (
     _kind("beauty", "lip balms", "Beauty & Personal Care > Makeup > Lips > Lip Care Products",
           "balm, lip butter, lip mask", f"{_CARE}, seed oil, natural ingredients",
           "scent, size/pack", (3, 25)),

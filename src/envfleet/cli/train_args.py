@@ -1,0 +1,124 @@
+"""What to train: the options of a recipe, overridden by a configuration file, then by flags."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from envfleet.adapters.names import find
+from envfleet.cli.command import UsageError
+from envfleet.cli.config_file import read_config
+from envfleet.cli.flags import add_flags, given_flags
+from envfleet.learn.ppo import PPOOptions
+from envfleet.learn.recall import resumed_options
+from envfleet.learn.recipes import RECIPES
+from envfleet.learn.train_options import FREE, LENGTHS, TrainOptions
+from envfleet.options import options_of
+
+Options = TypeVar("Options")
+
+
+@dataclass(frozen=True, slots=True)
+class StartOptions:
+    """What a run starts from, and where it is kept."""
+
+    recipe: bool = True
+    """Start from the settings that are known to work for the environment, where there are any."""
+    checkpoint_dir: Path | None = None
+    """The run's folder; none makes runs/ENV-seedN, numbered if that is taken."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainArgs:
+    """All options of a run."""
+
+    start: StartOptions
+    options: TrainOptions
+    ppo: PPOOptions
+    has_recipe: bool = False
+    """Whether a recipe was used."""
+    said: frozenset[str] = frozenset()
+    """The names of the options that a file or a flag set."""
+
+
+_KINDS: tuple[type[Any], ...] = (StartOptions, TrainOptions, PPOOptions)
+
+
+def add_train_flags(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags of a run."""
+    parser.add_argument(
+        "--config",
+        metavar="FILE",
+        type=Path,
+        help="YAML with any of the options below, as `learning_rate: 3e-4`; flags override it",
+    )
+    add_flags(parser, StartOptions)
+    group = parser.add_argument_group("the run")
+    add_flags(group, TrainOptions, without=frozenset({"env"}))
+    add_flags(parser.add_argument_group("PPO"), PPOOptions)
+
+
+def read_train_args(args: argparse.Namespace) -> TrainArgs:
+    """The options of a new run.
+
+    Raises:
+        UsageError: No environment is named, or two lengths are given.
+        ConfigError: An option has a value that cannot be.
+    """
+    said = {} if args.config is None else read_config(args.config, *_KINDS)
+    flags = given_flags(args, *_KINDS)
+    _check_one_length(said, f"{args.config} sets total_steps and num_episodes")
+    _check_one_length(flags)
+    if flags.keys() & set(LENGTHS):  # a length as a flag overrides either length of the file
+        said = {name: value for name, value in said.items() if name not in LENGTHS}
+    said |= flags
+    if said.get("env") is None:
+        raise UsageError("say what to train on: --env CartPole-v1")
+    said["env"] = find(said["env"]).name
+    start = _over(StartOptions(), said)
+    recipe = RECIPES.get(said["env"]) if start.recipe else None
+    options, ppo = TrainOptions(said["env"]), PPOOptions()
+    if recipe is not None:
+        options = replace(options, n_envs=recipe.n_envs, total_steps=recipe.total_steps)
+        ppo = recipe.options
+    chosen = _over(options, said), _over(ppo, said)
+    return TrainArgs(start, *chosen, has_recipe=recipe is not None, said=frozenset(said))
+
+
+def read_resume_args(args: argparse.Namespace) -> TrainArgs:
+    """The options of an earlier run, with those flags that may change when it goes on.
+
+    Raises:
+        UsageError: A flag would make it another run.
+        ConfigError: An option has a value that cannot be.
+    """
+    flags = given_flags(args, *_KINDS)
+    fixed = [] if args.config is None else ["--config"]
+    for name, value in flags.items():
+        if name not in FREE and name not in LENGTHS:
+            fixed.append(f"--{'no-' if value is False else ''}{name.replace('_', '-')}")
+    if fixed:
+        raise UsageError(
+            f"--resume goes on with the run as it was, in its own folder; leave out "
+            f"{', '.join(fixed)}"
+        )
+    _check_one_length(flags)
+    options, ppo = resumed_options(args.resume)
+    if "total_steps" in flags:
+        flags["num_episodes"] = None
+    return TrainArgs(StartOptions(), _over(options, flags), ppo)
+
+
+def _check_one_length(
+    said: dict[str, Any], both: str = "--total-steps and --num-episodes were both given"
+) -> None:
+    if said.keys() >= set(LENGTHS) and said["num_episodes"] is not None:
+        raise UsageError(f"{both}, and each says how long to train; leave out one of them")
+
+
+def _over(options: Options, said: dict[str, Any]) -> Options:
+    """These options, with the given values in place of their own."""
+    names = {option.name for option in options_of(type(options))}
+    return replace(options, **{name: said[name] for name in names & said.keys()})  # type: ignore[type-var]

@@ -1,0 +1,19 @@
+"""Several agents in one environment: environments, and ways to hand them to learners of one."""
+
+from envfleet.errors import MissingExtra
+
+try:
+    from envfleet.multiagent.flatten import FlattenMultiAgentWrapper
+    from envfleet.multiagent.grid_policy import GridWorldPolicy
+    from envfleet.multiagent.grid_world import GridWorldEnvMultiAgent, GridWorldEnvParallel
+except ModuleNotFoundError as exc:
+    if exc.name != "pettingzoo":
+        raise  # installed but broken inside: that must not look like a missing package
+    raise MissingExtra("pettingzoo is not installed: pip install 'envfleet[multiagent]'") from exc
+
+__all__ = [
+    "FlattenMultiAgentWrapper",
+    "GridWorldEnvMultiAgent",
+    "GridWorldEnvParallel",
+    "GridWorldPolicy",
+]

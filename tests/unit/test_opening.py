@@ -1,0 +1,73 @@
+"""Opening a fleet from the arguments of a door."""
+
+from contextlib import closing
+
+import gymnasium
+import pytest
+
+import envfleet
+from envfleet.adapters import opening
+from envfleet.errors import ConfigError
+from envfleet.testing import Counter
+
+
+def refuse_to_measure(*args, **kwargs):
+    raise AssertionError("the environments were measured")
+
+
+class TestOpenFleet:
+    @pytest.mark.parametrize(
+        ("arguments", "backend", "num_workers"),
+        [
+            ({"backend": "serial"}, "serial", 1),
+            ({"backend": "thread", "num_workers": 2}, "thread", 2),
+            ({"num_workers": 2}, "process", 2),
+        ],
+    )
+    def test_measures_nothing_where_the_caller_decides(
+        self, arguments, backend, num_workers, monkeypatch
+    ):
+        monkeypatch.setattr(opening, "plan_fleet", refuse_to_measure)
+        fleet, plan = opening.open_fleet([Counter] * 3, autoreset="disabled", **arguments)
+        with closing(fleet):
+            assert (plan.backend, plan.num_workers) == (backend, num_workers)
+            assert (fleet.num_slots, fleet.autoreset) == (3, "disabled")
+            assert fleet.reset([envfleet.engine.ResetPlan()] * 3).obs[:, 0].tolist() == [0, 0, 0]
+
+    def test_measures_where_nothing_is_decided(self, monkeypatch):
+        monkeypatch.setattr(opening, "plan_fleet", refuse_to_measure)
+        with pytest.raises(AssertionError, match="were measured"):
+            opening.open_fleet([Counter] * 3)
+
+    def test_chooses_a_start_method_unless_one_is_named(self, monkeypatch):
+        monkeypatch.setattr(opening, "choose_start_method", lambda named: named or "spawn")
+        for named, chosen in ((None, "spawn"), ("fork", "fork")):
+            fleet, plan = opening.open_fleet([Counter], backend="serial", start_method=named)
+            fleet.close()
+            assert plan.start_method == chosen
+
+
+class TestEnvFunctions:
+    def test_of_an_id_have_its_spec(self):
+        env_fns, spec = opening.env_functions("CartPole-v1", 2, {"render_mode": "rgb_array"})
+        assert spec is not None
+        assert spec.id == "CartPole-v1"
+        with closing(env_fns[1]()) as env:
+            assert env.render_mode == "rgb_array"
+
+    def test_of_a_sequence_are_its_own(self):
+        made = [lambda: Counter(3), lambda: Counter(4)]
+        env_fns, spec = opening.env_functions(made)
+        assert spec is None
+        assert [env_fn().length for env_fn in env_fns] == [3, 4]
+
+    def test_of_a_native_environment_are_one_object(self):
+        vector = envfleet.native("CartPole-v1")
+        env_fns, _ = opening.env_functions(vector, 3)
+        assert env_fns == [vector] * 3
+        with pytest.raises(ConfigError, match=r"give keyword arguments to envfleet\.native"):
+            opening.env_functions(vector, 3, {"size": 2})
+
+    def test_a_native_environment_needs_an_entry_point(self):
+        with pytest.raises(ConfigError, match="FrozenLake-v1 has no vector_entry_point"):
+            envfleet.native(gymnasium.spec("FrozenLake-v1"))
