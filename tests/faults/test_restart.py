@@ -1760,6 +1760,8 @@ def test_a_lost_slot_does_not_show_the_end_of_the_episode_before(is_queued):
     """Its last row was an end, and its next episode began by a plan, or plainly."""
     with opened(Tasks, 1, autoreset="same_step", on_failure="restart") as envs:
         envs.reset(seed=5)
+        for _ in range(3):  # once it has begun an episode by itself
+            envs.step(zeros(1))
         if is_queued:
             envs.queue_reset(seed=[30])
         for _ in range(3):
@@ -1780,7 +1782,7 @@ def test_a_slot_that_ends_as_its_neighbour_kills_shows_its_own_end(has_ended_bef
     env_fns = [functools.partial(Tasks, length), functools.partial(KillsAtOne, "kill")]
     with opened(env_fns, num_workers=1, autoreset="same_step", on_failure="restart") as envs:
         envs.reset(seed=5)
-        for _ in range(2):
+        for _ in range(5):  # all have begun an episode by themselves
             envs.step(zeros(2))
         if is_queued:
             envs.queue_reset(seed=[30], slots=[0])

@@ -459,6 +459,9 @@ class Fleet:
                         inflight.reset_slots.difference_update(slots.tolist())
                     self._note_episodes(slots, rows, ended, invalid)
                     self._num_noted += 1
+            if self.autoreset == "same_step":
+                # from now on flags that are set tell of ends that no caller knows of
+                self._workers.control.flags[:2, rows] = False
         return batch
 
     def _note_taken(self, slot_set: SlotSet, noted_before: int) -> None:
@@ -573,6 +576,7 @@ class Fleet:
                 control, rows = self._workers.control, np.array(dropped, np.intp)  # none: it failed
                 ended = control.terminated[rows] | control.truncated[rows]
                 self._note_episodes(rows, rows, ended, control.invalid[rows])
+                control.flags[:2, rows] = False
             self._batch_reader.forget(dropped)
             self._inflight.reset_slots.difference_update(dropped)
             pending.part = self._slot_sets.part_of(kept) if kept else None
@@ -585,9 +589,6 @@ class Fleet:
         self, slots: Slots, rows: slice | Slots, ended: Flags, invalid: Flags
     ) -> None:
         """Take note of what the hosts of these slots did by themselves."""
-        if self.autoreset == "same_step":
-            # from now on flags that are set tell of ends that no caller knows of
-            self._workers.control.flags[:2, rows] = False
         if self._is_native:
             return  # such slots cannot be replayed one by one, and their resets cannot be planned
         self._episodes.note_ends(rows, ended)
