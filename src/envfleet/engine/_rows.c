@@ -1,8 +1,8 @@
 /* What every step does to every row and every worker, without the interpreter.
 
-   Each function does the common case itself and leaves everything else to Python: what is unusual
-   is decided there alone. rows_python.py has the same functions in Python, for machines without a
-   compiler, except keep_pcg64, post_steps and collect_steps, which a fleet can do without. */
+   Each function does the common case by itself and leaves every other case to Python.
+   rows_python.py has the same functions in Python, for machines without a compiler, and says what
+   they do; only keep_pcg64 is missing there. */
 
 #define PY_SSIZE_T_CLEAN
 #define NPY_NO_DEPRECATED_API NPY_2_0_API_VERSION
@@ -15,6 +15,12 @@
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
+#ifdef __linux__
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#endif
+
+#define LOW_HALF (NPY_BYTE_ORDER == NPY_BIG_ENDIAN ? 4 : 0) /* of a word of 64 bits */
 
 static int
 is_array(PyArrayObject *array, int type, int ndim, npy_intp least)
@@ -23,13 +29,13 @@ is_array(PyArrayObject *array, int type, int ndim, npy_intp least)
         PyArray_DIM(array, ndim - 1) >= least) {
         return 1;
     }
-    PyErr_SetString(PyExc_TypeError, "an array has not the type, shape or order it must have");
+    PyErr_SetString(PyExc_TypeError, "an array has the wrong type, shape or order");
     return 0;
 }
 
 /* ---- a worker: step environments ---------------------------------------------------------- */
 
-/* 0 or 1 if this is False or True, -1 if it is anything else. */
+/* 0 for False, 1 for True, -1 for any other object. */
 static int
 as_flag(PyObject *flag)
 {
@@ -259,7 +265,7 @@ write_status(const HostState *host, PyObject *word)
     return 0;
 }
 
-/* Let Python take what an environment returned (NULL: what it raised); -1 if that raises too. */
+/* Let Python store what an environment returned (NULL: it raised); -1 if that raises, too. */
 static int
 leave_to_python(const HostState *host, PyObject *row, PyObject *take, PyObject *result, const char *doing)
 {
@@ -462,7 +468,7 @@ step_rows(PyObject *Py_UNUSED(module), PyObject *args)
                             PyList_GET_SIZE(actions), PyList_GET_SIZE(lines));
     }
     for (Py_ssize_t i = 0; i < PyList_GET_SIZE(lines) && i < PyList_GET_SIZE(actions); i++) {
-        /* held on to: what Python does in a row may change the lists */
+        /* own references: an environment may change the lists */
         PyObject *env_row = Py_NewRef(PyList_GET_ITEM(lines, i));
         PyObject *action = Py_NewRef(PyList_GET_ITEM(actions, i));
         int status = step_row(&host, env_row, action);
@@ -475,7 +481,7 @@ step_rows(PyObject *Py_UNUSED(module), PyObject *args)
     Py_RETURN_NONE;
 }
 
-/* What numpy keeps of a PCG64, where compilers have whole numbers of 128 bits; rng.py tries it. */
+/* A PCG64 in memory where compilers have 128-bit integers; rng.py checks that this is right. */
 typedef struct {
     struct {
         unsigned char state[16], increment[16];
@@ -759,10 +765,10 @@ common_number(PyObject *Py_UNUSED(module), PyObject *args)
 
 /* ---- the parent: plain steps of whole workers ------------------------------------------------ */
 
-enum { HAS_REPLY = 2 }; /* as in worker.py */
-enum { NOTHING, POSTED, DONE, DONE_WITH_REPLY }; /* what a lane says of a worker */
+enum { HAS_REPLY = 2 }; /* as in rows_python.py */
+enum { NOTHING, POSTED, DONE, DONE_WITH_REPLY }; /* the states in rows_python.py */
 
-/* rows_python.py's Port; everything in it is borrowed. */
+/* WorkerPort of rows_python.py; all references are borrowed. */
 typedef struct {
     volatile npy_uint64 *ring; /* entries of request, operation, flags */
     npy_uint64 size;
@@ -825,6 +831,21 @@ are_as_many(PyObject *ports, PyObject *states)
     return 0;
 }
 
+/* Ring a worker's bell for commands: a descriptor, or the count on which it sleeps. */
+static void
+ring(Port *port)
+{
+#ifdef SYS_futex
+    if (port->commands < 0) {
+        syscall(SYS_futex, (char *)port->hint + LOW_HALF, FUTEX_WAKE, 1, NULL, NULL, 0);
+        return;
+    }
+#endif
+    npy_uint64 once = 1;
+    ssize_t written = write(port->commands, &once, sizeof once);
+    (void)written; /* this counter is never full, and the wait hears of a worker's end */
+}
+
 static PyObject *
 post_steps(PyObject *Py_UNUSED(module), PyObject *args)
 {
@@ -858,13 +879,11 @@ post_steps(PyObject *Py_UNUSED(module), PyObject *args)
         entry[1] = operation;
         entry[2] = flags;
         *port->posted += 1;
-        *port->hint = *port->posted;
+        __atomic_store_n(port->hint, *port->posted, __ATOMIC_RELEASE); /* after its entry */
         *port->state = POSTED;
     }
     for (Py_ssize_t i = 0; i < count; i++) {
-        npy_uint64 once = 1;
-        ssize_t written = write(chosen[i].commands, &once, sizeof once);
-        (void)written; /* this counter is never full, and the wait hears of a worker's end */
+        ring(&chosen[i]);
     }
     PyMem_Free(chosen);
     Py_RETURN_NONE;
@@ -915,7 +934,7 @@ wait_for(Port *ports, struct pollfd *watched, Py_ssize_t count, Py_ssize_t wante
             return 1;
         }
         if (done >= wanted) {
-            /* those who are done must not hide one who has ended */
+            /* the workers that are done must not hide one that has ended */
             struct pollfd end = {urgent, POLLIN, 0};
             return poll(&end, 1, 0) == 0;
         }
@@ -926,7 +945,7 @@ wait_for(Port *ports, struct pollfd *watched, Py_ssize_t count, Py_ssize_t wante
         if (now_s < spin_until_s) {
             continue;
         }
-        /* who needs all of them sleeps until the last is done, instead of being woken by each */
+        /* if all are needed, sleep until the last is done instead of being woken by each */
         int needs_all = done + coming - ports[last].num_slots < wanted;
         nfds_t size = 0;
         watched[size++] = (struct pollfd){urgent, POLLIN, 0};
@@ -945,7 +964,7 @@ wait_for(Port *ports, struct pollfd *watched, Py_ssize_t count, Py_ssize_t wante
     }
 }
 
-/* Hand out those that are done: their numbers. */
+/* The numbers of the workers that are done, which have nothing under way then. */
 static PyObject *
 collected(Port *ports, PyObject *workers)
 {
@@ -1001,11 +1020,38 @@ collect_steps(PyObject *Py_UNUSED(module), PyObject *args)
     }
     else if (status == 0) {
         found = Py_NewRef(Py_None);
-    } /* else NULL: what a signal's handler raised */
+    } /* else NULL: a signal handler raised */
 end:
     PyMem_Free(ports);
     PyMem_Free(watched);
     return found;
+}
+
+/* Sleep until the first of a worker's words is not what it was; what it is then. */
+static PyObject *
+wait_for_count(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    PyArrayObject *words;
+    unsigned long long before;
+    if (!PyArg_ParseTuple(args, "O!K", &PyArray_Type, &words, &before) ||
+        !is_array(words, NPY_UINT64, 1, 1)) {
+        return NULL;
+    }
+    npy_uint64 *word = PyArray_DATA(words), now;
+    while ((now = __atomic_load_n(word, __ATOMIC_ACQUIRE)) == before) {
+#ifdef SYS_futex
+        Py_BEGIN_ALLOW_THREADS
+        syscall(SYS_futex, (char *)word + LOW_HALF, FUTEX_WAIT, (npy_uint32)before, NULL, NULL, 0);
+        Py_END_ALLOW_THREADS
+        if (PyErr_CheckSignals() < 0) {
+            return NULL;
+        }
+#else
+        PyErr_SetString(PyExc_NotImplementedError, "there are no futexes here");
+        return NULL;
+#endif
+    }
+    return PyLong_FromUnsignedLongLong(now);
 }
 
 static PyMethodDef methods[] = {
@@ -1018,6 +1064,7 @@ static PyMethodDef methods[] = {
     {"common_number", common_number, METH_VARARGS, NULL},
     {"post_steps", post_steps, METH_VARARGS, NULL},
     {"collect_steps", collect_steps, METH_VARARGS, NULL},
+    {"wait_for_count", wait_for_count, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
 

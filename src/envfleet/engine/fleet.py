@@ -23,8 +23,8 @@ import numpy.typing as npt
 from gymnasium.utils.env_checker import data_equivalence
 
 from envfleet.engine.actions import ActionWriter
-from envfleet.engine.backends.base import WorkerHandle
-from envfleet.engine.backends.process.backend import refuse_unguarded_main
+from envfleet.engine.backends.base import WorkerHandle, backend_named
+from envfleet.engine.backends.process.launch import refuse_unguarded_main
 from envfleet.engine.batch import Batch, BatchReader, any_set
 from envfleet.engine.episodes import Episodes
 from envfleet.engine.host import SlotState
@@ -35,7 +35,6 @@ from envfleet.engine.memory import PagePlan
 from envfleet.engine.messages import EnvFacts, Op, Reply
 from envfleet.engine.options import (
     Autoreset,
-    BackendName,
     Deadlines,
     EnvFn,
     OnFailure,
@@ -72,7 +71,7 @@ class Fleet:
         env_fns: Sequence[EnvFn],
         *,
         num_workers: int = 1,
-        backend: BackendName = "process",
+        backend: str = "process",
         start_method: StartMethod = "fork",
         autoreset: Autoreset = "next_step",
         deadlines: Deadlines = Deadlines(),  # noqa: B008 - frozen
@@ -88,7 +87,7 @@ class Fleet:
         Args:
             env_fns: One function per slot that builds its environment where it will live.
             num_workers: Among how many workers the slots are dealt.
-            backend: "serial" (here), "thread" or "process".
+            backend: "serial" (here), "thread", "process", or another that was registered.
             start_method: How processes are started: "fork", "spawn" or "forkserver".
             autoreset: "next_step", "same_step" or "disabled", as Gymnasium defines them.
             deadlines: How long to wait for what.
@@ -101,14 +100,14 @@ class Fleet:
                 worker processes step the others; it counts as one of the workers.
         """
         refuse_unguarded_main()
-        one_of("backend", backend, BackendName)
+        kind = backend_named(backend)
         one_of("start_method", start_method, StartMethod)
         one_of("autoreset", autoreset, Autoreset)
         one_of("on_failure", on_failure, OnFailure)
-        if backend == "serial" and (deadlines.step_s or deadlines.reset_s):
+        if not kind.can_interrupt and (deadlines.step_s or deadlines.reset_s):
             raise ConfigError(
-                "backend='serial' runs environments in this thread, where none can be interrupted; "
-                "leave out the timeouts or use backend='process'"
+                f"backend={backend!r} runs environments in this thread, where none can be "
+                "interrupted; leave out the timeouts or use backend='process'"
             )
         if not env_fns:
             raise ConfigError("a fleet needs at least one environment; got none")
@@ -118,7 +117,7 @@ class Fleet:
                 f"num_workers must be between 1 and the number of environments ({len(env_fns)}), "
                 f"got {num_workers}"
             )
-        _check_here(num_here, len(env_fns), num_workers, backend, deadlines)
+        _check_here(num_here, len(env_fns), num_workers, backend, kind.survives_crash, deadlines)
         self.num_slots, self.autoreset = len(env_fns), autoreset
         self._poison, self._can_resume = poison, on_failure == "resume"
         workers = self._workers = Workers(
@@ -334,8 +333,9 @@ class Fleet:
     def _is_under_way(self, slot_set: SlotSet) -> bool:
         """Whether a step of this route was posted: all of it is, or nothing."""
         fast_path, part = self._workers.fast_path, slot_set.parts[0]
-        is_on_lane = fast_path is not None and bool(fast_path.under_way[part.worker])
-        return is_on_lane or self._inflight.is_any_in_flight(part.slots.tolist())
+        return bool(fast_path.under_way[part.worker]) or self._inflight.is_any_in_flight(
+            part.slots.tolist()
+        )
 
     def _check_page(self, page: Any) -> None:
         pages = self.pages
@@ -472,7 +472,11 @@ class Fleet:
         if self._is_closed:
             return
         control, fast_path = self._workers.control, self._workers.fast_path
-        if fast_path is None or self._num_noted != noted_before or not self._inflight.is_empty:
+        if (
+            not self._workers.are_all_up
+            or self._num_noted != noted_before
+            or not self._inflight.is_empty
+        ):
             return
         with uninterrupted:
             for part in slot_set.parts:
@@ -914,6 +918,9 @@ class Fleet:
         """Close environments, end workers, give everything back. Idempotent and bounded in time."""
         if self.is_closed:
             return
+        if self._workers.is_stopped:  # the interpreter is exiting, and the finalizer came first
+            self._is_closed = True
+            return
         self._last_timings = self.timings
         self._plain_steps.leave()
         self._is_closed = True
@@ -953,11 +960,16 @@ os.register_at_fork(after_in_child=_leave_all_to_parent)
 
 
 def _check_here(
-    num_here: int, num_slots: int, num_workers: int, backend: BackendName, deadlines: Deadlines
+    num_here: int,
+    num_slots: int,
+    num_workers: int,
+    backend: str,
+    is_apart: bool,
+    deadlines: Deadlines,
 ) -> None:
     if not num_here:
         return
-    if backend != "process" or num_workers < 2:
+    if not is_apart or num_workers < 2:
         raise ConfigError(
             "num_here shares slots between this process and worker processes: it needs "
             f"backend='process' and two workers or more, of which this process is one; got "

@@ -23,7 +23,7 @@ from envfleet.engine.episodes import Episodes, FailureEvent
 from envfleet.engine.host import SlotState
 from envfleet.engine.incident import Incident
 from envfleet.engine.inflight import MOVES, Inflight, Pending
-from envfleet.engine.messages import EnvFailure, Op, read_status_word
+from envfleet.engine.messages import EnvFailure, Op
 from envfleet.engine.options import Autoreset, Deadlines, OnFailure, ResetPlan, RestartPolicy
 from envfleet.engine.slots import SlotSets
 from envfleet.engine.snapshot import Snapshot
@@ -261,7 +261,7 @@ class Recovery:
     def on_death(self, handle: WorkerHandle) -> None:
         """A worker ended without being asked to."""
         owed = list(self._inflight.outstanding[handle.worker])
-        op, slot = read_status_word(self._workers.control.status[handle.worker][1])
+        op, slot, _ = handle.status()
         if op is Op.IDLE and owed:
             op = owed[0].command.op
         is_known = slot is not None
@@ -317,7 +317,7 @@ class Recovery:
         return is_any
 
     def _is_too_long(self, silence: Silence, now_s: float) -> bool:
-        op, _ = read_status_word(silence.status_word)
+        op = silence.status.op
         limit_s, _ = limit_for(Op.STEP if op is Op.IDLE else op, self._deadlines)
         quiet_s = now_s - silence.since_s
         if limit_s is None:
@@ -334,7 +334,7 @@ class Recovery:
 
     def _check_silence(self, handle: WorkerHandle, oldest: Pending, now_s: float) -> None:
         silence = self._silence_of(handle.worker, oldest.command.request, now_s)
-        op, slot = read_status_word(silence.status_word)
+        op, slot, _ = silence.status
         if op is Op.IDLE:
             op = oldest.command.op
         is_known = slot is not None
@@ -362,9 +362,9 @@ class Recovery:
             )
 
     def _silence_of(self, worker: int, request: int, now_s: float) -> Silence:
-        word = self._workers.control.status[worker][1]
-        known = self._silences.get(worker) or Silence(request, word, now_s)
-        self._silences[worker] = silence = known.look(request, word, now_s)
+        status = self._workers.handles[worker].status()
+        known = self._silences.get(worker) or Silence(request, status, now_s)
+        self._silences[worker] = silence = known.look(request, status, now_s)
         return silence
 
     def _lose(
@@ -449,7 +449,7 @@ class Recovery:
         if isinstance(error, EnvConstructionFailed | EnvNotRegistered):
             return error.slot
         if isinstance(error, WorkerDied | StartTimeout):
-            return read_status_word(self._workers.control.status[worker][1])[1]
+            return self._workers.handles[worker].status().slot
         return None
 
     def welcome(self) -> None:

@@ -25,6 +25,7 @@ __all__ = [
     "put_rows",
     "step_rows",
     "take_rewards",
+    "wait_for_count",
 ]
 
 NO_C_VARIABLE = "ENVFLEET_NO_C"
@@ -44,6 +45,7 @@ try:
         put_rows,
         step_rows,
         take_rewards,
+        wait_for_count,
     )
 except ImportError:
     from envfleet.engine.rows_python import (
@@ -55,6 +57,7 @@ except ImportError:
         put_rows,
         step_rows,
         take_rewards,
+        wait_for_count,
     )
 
     keep_pcg64 = None

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from envfleet.engine.messages import Op
+from envfleet.engine.messages import Op, WorkerStatus
 from envfleet.engine.options import Deadlines, OnFailure, ResetPlan, RestartPolicy
 
 
@@ -84,17 +84,17 @@ class Silence:
     """How long a worker has stood at the same place of the same request."""
 
     request: int
-    status_word: int
+    status: WorkerStatus
     since_s: float
     is_warned: bool = False
     is_excused: bool = False
     """It was counted anew once because no one had looked at it for long."""
 
-    def look(self, request: int, status_word: int, now_s: float) -> Silence:
+    def look(self, request: int, status: WorkerStatus, now_s: float) -> Silence:
         """The same silence if nothing has moved, else a new one."""
-        if (request, status_word) == (self.request, self.status_word):
+        if (request, status) == (self.request, self.status):
             return self
-        return Silence(request, status_word, now_s)
+        return Silence(request, status, now_s)
 
     def restarted(self, now_s: float) -> Silence:
         """Counted anew: this process stood still itself, and perhaps the worker with it."""
