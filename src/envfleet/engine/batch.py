@@ -21,7 +21,7 @@ from envfleet.engine.infos import NO_INFO, Info, PackedInfos, Schema, collate
 from envfleet.engine.memory import Control, Data
 from envfleet.engine.messages import Reply
 from envfleet.engine.options import Autoreset
-from envfleet.engine.rows import common_number, copy_rows, take_rewards
+from envfleet.engine.rows import common_number, copy_rows, take_ended, take_rewards
 from envfleet.engine.slots import Slots, WorkerPart
 from envfleet.errors import LayoutMismatch
 from envfleet.layout import Columns
@@ -56,27 +56,41 @@ class Batch:
     plain: Sequence[tuple[int, Info]] = field(default=(), repr=False)
     finals: Finals | None = field(default=None, repr=False)
     """same_step: what the ended episodes ended with."""
+    # a `cached_property` takes a lock
+    _final_obs: Any = field(default=None, init=False, repr=False)
+    _infos: dict[str, Any] | None = field(default=None, init=False, repr=False)
 
     def __len__(self) -> int:
         """How many slots."""
         return len(self.slots)
 
-    @cached_property
+    @property
     def final_obs(self) -> Any:
         """The true successor: the last observation where an episode ended, else `obs`."""
-        return self.obs if self.finals is None else self.finals.put_into(self.obs)
+        if self.finals is None:
+            return self.obs
+        if self._final_obs is None:
+            self._final_obs = self.finals.put_into(self.obs)
+        return self._final_obs
 
-    @cached_property
+    @property
     def infos(self) -> dict[str, Any]:
         """Gymnasium's vector form: `key` -> values, `_key` -> which rows have it."""
-        num, finals = len(self), self.finals
-        has_any = self.packed.groups or self.plain
-        infos = _collated(num, self.packed, self.plain) if has_any else {}
+        if self._infos is None:
+            self._infos = self._all_infos()
+        return self._infos
+
+    def _all_infos(self) -> dict[str, Any]:
+        packed, plain, finals = self.packed, self.plain, self.finals
+        infos = _collated(len(self), packed, plain) if packed.groups or plain else {}
         if finals is None:
             return infos
-        if infos.keys() & _FINAL_KEYS:  # an environment uses these names for infos of its own
-            return _collated(num, self.packed, [*finals.each_info(), *self.plain])
-        return infos | finals.infos(num)
+        if (
+            infos and infos.keys() & _FINAL_KEYS
+        ):  # an environment uses these names for infos of its own
+            return _collated(len(self), packed, [*finals.each_info(), *plain])
+        infos.update(finals.infos())
+        return infos
 
     def infos_among(self, num_slots: int) -> dict[str, Any]:
         """The same for all slots of a fleet; only those of this batch have infos."""
@@ -97,12 +111,14 @@ class Batch:
 _FINAL_KEYS = {"final_obs", "final_info", "_final_obs", "_final_info"}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Finals:
     """The last observations and infos of the episodes that ended in a batch."""
 
-    positions: npt.NDArray[np.intp]
-    """The rows of the batch that are ends."""
+    ended: npt.NDArray[np.bool_]
+    """Which rows of the batch are ends, and"""
+    positions: list[int]
+    """their numbers."""
     space: Any
     """The space of the observations; None in a mixed fleet."""
     obs: Sequence[Any]
@@ -114,17 +130,16 @@ class Finals:
 
     def put_into(self, obs: Any) -> Any:
         """A copy of the batch's observations, with the last ones where episodes ended."""
-        finals = dict(zip(self.positions.tolist(), self.obs, strict=True))
+        finals = dict(zip(self.positions, self.obs, strict=True))
         if self.space is None:
             return tuple(finals.get(position, value) for position, value in enumerate(obs))
         return _with_rows(self.space, obs, finals)
 
-    def infos(self, num: int) -> dict[str, Any]:
-        """What `infos` of a batch of `num` rows says about them."""
-        mask = np.zeros(num, np.bool_)
-        mask[self.positions] = True
-        final_obs = np.full(num, None, object)
-        for position, obs in zip(self.positions.tolist(), self.obs, strict=True):
+    def infos(self) -> dict[str, Any]:
+        """What `infos` of the batch says about them."""
+        num = len(self.ended)
+        final_obs = np.empty(num, object)
+        for position, obs in zip(self.positions, self.obs, strict=True):
             final_obs[position] = obs
         final_info = {}
         if self.packed.groups or self.plain:
@@ -132,8 +147,8 @@ class Finals:
         return {
             "final_obs": final_obs,
             "final_info": final_info,
-            "_final_obs": mask,
-            "_final_info": mask.copy(),
+            "_final_obs": self.ended.copy(),
+            "_final_info": self.ended.copy(),
         }
 
     def each_info(self) -> list[tuple[int, Info]]:
@@ -141,7 +156,7 @@ class Finals:
         infos: dict[int, Info] = dict([*self.packed.each(), *self.plain])
         return [
             (position, {"final_obs": obs, "final_info": infos.get(position, {})})
-            for position, obs in zip(self.positions.tolist(), self.obs, strict=True)
+            for position, obs in zip(self.positions, self.obs, strict=True)
         ]
 
 
@@ -202,7 +217,8 @@ class BatchReader:
         self._autoreset, self._copy = autoreset, copy
         self.is_mixed = len(data.space_groups) > 1
         self._plain_obs = data.obs[0].sole_array if copy and not self.is_mixed else None
-        self._plain_finals = None if self.is_mixed else data.final_obs[0].sole_array
+        finals = None if self.is_mixed else data.final_obs[0].sole_array
+        self._plain_finals = None if finals is None or finals.ndim < 2 else finals
         self.spills: dict[int, dict[int, Any]] = {}
         """Parts of each slot's last observation that its row could not hold."""
         self._has_cells = any(
@@ -361,7 +377,7 @@ class BatchReader:
         plain: PlainInfos = []
         finals = None
         if has_events and self._autoreset == "same_step":
-            finals = self._take_finals(slots, terminated | truncated)
+            finals = self._take_finals(slots, rows, terminated, truncated)
         incidents: tuple[Incident, ...] = ()
         if self._infos or self._incidents or self._later:
             incidents = self._take_news(slots, plain)
@@ -416,38 +432,40 @@ class BatchReader:
         kind, row = int(self._data.group_of[slot]), int(self._data.row_of[slot])
         return columns[kind].read(row, spills.get(slot))
 
-    def _take_finals(self, slots: Slots, ended: npt.NDArray[np.bool_]) -> Finals | None:
+    def _take_finals(
+        self,
+        slots: Slots,
+        rows: slice | Slots,
+        terminated: npt.NDArray[np.bool_],
+        truncated: npt.NDArray[np.bool_],
+    ) -> Finals | None:
         """same_step: what the episodes that ended in these rows ended with."""
-        positions = ended.nonzero()[0]
-        if not len(positions):
+        plain_finals, groups = self._plain_finals, self._data.space_groups
+        space = None if self.is_mixed else groups[0].observation.space
+        obs: list[Any] | None = None
+        if plain_finals is not None and isinstance(rows, slice):
+            ended, positions, obs = take_ended(plain_finals, terminated, truncated, rows.start)
+        else:
+            ended = terminated | truncated
+            positions = ended.nonzero()[0].tolist()
+        if not positions:
             return None
+        if obs is not None and not self._has_schemas and not self._final_infos:
+            return Finals(ended, positions, space, obs)
         slots = slots[positions]
         packed, plain = _NOTHING_PACKED, []
         if self._has_schemas:
             control = self._control
             packed = self._packed(slots, slots, control.final_infos, control.final_schemas)
-            packed = packed.moved_to(positions)
-        spills = None
-        if self._final_infos or self._final_spills:
-            spills = {}
-            for index, slot in enumerate(slots.tolist()):
-                if slot in self._final_infos:
-                    plain.append((int(positions[index]), self._final_infos.pop(slot)))
-                if slot in self._final_spills:
-                    spills[index] = self._final_spills.pop(slot)
-        columns = self._data.final_obs
-        if self.is_mixed:
-            group_of, row_of = self._data.group_of, self._data.row_of
-            obs = [
-                columns[int(group_of[slot])].read(int(row_of[slot]), (spills or {}).get(index))
-                for index, slot in enumerate(slots.tolist())
-            ]
-            return Finals(positions, None, obs, packed, plain)
-        if self._plain_finals is None:
-            obs = columns[0].read_each(slots, spills)
-        else:
-            obs = list(self._plain_finals.take(slots, axis=0))
-        return Finals(positions, self._data.space_groups[0].observation.space, obs, packed, plain)
+            packed = packed.moved_to(np.array(positions))
+        spills = self._final_spills
+        if obs is None:
+            obs = [self._read(self._data.final_obs, slot, spills) for slot in slots.tolist()]
+        for position, slot in zip(positions, slots.tolist(), strict=True):
+            spills.pop(slot, None)
+            if slot in self._final_infos:
+                plain.append((position, self._final_infos.pop(slot)))
+        return Finals(ended, positions, space, obs, packed, plain)
 
     def _take_news(self, slots: Slots, plain: PlainInfos) -> tuple[Incident, ...]:
         incidents: dict[int, Incident] = {}

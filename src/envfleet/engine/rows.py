@@ -24,6 +24,7 @@ __all__ = [
     "post_steps",
     "put_rows",
     "step_rows",
+    "take_ended",
     "take_rewards",
 ]
 
@@ -43,6 +44,7 @@ try:
         post_steps,
         put_rows,
         step_rows,
+        take_ended,
         take_rewards,
     )
 except ImportError:
@@ -54,6 +56,7 @@ except ImportError:
         post_steps,
         put_rows,
         step_rows,
+        take_ended,
         take_rewards,
     )
 
