@@ -85,9 +85,7 @@ class Batch:
         infos = _collated(len(self), packed, plain) if packed.groups or plain else {}
         if finals is None:
             return infos
-        if (
-            infos and infos.keys() & _FINAL_KEYS
-        ):  # an environment uses these names for infos of its own
+        if infos and infos.keys() & _FINAL_KEYS:  # an environment's own infos have these names
             return _collated(len(self), packed, [*finals.each_info(), *plain])
         infos.update(finals.infos())
         return infos
@@ -262,6 +260,12 @@ class BatchReader:
             self._schemas[part.worker] += reply.schemas
             self._has_schemas = True
             self._uniform.clear()
+        if reply.failures and self._autoreset == "same_step" and self._has_schemas:
+            # An episode ended and the reset after it failed: its last info is handed out with the
+            # row of the restart, which writes another into the cell.
+            slots = np.array([failure.slot for failure in reply.failures])
+            ended = self._control.terminated[slots] | self._control.truncated[slots]
+            self._keep_packed(slots[ended], final=True)
 
     def attach(self, incident: Incident, slots: Sequence[int], unreceived: set[int]) -> None:
         """The next rows of these slots carry the incident; those that wait already are older."""
@@ -288,17 +292,18 @@ class BatchReader:
         Infos of rows that have not been handed out are read now, and kept as dicts.
         """
         slots = np.flatnonzero(self._worker_of == worker)
-        control = self._control
-        for cells, numbers, kept in (
-            (control.infos, control.schemas, self._infos),
-            (control.final_infos, control.final_schemas, self._final_infos),
-        ):
-            for position, info in self._packed(slots, slots, cells, numbers).each():
-                if int(slots[position]) in unreceived:
-                    kept.setdefault(int(slots[position]), info)
-            numbers[slots] = NO_INFO
+        waiting = slots[[slot in unreceived for slot in slots.tolist()]]
+        self._keep_packed(waiting, final=False)
+        self._keep_packed(waiting, final=True)
+        self._control.schemas[slots] = self._control.final_schemas[slots] = NO_INFO
         self._schemas[worker] = []
         self._uniform.clear()
+
+    def _keep_packed(self, slots: Slots, *, final: bool) -> None:
+        """Read the infos, or last infos, in the cells of these slots, and keep them as dicts."""
+        kept = self._final_infos if final else self._infos
+        for position, info in self._packed(slots, slots, final=final).each():
+            kept.setdefault(int(slots[position]), info)
 
     def mend_rows(self, slots: Sequence[int]) -> None:
         """Write a value into rows that have none, or only a part because their worker died."""
@@ -391,9 +396,7 @@ class BatchReader:
             has_events=has_events,
             incidents=incidents,
             page=page,
-            packed=self._packed(slots, rows, control.infos, control.schemas)
-            if self._has_schemas
-            else _NOTHING_PACKED,
+            packed=self._packed(slots, rows) if self._has_schemas else _NOTHING_PACKED,
             plain=plain,
             finals=finals,
         )
@@ -455,9 +458,7 @@ class BatchReader:
         slots = slots[positions]
         packed, plain = _NOTHING_PACKED, []
         if self._has_schemas:
-            control = self._control
-            packed = self._packed(slots, slots, control.final_infos, control.final_schemas)
-            packed = packed.moved_to(np.array(positions))
+            packed = self._packed(slots, slots, final=True).moved_to(np.array(positions))
         spills = self._final_spills
         if obs is None:
             obs = [self._read(self._data.final_obs, slot, spills) for slot in slots.tolist()]
@@ -481,15 +482,13 @@ class BatchReader:
                 self._incidents[slot] = self._later.pop(slot)
         return tuple(incidents.values())
 
-    def _packed(
-        self,
-        slots: Slots,
-        rows: slice | Slots,
-        all_cells: npt.NDArray[np.uint8],
-        all_numbers: npt.NDArray[np.uint16],
-    ) -> PackedInfos:
+    def _packed(self, slots: Slots, rows: slice | Slots, *, final: bool = False) -> PackedInfos:
+        """The infos, or last infos, in the cells of these slots."""
         if not len(slots):
             return _NOTHING_PACKED
+        control = self._control
+        all_cells = control.final_infos if final else control.infos
+        all_numbers = control.final_schemas if final else control.schemas
         if isinstance(rows, slice):
             common = common_number(all_numbers, rows.start, rows.stop)
             if common == NO_INFO:
