@@ -13,6 +13,7 @@ from gymnasium import spaces
 
 import envfleet
 from envfleet import errors
+from envfleet.engine.backends.base import backend_named
 from envfleet.testing import (
     AnySpace,
     Counter,
@@ -382,7 +383,7 @@ def test_11_a_constructor_that_fails_is_named(where):
     with pytest.raises(errors.EnvConstructionFailed, match="as asked") as caught:
         envfleet.make_vec(env_fns, **where)
     assert caught.value.slot == 2
-    assert "faults.py" in str(caught.value.__cause__)
+    assert "faulty_envs.py" in str(caught.value.__cause__)
 
 
 @pytest.mark.parametrize("where", EVERY)
@@ -396,7 +397,7 @@ def test_12_a_two_argument_exception_arrives_as_text(where):
             envs.step(ZERO)
     assert caught.value.slot == 1
     assert "TwoArgumentError" in caught.value.reason
-    assert "faults.py" in str(caught.value.__cause__)
+    assert "faulty_envs.py" in str(caught.value.__cause__)
 
 
 @pytest.mark.parametrize("at", ["reset", "step", "call"])
@@ -430,7 +431,7 @@ def test_12_an_unpicklable_info_affects_no_other_slot(where, mode):
 def test_12_an_unpicklable_attribute_affects_no_other_slot(where):
     with opened(UnpicklableInfo, 3, **where) as envs:
         envs.reset(seed=0)
-        if where["backend"] == "process":
+        if backend_named(where["backend"]).needs_pickle:
             with pytest.raises(errors.EnvFailed, match="pickle"):
                 envs.get_attr("unpicklable")
         else:

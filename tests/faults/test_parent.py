@@ -15,7 +15,16 @@ import pytest
 
 import envfleet
 from envfleet.testing import Hanging
-from tests.faults.stage import METHODS, Resident, at_most, is_alive, left_after, program, zeros
+from tests.faults.stage import (
+    METHODS,
+    Resident,
+    at_most,
+    is_alive,
+    left_after,
+    program,
+    run_program,
+    zeros,
+)
 
 SIGKILL_GRACE_S = 3.0
 
@@ -534,3 +543,30 @@ def test_threads_of_a_fleet_without_references_end():
     envs.reset(seed=0)
     del envs
     gc.collect()
+
+
+CLOSED_AT_EXIT = """
+    import sys
+
+    import numpy as np
+
+    from envfleet.engine import Fleet, ResetPlan
+    from envfleet.testing import Counter
+
+    class Owner:
+        def __init__(self, fleet):
+            self.fleet = fleet
+
+        def __del__(self):
+            self.fleet.close()
+
+    if __name__ == "__main__":
+        owner = Owner(Fleet([Counter] * 2, backend=sys.argv[1]))
+        owner.fleet.reset([ResetPlan(seed=0)] * 2)
+        owner.fleet.send(np.zeros(2, np.int64))
+"""
+
+
+@pytest.mark.parametrize("backend", ["serial", "thread", "process"])
+def test_a_fleet_may_be_closed_by_a_finalizer_at_the_exit_of_the_interpreter(backend, tmp_path):
+    assert run_program(tmp_path, CLOSED_AT_EXIT, backend) == (0, "", "")

@@ -15,6 +15,12 @@
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
+#ifdef __linux__
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#endif
+
+#define LOW_HALF (NPY_BYTE_ORDER == NPY_BIG_ENDIAN ? 4 : 0) /* of a word of 64 bits */
 
 static int
 is_array(PyArrayObject *array, int type, int ndim, npy_intp least)
@@ -894,6 +900,21 @@ are_as_many(PyObject *ports, PyObject *states)
     return 0;
 }
 
+/* Ring a worker's bell for commands: a descriptor, or the count on which it sleeps. */
+static void
+ring(Port *port)
+{
+#ifdef SYS_futex
+    if (port->commands < 0) {
+        syscall(SYS_futex, (char *)port->hint + LOW_HALF, FUTEX_WAKE, 1, NULL, NULL, 0);
+        return;
+    }
+#endif
+    npy_uint64 once = 1;
+    ssize_t written = write(port->commands, &once, sizeof once);
+    (void)written; /* this counter is never full, and the wait hears of a worker's end */
+}
+
 static PyObject *
 post_steps(PyObject *Py_UNUSED(module), PyObject *args)
 {
@@ -927,13 +948,11 @@ post_steps(PyObject *Py_UNUSED(module), PyObject *args)
         entry[1] = operation;
         entry[2] = flags;
         *port->posted += 1;
-        *port->hint = *port->posted;
+        __atomic_store_n(port->hint, *port->posted, __ATOMIC_RELEASE); /* after its entry */
         *port->state = POSTED;
     }
     for (Py_ssize_t i = 0; i < count; i++) {
-        npy_uint64 once = 1;
-        ssize_t written = write(chosen[i].commands, &once, sizeof once);
-        (void)written; /* the counter is never full; the wait notices a worker's end */
+        ring(&chosen[i]);
     }
     PyMem_Free(chosen);
     Py_RETURN_NONE;
@@ -1077,6 +1096,33 @@ end:
     return found;
 }
 
+/* Sleep until the first of a worker's words is not what it was; what it is then. */
+static PyObject *
+wait_for_count(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    PyArrayObject *words;
+    unsigned long long before;
+    if (!PyArg_ParseTuple(args, "O!K", &PyArray_Type, &words, &before) ||
+        !is_array(words, NPY_UINT64, 1, 1)) {
+        return NULL;
+    }
+    npy_uint64 *word = PyArray_DATA(words), now;
+    while ((now = __atomic_load_n(word, __ATOMIC_ACQUIRE)) == before) {
+#ifdef SYS_futex
+        Py_BEGIN_ALLOW_THREADS
+        syscall(SYS_futex, (char *)word + LOW_HALF, FUTEX_WAIT, (npy_uint32)before, NULL, NULL, 0);
+        Py_END_ALLOW_THREADS
+        if (PyErr_CheckSignals() < 0) {
+            return NULL;
+        }
+#else
+        PyErr_SetString(PyExc_NotImplementedError, "there are no futexes here");
+        return NULL;
+#endif
+    }
+    return PyLong_FromUnsignedLongLong(now);
+}
+
 static PyMethodDef methods[] = {
     {"step_rows", step_rows, METH_VARARGS, NULL},
     {"keep_pcg64", keep_pcg64, METH_VARARGS, NULL},
@@ -1088,6 +1134,7 @@ static PyMethodDef methods[] = {
     {"common_number", common_number, METH_VARARGS, NULL},
     {"post_steps", post_steps, METH_VARARGS, NULL},
     {"collect_steps", collect_steps, METH_VARARGS, NULL},
+    {"wait_for_count", wait_for_count, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
 

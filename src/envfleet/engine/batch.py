@@ -16,6 +16,7 @@ import numpy.typing as npt
 from gymnasium import spaces
 from gymnasium.vector.utils import batch_space, create_empty_array, iterate
 
+from envfleet.engine.detached_copy import detached_copy
 from envfleet.engine.incident import Incident
 from envfleet.engine.infos import NO_INFO, Info, PackedInfos, Schema, collate
 from envfleet.engine.memory import Control, Data
@@ -226,6 +227,8 @@ class BatchReader:
         )
         self._last: dict[int, tuple[Any, int]] = {}
         """Where texts and sequences may spill: the batch each slot was last in, and its row."""
+        self._kept_obs: dict[int, Any] | npt.NDArray[Any] | None = None
+        """What slots observed before they were sent last, where `keep_obs` was asked to."""
         self._before_poison: dict[int, Any] = {}
         """Observations of slots in flight whose rows have been filled with junk."""
         self._final_spills: dict[int, dict[int, Any]] = {}
@@ -331,6 +334,22 @@ class BatchReader:
             for slot in slots.tolist():
                 self._before_poison[slot] = self.observation(slot)
             self._data.obs[0].poison(rows)
+
+    def keep_obs(self, slots: Slots, rows: slice | Slots) -> None:
+        """Keep what these slots observe: their rows are going to be written."""
+        sole = None if self.is_mixed else self._data.obs[0].sole_array
+        if self._kept_obs is None:
+            self._kept_obs = {} if sole is None else sole.copy()
+        if isinstance(self._kept_obs, dict):
+            for slot in slots.tolist():
+                self._kept_obs[slot] = self.observation(slot)
+        elif sole is not None:
+            self._kept_obs[rows] = sole[rows]
+
+    def kept_obs(self, slot: int) -> Any:
+        """What this slot observed before it was sent."""
+        assert self._kept_obs is not None
+        return detached_copy(self._kept_obs[slot])
 
     def take_back_resets(self, slots: Sequence[int]) -> None:
         """same_step: put back the last observations of episodes whose end was not handed out."""

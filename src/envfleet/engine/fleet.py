@@ -22,8 +22,8 @@ import numpy.typing as npt
 from gymnasium.utils.env_checker import data_equivalence
 
 from envfleet.engine.actions import ActionWriter
-from envfleet.engine.backends.base import WorkerHandle
-from envfleet.engine.backends.process.backend import refuse_unguarded_main
+from envfleet.engine.backends.base import WorkerHandle, backend_named
+from envfleet.engine.backends.process.launch import refuse_unguarded_main
 from envfleet.engine.batch import Batch, BatchReader, any_set
 from envfleet.engine.episodes import Episodes
 from envfleet.engine.host import SlotState
@@ -34,7 +34,6 @@ from envfleet.engine.memory import PagePlan
 from envfleet.engine.messages import EnvFacts, Op, Reply
 from envfleet.engine.options import (
     Autoreset,
-    BackendName,
     Deadlines,
     EnvFn,
     OnFailure,
@@ -47,7 +46,7 @@ from envfleet.engine.options import (
 )
 from envfleet.engine.recovery import Recovery, env_failed
 from envfleet.engine.slots import Slots, SlotSet, SlotSets, is_enough
-from envfleet.engine.snapshot import Replay, Snapshot
+from envfleet.engine.snapshot import Snapshot
 from envfleet.engine.workers import Workers
 from envfleet.errors import (
     ConfigError,
@@ -71,7 +70,7 @@ class Fleet:
         env_fns: Sequence[EnvFn],
         *,
         num_workers: int = 1,
-        backend: BackendName = "process",
+        backend: str = "process",
         start_method: StartMethod = "fork",
         autoreset: Autoreset = "next_step",
         deadlines: Deadlines = Deadlines(),  # noqa: B008 - frozen
@@ -87,11 +86,11 @@ class Fleet:
         Args:
             env_fns: One function per slot that builds its environment where it will live.
             num_workers: Among how many workers the slots are dealt.
-            backend: "serial" (here), "thread" or "process".
+            backend: "serial" (here), "thread", "process", or another that was registered.
             start_method: How processes are started: "fork", "spawn" or "forkserver".
             autoreset: "next_step", "same_step" or "disabled", as Gymnasium defines them.
             deadlines: How long to wait for what.
-            on_failure: "raise", "restart" or "fallback".
+            on_failure: "raise", "restart", "resume" or "fallback".
             restarts: How many failures of a slot "restart" forgives.
             copy: False returns views of shared memory, valid until the next send to that slot.
             poison: Fill the rows of a slot with junk when it is sent, to find views kept too long.
@@ -100,14 +99,14 @@ class Fleet:
                 worker processes step the others; it counts as one of the workers.
         """
         refuse_unguarded_main()
-        one_of("backend", backend, BackendName)
+        kind = backend_named(backend)
         one_of("start_method", start_method, StartMethod)
         one_of("autoreset", autoreset, Autoreset)
         one_of("on_failure", on_failure, OnFailure)
-        if backend == "serial" and (deadlines.step_s or deadlines.reset_s):
+        if not kind.can_interrupt and (deadlines.step_s or deadlines.reset_s):
             raise ConfigError(
-                "backend='serial' runs environments in this thread, where none can be interrupted; "
-                "leave out the timeouts or use backend='process'"
+                f"backend={backend!r} runs environments in this thread, where none can be "
+                "interrupted; leave out the timeouts or use backend='process'"
             )
         if not env_fns:
             raise ConfigError("a fleet needs at least one environment; got none")
@@ -117,9 +116,9 @@ class Fleet:
                 f"num_workers must be between 1 and the number of environments ({len(env_fns)}), "
                 f"got {num_workers}"
             )
-        _check_here(num_here, len(env_fns), num_workers, backend, deadlines)
+        _check_here(num_here, len(env_fns), num_workers, backend, kind.survives_crash, deadlines)
         self.num_slots, self.autoreset = len(env_fns), autoreset
-        self._poison = poison
+        self._poison, self._can_resume = poison, on_failure == "resume"
         workers = self._workers = Workers(
             env_fns,
             backend=backend,
@@ -131,10 +130,19 @@ class Fleet:
             num_here=num_here,
         )
         self._finalizer = weakref.finalize(self, workers.stop)
+        together = [facts.together for facts in workers.facts if facts.together is not None]
+        self._together = tuple(dict.fromkeys(together))
+        """The slots of each natively vectorised environment."""
+        if on_failure == "resume" and together:
+            workers.stop()
+            raise ConfigError(
+                f"slots {together[0][0]} to {together[0][-1]} are one natively vectorised "
+                "environment, which cannot be replayed slot by slot; use on_failure='restart'"
+            )
         self._data = workers.data
         self._slot_sets = SlotSets(workers.bounds)
         self._inflight = Inflight(self.num_slots, workers.handles)
-        self._episodes = Episodes(workers.env_fns, workers.control)
+        self._episodes = Episodes(workers.env_fns, workers.control, can_resume=self._can_resume)
         self._batch_reader = BatchReader(
             workers.control, workers.data, self._slot_sets.worker_of, autoreset, copy=copy
         )
@@ -158,9 +166,6 @@ class Fleet:
             self._recovery,
         )
         self._is_native = all(facts.native for facts in workers.facts)
-        together = [facts.together for facts in workers.facts if facts.together is not None]
-        self._together = tuple(dict.fromkeys(together))
-        """The slots of each natively vectorised environment."""
         # natively vectorised slots cannot be replayed one by one
         self._action_writer = ActionWriter(
             workers, None if self._is_native else self._episodes.action_log
@@ -267,6 +272,8 @@ class Fleet:
         before = action_log.now
         try:
             spills = self._action_writer.put(slot_set, actions)
+            if self._can_resume:
+                self._batch_reader.keep_obs(slot_set.slots, slot_set.rows)
             if self._poison:
                 self._batch_reader.poison(slot_set.slots, slot_set.rows)
             if fast_path is not None and spills is None and slot_set.workers is not None:
@@ -325,8 +332,9 @@ class Fleet:
     def _is_under_way(self, slot_set: SlotSet) -> bool:
         """Whether a step of this route was posted: all of it is, or nothing."""
         fast_path, part = self._workers.fast_path, slot_set.parts[0]
-        is_on_lane = fast_path is not None and bool(fast_path.under_way[part.worker])
-        return is_on_lane or self._inflight.is_any_in_flight(part.slots.tolist())
+        return bool(fast_path.under_way[part.worker]) or self._inflight.is_any_in_flight(
+            part.slots.tolist()
+        )
 
     def _check_page(self, page: Any) -> None:
         pages = self.pages
@@ -456,7 +464,11 @@ class Fleet:
         if self._is_closed:
             return
         control, fast_path = self._workers.control, self._workers.fast_path
-        if fast_path is None or self._num_noted != noted_before or not self._inflight.is_empty:
+        if (
+            not self._workers.are_all_up
+            or self._num_noted != noted_before
+            or not self._inflight.is_empty
+        ):
             return
         with uninterrupted:
             for part in slot_set.parts:
@@ -541,7 +553,7 @@ class Fleet:
         """Keep the books in step with an answer that brings no new rows."""
         op, reply = pending.command.op, pending.reply
         failures = [] if reply is None else reply.failures
-        if op is Op.REBUILD and failures:
+        if op in (Op.REBUILD, Op.RESUME) and failures:
             self._recovery.on_failures(pending, failures)
         elif op is Op.QUEUE and pending.group and not failures:  # without: queued once more
             self._episodes.queue(pending.slots, pending.command.payload)
@@ -624,8 +636,12 @@ class Fleet:
         return slot_set
 
     def _post_reset(self, slot_set: SlotSet, plans: Sequence[ResetPlan]) -> None:
+        slots = slot_set.slots
         with uninterrupted:
-            self._batch_reader.forget(slot_set.slots.tolist())
+            if self._can_resume:
+                known = slots[self._episodes.has_history[slots]]
+                self._batch_reader.keep_obs(known, known)
+            self._batch_reader.forget(slots.tolist())
             self._inflight.post(slot_set, Op.RESET, plans)
 
     def queue_reset(self, plans: Sequence[ResetPlan], slots: Sequence[int] | None = None) -> None:
@@ -735,11 +751,10 @@ class Fleet:
         failed = {failure.slot for failure in pending.reply.failures} if pending.reply else set()
         for slot, snapshot in zip(pending.slots, pending.command.payload, strict=True):
             if slot in failed:
-                self._episodes.set_needs_reset([slot], True)
+                self._episodes.lose([slot])
                 continue
-            taken, has_ended = snapshot.taken, snapshot.state == SlotState.ENDED
-            replay = taken if isinstance(taken, Replay) else None
-            self._episodes.restored(slot, snapshot.queued, replay, snapshot.lineage)
+            has_ended = snapshot.state == SlotState.ENDED
+            self._episodes.restored(slot, snapshot)
             self._episodes.note_ends(slice(slot, slot + 1), np.array([has_ended]))
             control.terminated[slot] = has_ended
             control.truncated[slot] = False
@@ -869,6 +884,9 @@ class Fleet:
         """Close environments, end workers, give everything back. Idempotent and bounded in time."""
         if self.is_closed:
             return
+        if self._workers.is_stopped:  # the interpreter is exiting, and the finalizer came first
+            self._is_closed = True
+            return
         self._last_timings = self.timings
         self._plain_steps.leave()
         self._is_closed = True
@@ -908,11 +926,16 @@ os.register_at_fork(after_in_child=_leave_all_to_parent)
 
 
 def _check_here(
-    num_here: int, num_slots: int, num_workers: int, backend: BackendName, deadlines: Deadlines
+    num_here: int,
+    num_slots: int,
+    num_workers: int,
+    backend: str,
+    is_apart: bool,
+    deadlines: Deadlines,
 ) -> None:
     if not num_here:
         return
-    if backend != "process" or num_workers < 2:
+    if not is_apart or num_workers < 2:
         raise ConfigError(
             "num_here shares slots between this process and worker processes: it needs "
             f"backend='process' and two workers or more, of which this process is one; got "

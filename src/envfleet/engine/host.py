@@ -61,6 +61,10 @@ class _Guarded:
         self.reset = wrap(lambda **arguments: env.reset(**arguments))
 
 
+ReturnOrder = snapshots.Snapshot | tuple[ResetPlan, Any, bool]
+"""How a slot whose environment is gone goes on; see `EnvHost.resume`."""
+
+
 class SlotState(IntEnum):
     """What a step means for a slot."""
 
@@ -214,9 +218,7 @@ class EnvHost(HostRows):
             self._ready[slot - self.first] = 0
         return None
 
-    def rebuild(
-        self, slots: Sequence[int], orders: Sequence[tuple[ResetPlan, Any, bool]]
-    ) -> Reply | None:
+    def rebuild(self, slots: Sequence[int], orders: Sequence[ReturnOrder]) -> Reply | None:
         """Replace environments by new ones, and go on as `resume` says."""
         for slot, order in zip(slots, orders, strict=True):
             self._status[1] = status_word(Op.REBUILD, slot)
@@ -225,27 +227,33 @@ class EnvHost(HostRows):
             except BaseException as exc:
                 self._fail(slot - self.first, "the constructor", exc)
             else:
-                self.resume([slot], [order])
+                self._come_back(slot - self.first, order)
         return self._take_reply()
 
-    def resume(
-        self, slots: Sequence[int], orders: Sequence[tuple[ResetPlan, Any, bool]]
-    ) -> Reply | None:
-        """Take the place of environments that are gone; each slot owes a truncated row.
+    def resume(self, slots: Sequence[int], orders: Sequence[ReturnOrder]) -> Reply | None:
+        """Take the place of environments that are gone.
 
-        An order is (how to reset next, what the last observation spilled, whether the episode had
-        ended already, so that nothing is owed).
+        By a snapshot the new environment is driven to where the lost one stood. Otherwise the slot
+        owes a truncated row, and an order is (how to reset next, what the last observation
+        spilled, whether the episode had ended already, so that nothing is owed).
         """
-        for slot, (plan, spill, has_ended) in zip(slots, orders, strict=True):
-            row = slot - self.first
-            self._ready[row] = 0
-            self._restart_plans[row] = plan
-            self._state[row] = SlotState.ENDED if has_ended else SlotState.OWES_TRUNCATION
-            if spill is None:
-                self._last_spill.pop(row, None)
-            else:
-                self._last_spill[row] = spill
-        return None
+        for slot, order in zip(slots, orders, strict=True):
+            self._come_back(slot - self.first, order)
+        return self._take_reply()
+
+    def _come_back(self, row: int, order: ReturnOrder) -> None:
+        self._ready[row] = 0
+        if isinstance(order, snapshots.Snapshot):
+            self._queues[row] = deque(order.queued)  # these hold whether or not it comes back
+            self._return_to(row, order, Op.RESUME.phrase)
+            return
+        plan, spill, has_ended = order
+        self._restart_plans[row] = plan
+        self._state[row] = SlotState.ENDED if has_ended else SlotState.OWES_TRUNCATION
+        if spill is None:
+            self._last_spill.pop(row, None)
+        else:
+            self._last_spill[row] = spill
 
     def call(self, slots: Sequence[int], name: str, args: Any, kwargs: Any) -> Reply | None:
         """Call `name` on each environment, through its wrappers; what is no function is read."""
@@ -309,27 +317,51 @@ class EnvHost(HostRows):
         """Put states back; for a replay the environment is built anew and driven there."""
         self._ready[:] = bytes(self.count)
         for slot, wanted in zip(slots, states, strict=True):
-            taken = wanted.taken
             row = slot - self.first
             self._status[1] = status_word(Op.RESTORE, slot)
-            try:
-                if isinstance(taken, snapshots.Replay):
+            if isinstance(wanted.taken, snapshots.Replay):
+                try:
                     self._replace(row)
-                    self._check_replay(row, snapshots.drive(self._envs[row], taken), wanted)
-                else:
-                    self._adopt(row, snapshots.put_back(self._envs[row], taken))
-                spill = self._write_obs[row](wanted.obs)
-            except BaseException as exc:
-                self._fail(row, "restore", exc)
-                continue
-            if spill is not None:
-                self._spill(row, spill)
-            self._state[row] = wanted.state
-            self._restart_plans.pop(row, None)
-            if wanted.lineage.pending is not None:
-                self._restart_plans[row] = wanted.lineage.pending
-            self._queues[row] = deque(wanted.queued)
+                except BaseException as exc:
+                    self._fail(row, "restore", exc)
+                    continue
+            self._return_to(row, wanted, "restore")
         return self._take_reply()
+
+    def _return_to(self, row: int, wanted: snapshots.Snapshot, doing: str) -> None:
+        """Bring the environment of a row to a state; a new one, if that is a replay."""
+        taken, spill = wanted.taken, None
+        try:
+            if isinstance(taken, snapshots.Replay):
+                self._drive(row, taken, wanted)
+            elif taken is not None:
+                self._adopt(row, snapshots.put_back(self._envs[row], taken))
+            if taken is not None:
+                spill = self._write_obs[row](wanted.obs)
+        except BaseException as exc:
+            self._fail(row, doing, exc)
+            return
+        if spill is not None:
+            self._spill(row, spill)
+        self._state[row] = wanted.state
+        self._restart_plans.pop(row, None)
+        if wanted.lineage.pending is not None:
+            self._restart_plans[row] = wanted.lineage.pending
+        self._queues[row] = deque(wanted.queued)
+
+    def _drive(self, row: int, replay: snapshots.Replay, wanted: snapshots.Snapshot) -> None:
+        """Replay an episode in a new environment; it must end where the old one was."""
+        slot = self.first + row
+
+        def at_step(number: int) -> None:
+            self._status[1] = status_word(Op.STEP, slot, number)
+
+        self._status[1] = status_word(Op.RESET, slot)
+        env, obs = snapshots.drive(self._envs[row], replay, self._guard.wrap, at_step)
+        if env is not self._envs[row]:
+            self._adopt(row, env)
+        if obs is not snapshots.UNSEEN:
+            self._check_replay(row, obs, wanted)
 
     def close(self) -> Reply | None:
         """Close every environment; one that fails to does not keep the others open."""

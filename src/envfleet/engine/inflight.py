@@ -317,7 +317,7 @@ class PlainSteps:
     def _found_clear(self) -> FastPath | None:
         fast_path, inflight = self._workers.fast_path, self._inflight
         if (
-            fast_path is not None
+            self._workers.are_all_up
             and not self.has_replies
             and not self._batch_reader.spills
             and not self._recovery.blocked
@@ -370,7 +370,7 @@ class PlainSteps:
         """Enter what is on the lane into the books, where all else can see it; is there any?"""
         self._clear = None
         fast_path = self._workers.fast_path
-        if fast_path is None or not any(fast_path.under_way):
+        if not any(fast_path.under_way):
             return False
         self._inflight.enter(fast_path, self._slot_sets.everything.parts)
         return True

@@ -130,9 +130,22 @@ class Control:
         """same_step: the last infos of episodes, where a row says that one ended."""
         self.rng = self._take((n, CELL_BYTES), "u1")
         self.status = [memoryview(self._take((8,), "u8").data) for _ in plan_.ring_sizes]
-        """Per worker: [commands posted (a hint), where it stands, ns in hosts, ns idle]."""
+        """Per worker: [commands posted (a hint), what it does, ns in hosts, ns idle]."""
         self.rings = [memoryview(self._take((size * 3,), "u8").data) for size in plan_.ring_sizes]
         """Per worker: triples (request, operation, flags)."""
+
+    @property
+    def rows(self) -> tuple[Array, ...]:
+        """What a worker writes of its slots, an array with an item for each slot at a time."""
+        return (
+            self.rewards,
+            self.flags.T,
+            self.schemas,
+            self.infos,
+            self.final_schemas,
+            self.final_infos,
+            self.rng,
+        )
 
     @classmethod
     def measure(cls, plan_: ControlPlan) -> int:

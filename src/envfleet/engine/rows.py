@@ -26,6 +26,7 @@ __all__ = [
     "step_rows",
     "take_ended",
     "take_rewards",
+    "wait_for_count",
 ]
 
 NO_C_VARIABLE = "ENVFLEET_NO_C"
@@ -46,6 +47,7 @@ try:
         step_rows,
         take_ended,
         take_rewards,
+        wait_for_count,
     )
 except ImportError:
     from envfleet.engine.rows_python import (
@@ -58,6 +60,7 @@ except ImportError:
         step_rows,
         take_ended,
         take_rewards,
+        wait_for_count,
     )
 
     keep_pcg64 = None

@@ -17,6 +17,8 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from envfleet.engine.futex import wait_for_count as wait_for_count
+from envfleet.engine.futex import wake
 from envfleet.engine.interrupts import uninterrupted
 
 ENDED = 1
@@ -91,7 +93,8 @@ WorkerPort: TypeAlias = tuple[
     npt.NDArray[np.uint64], npt.NDArray[np.uint64], npt.NDArray[np.uint64], int, int, int
 ]
 """A worker's ring, its status words, how many commands were posted, done and taken, the descriptors
-that ring its bell for commands and tell of its bell for answers, and how many slots it has."""
+that ring its bell for commands and tell of its bell for answers, and how many slots it has. Without
+a descriptor for commands it sleeps on the first of its status words."""
 Copied: TypeAlias = tuple[Any, Any, Any, Any, Any, bool]
 
 
@@ -273,10 +276,13 @@ def post_steps(
             ring[entry : entry + 3] = request, op, flags
             words[0] = counts[0] = posted + 1
             states[worker] = POSTED
-        for port in chosen:
+        for _, words, _, commands_fd, *_ in chosen:
+            if commands_fd < 0:
+                wake(words)
+                continue
             # a worker that is gone is reported by the wait
             with contextlib.suppress(OSError):
-                os.write(port[3], _RING)
+                os.write(commands_fd, _RING)
 
 
 def collect_steps(

@@ -15,7 +15,7 @@ import socket
 import threading
 import types
 import weakref
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Literal
@@ -233,6 +233,8 @@ class Replay:
     options: Mapping[str, Any] | None
     rng: dict[str, Any] | None
     actions: Sequence[Any]
+    base: OwnState | Pickled | None = None
+    """The state that the actions start from, if that is not the start of an episode."""
 
 
 Taken = OwnState | Pickled | Replay | None
@@ -254,7 +256,8 @@ class Lineage:
 class Snapshot:
     """One slot at one moment: enough to go on from there, in this fleet or in another one."""
 
-    taken: OwnState | Pickled | Replay
+    taken: Taken
+    """None: a new environment, as it was built."""
     obs: Any
     state: int
     queued: tuple[ResetPlan, ...]
@@ -305,15 +308,37 @@ def put_back(env: Any, taken: OwnState | Pickled) -> Any:
     return env
 
 
-def drive(env: Any, replay: Replay) -> Any:
-    """Reset a new environment as the episode began and take its actions again.
+def drive(
+    env: Any,
+    replay: Replay,
+    wrap: Callable[[Callable[..., Any]], Callable[..., Any]],
+    at_step: Callable[[int], None],
+) -> tuple[Any, Any]:
+    """Bring a new environment to where a replay leads.
 
-    Returns what it observes then.
+    Args:
+        env: The environment.
+        replay: How its episode began, and its actions.
+        wrap: Wraps the environment's methods before they are called.
+        at_step: Told the number of each action before it is taken, from 1.
+
+    Returns:
+        What to go on with, and what it observes; `UNSEEN` if that cannot be told.
     """
-    obs, _ = begin(env, replay)
-    for action in replay.actions:
-        obs, *_ = env.step(detached_copy(action))  # it may be changed there, and is needed again
-    return obs
+    obs: Any = UNSEEN
+    if replay.base is None:
+        obs, _ = begin(env, replay, wrap)
+    else:
+        env = put_back(env, replay.base)
+    step = wrap(env.step)
+    for number, action in enumerate(replay.actions, 1):
+        at_step(number)
+        obs, *_ = step(detached_copy(action))  # it may be changed there, and is needed again
+    return env, obs
+
+
+UNSEEN = object()
+"""In the place of an observation."""
 
 
 def are_alike(one: Any, other: Any) -> bool:
@@ -340,13 +365,17 @@ def are_alike(one: Any, other: Any) -> bool:
         return True
 
 
-def begin(env: Any, replay: Replay) -> tuple[Any, dict[str, Any]]:
+def begin(
+    env: Any,
+    replay: Replay,
+    wrap: Callable[[Callable[..., Any]], Callable[..., Any]] = lambda method: method,
+) -> tuple[Any, dict[str, Any]]:
     """The reset that started the episode."""
     if replay.seed is None and replay.rng is not None:
         generator = np.random.PCG64()
         generator.state = replay.rng  # type: ignore[assignment]
         env.unwrapped.np_random = np.random.Generator(generator)
-    return ResetPlan(replay.seed, replay.options).apply(env.reset)
+    return ResetPlan(replay.seed, replay.options).apply(wrap(env.reset))
 
 
 def _own_methods(inner: Any) -> tuple[str, str] | None:

@@ -6,12 +6,14 @@ verdict.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
+from typing import Any
 
 import numpy as np
 
-from envfleet.engine.messages import Op
+from envfleet.engine.messages import Op, WorkerStatus
 from envfleet.engine.options import Deadlines, OnFailure, ResetPlan, RestartPolicy
 
 
@@ -51,7 +53,8 @@ def decide(
 ) -> tuple[RecentFailures, Decision]:
     """What one more failure of a slot leads to; `is_lost` means that its whole worker is gone.
 
-    One that `was_late` does not go on in this process, where nobody could end its next silence.
+    "restart" and "resume" decide alike: they differ in where the slot goes on. A slot that
+    `was_late` does not go on in this process, where nothing could end its next silence.
     """
     recent = recent.add(now_s, policy.window_s)
     if on_failure == "raise" or (on_failure == "fallback" and (was_late or not is_lost)):
@@ -63,12 +66,17 @@ def decide(
     return recent, Decision.RELAUNCH if is_lost else Decision.REBUILD
 
 
-def restart_plan(seed: int | None, num_restarts: int) -> ResetPlan:
-    """How a restarted slot is reset: a seed that follows from its last one, so that runs repeat."""
+def restart_plan(
+    seed: int | None, num_restarts: int, options: Mapping[str, Any] | None = None
+) -> ResetPlan:
+    """How a restarted slot is reset: a seed that follows from its last one, so that runs repeat.
+
+    `options` are those of the episode that was lost.
+    """
     if seed is None:
-        return ResetPlan()
+        return ResetPlan(None, options)
     (derived,) = np.random.SeedSequence([seed, num_restarts]).generate_state(1)
-    return ResetPlan(int(derived) & 0x7FFFFFFF)
+    return ResetPlan(int(derived) & 0x7FFFFFFF, options)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,15 +84,15 @@ class Silence:
     """How long a worker has stood at the same place of the same request."""
 
     request: int
-    status_word: int
+    status: WorkerStatus
     since_s: float
     is_warned: bool = False
 
-    def look(self, request: int, status_word: int, now_s: float) -> Silence:
+    def look(self, request: int, status: WorkerStatus, now_s: float) -> Silence:
         """The same silence if nothing has moved, else a new one."""
-        if (request, status_word) == (self.request, self.status_word):
+        if (request, status) == (self.request, self.status):
             return self
-        return Silence(request, status_word, now_s)
+        return Silence(request, status, now_s)
 
 
 def limit_for(op: Op, deadlines: Deadlines) -> tuple[float | None, str]:

@@ -53,7 +53,7 @@ def without_pages(env, **options):
 def test_pages_hold_what_a_step_returns(env, backend, mode):
     pages, by_page = observed(env, backend, autoreset=mode)
     assert np.array_equal(pages, without_pages(env, autoreset=mode))
-    assert by_page == 0 if backend == "thread" else by_page > STEPS // 2
+    assert by_page > STEPS // 2
 
 
 def test_an_environment_that_dies_leaves_no_hole():
@@ -201,7 +201,9 @@ def test_what_is_no_float_is_kept_as_it_comes():
 
 @pytest.mark.parametrize("name", ["int8", "single", np.float32, 4])
 def test_a_type_that_pages_cannot_have_is_refused(name):
-    with pytest.raises(ConfigError, match="rollout_floats must be 'float16', 'float32', 'float64'"):
+    with pytest.raises(
+        ConfigError, match="rollout_floats must be one of 'float16', 'float32', 'float64'"
+    ):
         envfleet.make_vec("CartPole-v1", 2, rollout_steps=4, rollout_floats=name)
 
 
@@ -218,5 +220,5 @@ def test_parts_have_no_pages():
 
 @pytest.mark.parametrize("steps", [-1, 1.5, "3", True])
 def test_a_number_of_steps_is_a_whole_one(steps):
-    with pytest.raises(ConfigError, match="rollout_steps must be a whole number from 0 on"):
+    with pytest.raises(ConfigError, match="rollout_steps must be a whole number, 0 or more"):
         envfleet.make_vec("CartPole-v1", 2, rollout_steps=steps)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envfleet.engine.messages import Op, read_status_word, status_word
+from envfleet.engine.messages import Op, WorkerStatus, read_status_word, status_word
 from envfleet.engine.options import Deadlines, ResetPlan, RestartPolicy
 from envfleet.engine.supervision import (
     Decision,
@@ -126,24 +126,24 @@ def test_neighbouring_slots_are_restarted_with_different_seeds():
 
 
 def test_a_silence_lasts_while_nothing_moves():
-    silence = Silence(7, status_word(Op.STEP, 2), 1.0)
+    silence = Silence(7, WorkerStatus(Op.STEP, 2), 1.0)
     for now_s in (1.5, 2.0, 100.0):
-        silence = silence.look(7, status_word(Op.STEP, 2), now_s)
+        silence = silence.look(7, WorkerStatus(Op.STEP, 2), now_s)
     assert silence.since_s == 1.0
 
 
 @pytest.mark.parametrize(
     ("request_", "where"),
     [
-        (8, status_word(Op.STEP, 2)),
-        (7, status_word(Op.STEP, 3)),
-        (7, status_word(Op.RESET, 2)),
+        (8, WorkerStatus(Op.STEP, 2)),
+        (7, WorkerStatus(Op.STEP, 3)),
+        (7, WorkerStatus(Op.RESET, 2)),
         (7, 0),
     ],
     ids=["another request", "another slot", "another work", "between slots"],
 )
 def test_any_movement_begins_a_new_silence(request_, where):
-    silence = Silence(7, status_word(Op.STEP, 2), 1.0, is_warned=True)
+    silence = Silence(7, WorkerStatus(Op.STEP, 2), 1.0, is_warned=True)
     assert silence.look(request_, where, 5.0) == Silence(request_, where, 5.0, is_warned=False)
 
 
