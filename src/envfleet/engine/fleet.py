@@ -4,8 +4,8 @@
     caller ◄── recv(): Batch ───────── rows, infos, incidents ◄── reply ──── workers
 
 `inflight` records what is under way, `episodes` remembers what was done to each slot, `recovery`
-handles failures. `actions` writes actions into rows, `batch_reader` reads results out of them. Only one
-thread may use a fleet at a time.
+handles failures. `actions` writes actions into rows, `batch_reader` reads results out of them. Only
+one thread may use a fleet at a time.
 """
 
 from __future__ import annotations
