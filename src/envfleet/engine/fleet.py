@@ -4,8 +4,8 @@
     caller ◄── recv(): Batch ───────── rows, infos, incidents ◄── reply ──── workers
 
 `inflight` records what is under way, `episodes` remembers what was done to each slot, `recovery`
-handles failures. `actions` writes actions into rows, `batch` reads results out of them. Only one
-thread may use a fleet at a time.
+handles failures. `actions` writes actions into rows, `batch_reader` reads results out of them. Only
+one thread may use a fleet at a time.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from gymnasium.utils.env_checker import data_equivalence
 from envfleet.engine.actions import ActionWriter
 from envfleet.engine.backends.base import WorkerHandle, backend_named
 from envfleet.engine.backends.process.launch import refuse_unguarded_main
-from envfleet.engine.batch import Batch, BatchReader, any_set
+from envfleet.engine.batch import Batch, any_set
+from envfleet.engine.batch_reader import BatchReader
 from envfleet.engine.episodes import Episodes
 from envfleet.engine.host import SlotState
 from envfleet.engine.incident import Incident
