@@ -55,7 +55,7 @@ PAGE_SHIFT = 8
 """Above these bits the ring flags are the page of a step."""
 STACK_SIGNAL = signal.SIGUSR1 if hasattr(signal, "SIGUSR1") else None
 SPIN_LIMIT_NS = 1_000_000
-"""Longer pauses are slept through: spinning costs a core. But a sleeper takes some 50 us to be woken,
+"""Longer pauses are slept through: spinning costs a core. But a sleeper takes some 50 us to wake,
 and at times it wakes on the core of another worker."""
 LATE_NS, ROUNDS_TO_SLEEP = 1_000_000, 64
 """A worker that yields its core and gets it back this late, with no new command, twice within so
