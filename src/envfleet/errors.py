@@ -28,6 +28,7 @@
      ├─ DeadlineExceeded (TimeoutError)     an environment took too long; its stack is in the text
      ├─ SlotQuarantined (RuntimeError)      a slot failed more often than its restart budget allows
      ├─ NotFinite (ArithmeticError)         a reward, observation or parameter is inf or NaN
+     ├─ ResumeFailed (RuntimeError)         a lost slot could not be rebuilt to the same state
      ├─ SnapshotError (RuntimeError)        the state of a slot cannot be saved or restored
      ├─ CheckpointError (RuntimeError)      a checkpoint cannot be written, read or used
      └─ VideoError (RuntimeError)           a video cannot be made
@@ -49,9 +50,9 @@ __all__ = [
     "EnvFailed", "EnvNotImportable", "EnvNotPicklable", "EnvNotRegistered", "EnvfleetError",
     "FleetClosed", "LayoutMismatch", "MainNotImportable", "MissingExtra", "MissingMainGuard",
     "NoSuchAttribute", "NotEnoughSharedMemory", "NotFinite", "NothingCollected", "NothingSent",
-    "OutOfOrder", "RemoteTraceback", "ResetNeeded", "SlotQuarantined", "SnapshotError",
-    "SpacesDiffer", "StartError", "StartTimeout", "StillInFlight", "TooManyOpenFiles", "VideoError",
-    "WorkerDied", "did_you_mean", "level_of_caller",
+    "OutOfOrder", "RemoteTraceback", "ResetNeeded", "ResumeFailed", "SlotQuarantined",
+    "SnapshotError", "SpacesDiffer", "StartError", "StartTimeout", "StillInFlight",
+    "TooManyOpenFiles", "VideoError", "WorkerDied", "did_you_mean", "level_of_caller",
 ]  # fmt: skip
 
 
@@ -393,6 +394,21 @@ class SlotQuarantined(EnvfleetError, RuntimeError):
             f"quarantined. Last failure: {self.last}. envs.incidents has every failure with its "
             "seed and actions; save one and run `envfleet doctor replay FILE` to see it in one "
             "process. To accept that many failures, raise max_restarts."
+        )
+
+
+class ResumeFailed(EnvfleetError, RuntimeError):
+    """A lost slot could not be brought back to where it was, so its episode is over."""
+
+    def __init__(self, slot: int, reason: str) -> None:
+        super().__init__(slot, reason)
+        self.slot, self.reason = slot, reason
+
+    def __str__(self) -> str:
+        return (
+            f"slot {self.slot} was lost and cannot be resumed: {self.reason}. reset() starts this "
+            "one again; the other slots are unharmed. With on_failure='restart' a lost slot comes "
+            "back truncated instead"
         )
 
 

@@ -441,6 +441,6 @@ def test_tasks_are_part_of_what_is_kept():
         (incident,) = envs.incidents
         assert incident.options == {"task": 4}
         assert incident.replay().reproduced
-        # the restart is a new episode, without the task that cannot be done
+        # the restart begins the lost episode again, with its own task
         envs.step(zeros(2))
-        assert envs.get_attr("task") == (1, 0)
+        assert envs.get_attr("task") == (1, 4)

@@ -322,6 +322,27 @@ def test_recovery_in_reset(fault, tmp_path):
         assert step(fleet).obs.tolist() == [[2], [2]]
 
 
+@pytest.mark.parametrize("moment", ["reset", "step"])
+@pytest.mark.parametrize("fault", FAULTS)
+def test_recovery_by_replay(fault, moment, tmp_path):
+    """The rows are those of a fleet without the fault; only the incident tells of it."""
+    env_fn = functools.partial(FAULTS[fault], at=moment, nth=2, once=tmp_path / "happened")
+    with fleet_of(env_fn, on_failure="resume") as fleet:
+        for seeds in (plans(0, 1), plans(None, None)):
+            with at_most(DEADLINE_S["fork"] + GRACE_S):
+                assert fleet.reset(seeds).obs.tolist() == [[0], [0]]
+            for t in range(1, 4):
+                with at_most(DEADLINE_S["fork"] + GRACE_S):
+                    batch = step(fleet)
+                assert batch.obs.tolist() == [[t], [t]]
+                assert batch.rewards.tolist() == [t, t]
+                assert batch.valid.all()
+                assert not (batch.terminated | batch.truncated).any()
+                assert (batch.incidents, batch.infos) == ((), {})
+        (incident,) = fleet.incidents
+        assert (incident.kind, incident.slot, incident.doing) == (KINDS[fault], 1, moment)
+
+
 KINDS = {
     "sigkill": "death",
     "os_exit": "death",

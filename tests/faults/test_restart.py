@@ -324,6 +324,55 @@ def test_twenty_restarts_leave_nothing_behind():
     fleet.close()
 
 
+# ---- what the new episode begins with -----------------------------------------------------------
+
+
+class KillsAtOne(TaskEnv):
+    """Ends its worker, or raises, at an action of 1."""
+
+    def __init__(self, how):
+        super().__init__(length=3)
+        self.how = how
+
+    def step(self, action):
+        if action == 1 and self.how == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if action == 1:
+            raise RuntimeError("it was told to raise")
+        return super().step(action)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("how", ["kill", "exception"])
+def test_a_lost_episode_begins_again_with_its_own_options(how, mode):
+    options = {"num_workers": 1, "on_failure": "restart", "autoreset": mode}
+    with opened(functools.partial(KillsAtOne, how), 2, **options) as envs:
+        envs.reset(seed=0, options=[{"task": 7}, {"task": 8}])
+        obs = envs.step(np.array([0, 1]))[0]
+        if mode == "disabled":
+            envs.reset(options={"reset_mask": np.array([False, True]), "task": 9})
+            assert envs.get_attr("task")[1] == 9
+            return
+        if mode == "next_step":
+            obs = envs.step(zeros(2))[0]
+        assert obs[1, 1] == 8
+        assert obs[0, 1] == 7
+        assert obs[1, 0] not in (-1, 1), "it has a seed that follows from its last one"
+
+
+def test_an_episode_that_had_ended_leaves_its_options_behind():
+    """What comes next is an autoreset, which has none."""
+    with opened(functools.partial(KillsAtOne, "kill"), 1, on_failure="restart") as envs:
+        envs.reset(seed=0, options={"task": 7})
+        for _ in range(3):
+            terminated = envs.step(zeros(1))[2]
+        assert terminated.all()
+        kill_and_wait(envs.fleet.worker_pids()[0])
+        obs, _, _, _, infos = envs.step(zeros(1))
+        assert obs[0, 1:].tolist() == [0, 1, 0]
+        assert infos["options"][0] == "{}"
+
+
 # ---- the budget ---------------------------------------------------------------------------------
 
 
@@ -888,9 +937,12 @@ def test_a_plan_used_before_the_restart_is_not_used_again():
         obs, *_ = envs.step(zeros(1))
         assert obs[0, 1] == 7
         kill_and_wait(envs.get_attr("pid")[0])
+        begun_with = []
         for _ in range(6):
-            obs, *_ = envs.step(zeros(1))
-            assert envs.get_attr("task") == (0,)
+            *_, infos = envs.step(zeros(1))
+            begun_with += list(infos.get("options", []))
+        # the lost episode begins again as it began, and those after it begin plainly
+        assert begun_with == ["{'task': 7}", "{}", "{}"]
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -297,7 +297,8 @@ def make_vec(
         autoreset: "next_step", "same_step" or "disabled", as Gymnasium defines them.
         step_timeout_s: Longest one step of one environment may take; None waits.
         reset_timeout_s: Longest one reset or call of one environment may take; None waits.
-        on_failure: "raise"; "restart" (the slot comes back truncated, the incident in its info); or
+        on_failure: "raise"; "restart" (the slot comes back truncated, the incident in its info);
+            "resume" (the slot is replayed, and its rows are as if nothing had happened); or
             "fallback" (a dead worker's slots go on in this process).
         max_restarts: How many failures of one slot within ten minutes are answered by a restart;
             the next one quarantines it.

@@ -1,8 +1,8 @@
 /* What every step does to every row and every worker, without the interpreter.
 
-   Each function does the common case itself and leaves everything else to Python: what is unusual
-   is decided there alone. rows_python.py has the same functions in Python, for machines without a
-   compiler, except keep_pcg64, post_steps and collect_steps, which a fleet can do without. */
+   Each function does the common case by itself and leaves every other case to Python.
+   rows_python.py has the same functions in Python, for machines without a compiler, and says what
+   they do; only keep_pcg64 is missing there. */
 
 #define PY_SSIZE_T_CLEAN
 #define NPY_NO_DEPRECATED_API NPY_2_0_API_VERSION
@@ -29,13 +29,13 @@ is_array(PyArrayObject *array, int type, int ndim, npy_intp least)
         PyArray_DIM(array, ndim - 1) >= least) {
         return 1;
     }
-    PyErr_SetString(PyExc_TypeError, "an array has not the type, shape or order it must have");
+    PyErr_SetString(PyExc_TypeError, "an array has the wrong type, shape or order");
     return 0;
 }
 
 /* ---- a worker: step environments ---------------------------------------------------------- */
 
-/* 0 or 1 if this is False or True, -1 if it is anything else. */
+/* 0 for False, 1 for True, -1 for any other object. */
 static int
 as_flag(PyObject *flag)
 {
@@ -265,7 +265,7 @@ write_status(const HostState *host, PyObject *word)
     return 0;
 }
 
-/* Let Python take what an environment returned (NULL: what it raised); -1 if that raises too. */
+/* Let Python store what an environment returned (NULL: it raised); -1 if that raises, too. */
 static int
 leave_to_python(const HostState *host, PyObject *row, PyObject *take, PyObject *result, const char *doing)
 {
@@ -468,7 +468,7 @@ step_rows(PyObject *Py_UNUSED(module), PyObject *args)
                             PyList_GET_SIZE(actions), PyList_GET_SIZE(lines));
     }
     for (Py_ssize_t i = 0; i < PyList_GET_SIZE(lines) && i < PyList_GET_SIZE(actions); i++) {
-        /* held on to: what Python does in a row may change the lists */
+        /* own references: an environment may change the lists */
         PyObject *env_row = Py_NewRef(PyList_GET_ITEM(lines, i));
         PyObject *action = Py_NewRef(PyList_GET_ITEM(actions, i));
         int status = step_row(&host, env_row, action);
@@ -481,7 +481,7 @@ step_rows(PyObject *Py_UNUSED(module), PyObject *args)
     Py_RETURN_NONE;
 }
 
-/* What numpy keeps of a PCG64, where compilers have whole numbers of 128 bits; rng.py tries it. */
+/* A PCG64 in memory where compilers have 128-bit integers; rng.py checks that this is right. */
 typedef struct {
     struct {
         unsigned char state[16], increment[16];
@@ -765,10 +765,10 @@ common_number(PyObject *Py_UNUSED(module), PyObject *args)
 
 /* ---- the parent: plain steps of whole workers ------------------------------------------------ */
 
-enum { HAS_REPLY = 2 }; /* as in worker.py */
-enum { NOTHING, POSTED, DONE, DONE_WITH_REPLY }; /* what a lane says of a worker */
+enum { HAS_REPLY = 2 }; /* as in rows_python.py */
+enum { NOTHING, POSTED, DONE, DONE_WITH_REPLY }; /* the states in rows_python.py */
 
-/* rows_python.py's Port; everything in it is borrowed. */
+/* WorkerPort of rows_python.py; all references are borrowed. */
 typedef struct {
     volatile npy_uint64 *ring; /* entries of request, operation, flags */
     npy_uint64 size;
@@ -934,7 +934,7 @@ wait_for(Port *ports, struct pollfd *watched, Py_ssize_t count, Py_ssize_t wante
             return 1;
         }
         if (done >= wanted) {
-            /* those who are done must not hide one who has ended */
+            /* the workers that are done must not hide one that has ended */
             struct pollfd end = {urgent, POLLIN, 0};
             return poll(&end, 1, 0) == 0;
         }
@@ -945,7 +945,7 @@ wait_for(Port *ports, struct pollfd *watched, Py_ssize_t count, Py_ssize_t wante
         if (now_s < spin_until_s) {
             continue;
         }
-        /* who needs all of them sleeps until the last is done, instead of being woken by each */
+        /* if all are needed, sleep until the last is done instead of being woken by each */
         int needs_all = done + coming - ports[last].num_slots < wanted;
         nfds_t size = 0;
         watched[size++] = (struct pollfd){urgent, POLLIN, 0};
@@ -964,7 +964,7 @@ wait_for(Port *ports, struct pollfd *watched, Py_ssize_t count, Py_ssize_t wante
     }
 }
 
-/* Hand out those that are done: their numbers. */
+/* The numbers of the workers that are done, which have nothing under way then. */
 static PyObject *
 collected(Port *ports, PyObject *workers)
 {
@@ -1020,7 +1020,7 @@ collect_steps(PyObject *Py_UNUSED(module), PyObject *args)
     }
     else if (status == 0) {
         found = Py_NewRef(Py_None);
-    } /* else NULL: what a signal's handler raised */
+    } /* else NULL: a signal handler raised */
 end:
     PyMem_Free(ports);
     PyMem_Free(watched);

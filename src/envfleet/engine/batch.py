@@ -1,4 +1,7 @@
-"""What a caller gets: the rows of some slots, taken out of shared memory, in Gymnasium's shapes."""
+"""What a caller gets: the rows of some slots, copied out of shared memory, in Gymnasium's shapes.
+
+A `Batch` computes infos and final observations when it is asked for them.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ import numpy.typing as npt
 from gymnasium import spaces
 from gymnasium.vector.utils import batch_space, create_empty_array, iterate
 
+from envfleet.engine.detached_copy import detached_copy
 from envfleet.engine.incident import Incident
 from envfleet.engine.infos import NO_INFO, Info, PackedInfos, Schema, collate
 from envfleet.engine.memory import Control, Data
@@ -43,12 +47,12 @@ class Batch:
     terminated: npt.NDArray[np.bool_]
     truncated: npt.NDArray[np.bool_]
     valid: npt.NDArray[np.bool_]
-    """False where the row is no transition: next_step's reset row, or a restarted slot."""
+    """False where the row is not a transition: next_step's reset row, or a restarted slot."""
     has_events: bool
-    """Some row is an end or no transition."""
+    """Whether some row is an end or not a transition."""
     incidents: tuple[Incident, ...] = ()
     page: int = 0
-    """The page that `obs` is a view of, if it was put there by its workers."""
+    """The page that `obs` is a view of, if the workers wrote it there."""
     packed: PackedInfos = field(default=PackedInfos(), repr=False)
     plain: Sequence[tuple[int, Info]] = field(default=(), repr=False)
     finals: Finals | None = field(default=None, repr=False)
@@ -76,7 +80,7 @@ class Batch:
         return infos | finals.infos(num)
 
     def infos_among(self, num_slots: int) -> dict[str, Any]:
-        """The same for all slots of a fleet, where only this batch's have any."""
+        """The same for all slots of a fleet; only those of this batch have infos."""
         packed = self.packed.moved_to(self.slots)
         plain = [(int(self.slots[position]), info) for position, info in self.plain]
         return _collated(num_slots, packed, plain)
@@ -144,13 +148,13 @@ class Finals:
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """Keeps a dict from being taken apart."""
+    """A dict that is not to be collated."""
 
     value: Info
 
 
 def _collated(num: int, packed: PackedInfos, plain: Sequence[tuple[int, Info]]) -> dict[str, Any]:
-    """Collate infos; what nests too deep for that, or in itself, is left as it is."""
+    """Collate infos; dicts that nest too deep for that, or contain themselves, stay as they are."""
     try:
         return collate(num, packed, plain)
     except RecursionError:
@@ -168,7 +172,7 @@ def _held(info: Info) -> Info:
 
 def _nests_too_deep(info: Info) -> bool:
     try:
-        # it shall fit a few levels further down as well
+        # with room for a few more levels
         collate(1, PackedInfos(), [(0, {"": {"": {"": info}}})])
     except RecursionError:
         return True
@@ -190,7 +194,7 @@ PlainInfos = list[tuple[int, Info]]
 
 
 class BatchReader:
-    """Puts batches together."""
+    """Makes batches of rows, of what workers have replied, and of incidents."""
 
     def __init__(
         self, control: Control, data: Data, worker_of: Slots, autoreset: Autoreset, *, copy: bool
@@ -209,6 +213,8 @@ class BatchReader:
         )
         self._last: dict[int, tuple[Any, int]] = {}
         """Where texts and sequences may spill: the batch each slot was last in, and its row."""
+        self._kept_obs: dict[int, Any] | npt.NDArray[Any] | None = None
+        """What slots observed before they were sent last, where `keep_obs` was asked to."""
         self._before_poison: dict[int, Any] = {}
         """Observations of slots in flight whose rows have been filled with junk."""
         self._final_spills: dict[int, dict[int, Any]] = {}
@@ -223,12 +229,12 @@ class BatchReader:
         self._positions = np.arange(len(worker_of))
         self._positions.flags.writeable = False
 
-    # ---- what comes by the control path ---------------------------------------------------------
+    # ---- replies and incidents ------------------------------------------------------------------
 
     def absorb(self, part: WorkerPart, reply: Reply | None) -> None:
         """A command for these slots was answered: keep what is new, forget what it replaces."""
         if self.spills:
-            # whoever failed has shown nothing new
+            # a slot that failed has no new observation
             failed = {failure.slot for failure in reply.failures} if reply is not None else ()
             for slot in part.slots.tolist():
                 if slot not in failed:
@@ -250,23 +256,23 @@ class BatchReader:
             (self._later if slot in unreceived else self._incidents)[slot] = incident
 
     def forget(self, slots: Sequence[int]) -> None:
-        """What these slots had to say will not be asked for, and neither what befell them."""
+        """Drop the infos and incidents of these slots."""
         self.forget_infos(slots)
         for kept in (self._incidents, self._later):
             for slot in slots:
                 kept.pop(slot, None)
 
     def forget_infos(self, slots: Sequence[int]) -> None:
-        """What these slots had to say will not be asked for."""
+        """Drop the infos of these slots."""
         said = (self._infos, self._final_infos, self._final_spills, self._before_poison)
         for kept in said:
             for slot in slots:
                 kept.pop(slot, None)
 
     def forget_worker(self, worker: int, unreceived: set[int]) -> None:
-        """A worker was replaced: its successor numbers its schemas anew.
+        """A worker was replaced: the new one numbers its schemas from 1 again.
 
-        The infos of rows that have not been handed out are kept in another form.
+        Infos of rows that have not been handed out are read now, and kept as dicts.
         """
         slots = np.flatnonzero(self._worker_of == worker)
         control = self._control
@@ -282,7 +288,7 @@ class BatchReader:
         self._uniform.clear()
 
     def mend_rows(self, slots: Sequence[int]) -> None:
-        """Make rows readable that have no value, or whose worker died before it sent all of it."""
+        """Write a value into rows that have none, or only a part because their worker died."""
         for slot in slots:
             kind, row = int(self._data.group_of[slot]), int(self._data.row_of[slot])
             try:
@@ -297,19 +303,35 @@ class BatchReader:
                 self.spills[slot] = spill
 
     def answered(self, slots: Sequence[int]) -> None:
-        """The rows of these slots are new: there is no junk in them."""
+        """The workers have written the rows of these slots: there is no junk in them."""
         for slot in slots:
             self._before_poison.pop(slot, None)
 
     def poison(self, slots: Slots, rows: slice | Slots) -> None:
-        """Fill the rows of slots that are sent with junk, unless there are several kinds."""
+        """Fill the rows of slots that are sent with junk, unless the fleet is mixed."""
         if not self.is_mixed:
             for slot in slots.tolist():
                 self._before_poison[slot] = self.observation(slot)
             self._data.obs[0].poison(rows)
 
+    def keep_obs(self, slots: Slots, rows: slice | Slots) -> None:
+        """Keep what these slots observe: their rows are going to be written."""
+        sole = None if self.is_mixed else self._data.obs[0].sole_array
+        if self._kept_obs is None:
+            self._kept_obs = {} if sole is None else sole.copy()
+        if isinstance(self._kept_obs, dict):
+            for slot in slots.tolist():
+                self._kept_obs[slot] = self.observation(slot)
+        elif sole is not None:
+            self._kept_obs[rows] = sole[rows]
+
+    def kept_obs(self, slot: int) -> Any:
+        """What this slot observed before it was sent."""
+        assert self._kept_obs is not None
+        return detached_copy(self._kept_obs[slot])
+
     def take_back_resets(self, slots: Sequence[int]) -> None:
-        """same_step: the last observation of slots that an untold step has ended and reset."""
+        """same_step: put back the last observations of episodes whose end was not handed out."""
         control = self._control
         for slot in slots:
             if control.terminated[slot] or control.truncated[slot]:
@@ -317,7 +339,7 @@ class BatchReader:
                 try:
                     final = self._read(self._data.final_obs, slot, self._final_spills)
                 except LayoutMismatch:
-                    continue  # what had spilled from it is lost with its worker
+                    continue  # what did not fit into the row is lost with its worker
                 self._data.obs[kind].writer(row)(final)
 
     def _last_handed_out(self, slot: int, kind: int) -> Any:
@@ -380,7 +402,7 @@ class BatchReader:
         )
 
     def take_plain(self, rewards: npt.NDArray[np.float64]) -> bool:
-        """Copy the rewards of all slots, if that is all a batch would have to tell of them."""
+        """Copy the rewards of all slots, if a batch would hold nothing else that is new."""
         if self._before_poison or self._infos or self._incidents or self._later:
             return False
         return take_rewards(self._control.rewards, self._control.flags, rewards)
@@ -482,7 +504,7 @@ class BatchReader:
         workers = self._worker_of[slots].tolist()
         for position, number in enumerate(numbers.tolist()):
             schemas = self._schemas[workers[position]]
-            # a number beyond: the worker died before it could say what it means
+            # a larger number: the worker died before it could send that schema
             if number != NO_INFO and number <= len(schemas):
                 groups.setdefault(schemas[number - 1], []).append(position)
         return PackedInfos(

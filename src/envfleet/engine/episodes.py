@@ -21,9 +21,9 @@ from envfleet.engine.memory import Control
 from envfleet.engine.options import PLAIN_RESET, EnvFn, ResetPlan
 from envfleet.engine.rows import note_ends
 from envfleet.engine.slots import Slots
-from envfleet.engine.snapshot import Lineage, Replay
+from envfleet.engine.snapshot import Lineage, OwnState, Pickled, Replay, Snapshot
 from envfleet.engine.supervision import RecentFailures, restart_plan
-from envfleet.errors import SnapshotError
+from envfleet.errors import ResumeFailed, SnapshotError
 
 LIMIT_BYTES = 64 << 20
 _ENTRY_BYTES = 200
@@ -140,10 +140,20 @@ class FailureEvent:
 class Episodes:
     """Seeds, plans, actions and failures of every slot."""
 
-    def __init__(self, env_fns: Sequence[EnvFn], control: Control) -> None:
+    def __init__(
+        self, env_fns: Sequence[EnvFn], control: Control, *, can_resume: bool = False
+    ) -> None:
+        """With `can_resume` enough is kept to bring lost slots back to where they were."""
         self._env_fns = env_fns
+        self._cells = control.rng
         self._rng = [cell.data for cell in control.rng]
         num_slots = len(env_fns)
+        self._known_starts = control.rng.copy() if can_resume else None
+        """What the episodes started from that callers know of: a worker overwrites its own."""
+        self._bases: dict[int, OwnState | Pickled] = {}
+        """States that slots were restored to, where their actions start from these."""
+        self.has_history = np.zeros(num_slots, np.bool_)
+        """Slots whose environments stand where their plans and actions have led."""
         self.action_log = ActionLog(num_slots)
         self._queued: list[deque[ResetPlan]] = [deque() for _ in env_fns]
         self._num_queued = 0
@@ -170,6 +180,8 @@ class Episodes:
         action_log = self.action_log
         if self._restart_plans or self._num_queued or action_log.plans:
             return False
+        if self._known_starts is not None:
+            return False
         self.has_ended = note_ends(
             batch.terminated,
             batch.truncated,
@@ -194,11 +206,14 @@ class Episodes:
         self.action_log.began(slots, plans)
         self.set_needs_reset(slots, False)
         self.ended[slots] = False
+        self.has_history[slots] = True
+        self._keep_starts(slots)
 
     def began_by_itself(self, slots: Slots) -> None:
         """These slots reset themselves, by the next plan in their queue if there was one."""
         if not self._restart_plans and not self._num_queued:  # by far the most common
             self.action_log.began_plainly(slots)
+            self._keep_starts(slots)
             return
         chosen = slots.tolist()
         plans = [self.next_plan(slot) for slot in chosen]
@@ -235,44 +250,100 @@ class Episodes:
             self.needs_reset[slots] = value
             self.num_needing_reset = int(np.count_nonzero(self.needs_reset))
 
-    def plan_restart(self, slot: int) -> ResetPlan:
-        """How the slot's next episode begins if its environment must be replaced."""
+    def lose(self, slots: Sequence[int]) -> None:
+        """These slots have no running episode, and nothing is known of their environments."""
+        self.set_needs_reset(slots, True)
+        self.has_history[slots] = False
+
+    def plan_restart(self, slot: int, *, has_ended: bool = False) -> ResetPlan:
+        """How the slot's next episode begins if its environment must be replaced.
+
+        An episode that is lost begins again with its own options.
+        """
         self._restarts[slot] += 1
-        plan = restart_plan(self._seeds[slot], self._restarts[slot])
+        lost = self._restart_plans.get(slot) or self.action_log.plans.get(slot, PLAIN_RESET)
+        options = None if has_ended else lost.options
+        plan = restart_plan(self._seeds[slot], self._restarts[slot], options)
         self._restart_plans[slot] = plan
         return plan
+
+    def _keep_starts(self, slots: Any) -> None:
+        """Keep what the episodes that these slots have just begun start from."""
+        if self._known_starts is not None:
+            self._known_starts[slots] = self._cells[slots]
+            if self._bases:
+                for slot in slots.tolist() if isinstance(slots, np.ndarray) else slots:
+                    self._bases.pop(slot, None)
 
     # ---- states and failures --------------------------------------------------------------------
 
     def replay_of(self, slot: int) -> Replay:
         """How to bring a new environment to where this slot stands."""
         log = self.action_log.log_of(slot)
-        start = rng.unpacked(self._rng[slot].tobytes())
-        if not log.is_complete or (log.plan.seed is None and start is None):
+        start, base = rng.unpacked(self._rng[slot].tobytes()), self._bases.get(slot)
+        is_start_known = log.plan.seed is not None or start is not None or base is not None
+        if not log.is_complete or not is_start_known:
             raise SnapshotError(
                 f"slot {slot} cannot be pickled and its episode cannot be replayed (no seed, or "
                 "too many actions); give the environment the methods get_state and set_state"
             )
-        return Replay(log.plan.seed, log.plan.options, start, log.actions)
+        return Replay(log.plan.seed, log.plan.options, start, log.actions, base)
+
+    def way_back(self, slot: int, *, is_step_owed: bool, has_begun: bool) -> Replay:
+        """How to bring a new environment to where the lost one of this slot stood.
+
+        Args:
+            slot: The slot.
+            is_step_owed: Its last action has no answer, so the way ends before that.
+            has_begun: It has reset itself since, which its caller is still to be told.
+        """
+        assert self._known_starts is not None
+        if has_begun:
+            plan, actions, is_complete = self.next_plan(slot), (), True
+            cell, base = self._rng[slot].tobytes(), None
+        else:
+            log = self.action_log.log_of(slot)
+            plan, actions, is_complete = log.plan, log.actions, log.is_complete
+            actions = actions[:-1] if is_step_owed else actions
+            cell, base = self._known_starts[slot].tobytes(), self._bases.get(slot)
+            self._rng[slot][:] = cell
+        start = rng.unpacked(cell)
+        if not is_complete:
+            raise ResumeFailed(slot, "its episode has more actions than are kept")
+        if plan.seed is None and start is None and base is None:
+            raise ResumeFailed(
+                slot,
+                "its episode began without a seed, from a generator that is none of numpy's PCG64",
+            )
+        return Replay(plan.seed, plan.options, start, actions, base)
+
+    def queued_after(self, slot: int, *, has_begun: bool) -> tuple[ResetPlan, ...]:
+        """Plans for the autoresets to come; the first is used up if the slot `has_begun`."""
+        is_used = has_begun and slot not in self._restart_plans
+        return tuple(self._queued[slot])[1 if is_used else 0 :]
 
     def lineage_of(self, slot: int) -> Lineage:
         """What the seeds of the slot's coming restarts follow from."""
         return Lineage(self._seeds[slot], self._restarts[slot], self._restart_plans.get(slot))
 
-    def restored(
-        self, slot: int, queued: Sequence[ResetPlan], replay: Replay | None, lineage: Lineage
-    ) -> None:
+    def restored(self, slot: int, snapshot: Snapshot) -> None:
         """The slot was brought to another state."""
-        self._num_queued += len(queued) - len(self._queued[slot])
-        self._queued[slot] = deque(queued)
-        if replay is None:
+        taken, lineage = snapshot.taken, snapshot.lineage
+        self._num_queued += len(snapshot.queued) - len(self._queued[slot])
+        self._queued[slot] = deque(snapshot.queued)
+        if isinstance(taken, Replay):
+            plan = ResetPlan(taken.seed, taken.options)
+            self.began([slot], [plan])
+            self.action_log.take_back(slot, plan, taken.actions)
+            self._rng[slot][:] = rng.packed(taken.rng)
+            base = taken.base
+        else:
             self.began([slot], [PLAIN_RESET])
             self._rng[slot][:] = rng.NOT_KNOWN  # it began elsewhere
-        else:
-            plan = ResetPlan(replay.seed, replay.options)
-            self.began([slot], [plan])
-            self.action_log.take_back(slot, plan, replay.actions)
-            self._rng[slot][:] = rng.packed(replay.rng)
+            base = taken
+        self._keep_starts([slot])
+        if base is not None and self._known_starts is not None:
+            self._bases[slot] = base
         self._seeds[slot], self._restarts[slot] = lineage.seed, lineage.restarts
         if lineage.pending is not None:
             self._restart_plans[slot] = lineage.pending

@@ -46,7 +46,7 @@ from envfleet.engine.options import (
 )
 from envfleet.engine.recovery import Recovery, env_failed
 from envfleet.engine.slots import Slots, SlotSet, SlotSets, is_enough
-from envfleet.engine.snapshot import Replay, Snapshot
+from envfleet.engine.snapshot import Snapshot
 from envfleet.engine.workers import Workers
 from envfleet.errors import (
     ConfigError,
@@ -90,7 +90,7 @@ class Fleet:
             start_method: How processes are started: "fork", "spawn" or "forkserver".
             autoreset: "next_step", "same_step" or "disabled", as Gymnasium defines them.
             deadlines: How long to wait for what.
-            on_failure: "raise", "restart" or "fallback".
+            on_failure: "raise", "restart", "resume" or "fallback".
             restarts: How many failures of a slot "restart" forgives.
             copy: False returns views of shared memory, valid until the next send to that slot.
             poison: Fill the rows of a slot with junk when it is sent, to find views kept too long.
@@ -118,7 +118,7 @@ class Fleet:
             )
         _check_here(num_here, len(env_fns), num_workers, backend, kind.survives_crash, deadlines)
         self.num_slots, self.autoreset = len(env_fns), autoreset
-        self._poison = poison
+        self._poison, self._can_resume = poison, on_failure == "resume"
         workers = self._workers = Workers(
             env_fns,
             backend=backend,
@@ -130,10 +130,19 @@ class Fleet:
             num_here=num_here,
         )
         self._finalizer = weakref.finalize(self, workers.stop)
+        together = [facts.together for facts in workers.facts if facts.together is not None]
+        self._together = tuple(dict.fromkeys(together))
+        """The slots of each natively vectorised environment."""
+        if on_failure == "resume" and together:
+            workers.stop()
+            raise ConfigError(
+                f"slots {together[0][0]} to {together[0][-1]} are one natively vectorised "
+                "environment, which cannot be replayed slot by slot; use on_failure='restart'"
+            )
         self._data = workers.data
         self._slot_sets = SlotSets(workers.bounds)
         self._inflight = Inflight(self.num_slots, workers.handles)
-        self._episodes = Episodes(workers.env_fns, workers.control)
+        self._episodes = Episodes(workers.env_fns, workers.control, can_resume=self._can_resume)
         self._batch_reader = BatchReader(
             workers.control, workers.data, self._slot_sets.worker_of, autoreset, copy=copy
         )
@@ -157,9 +166,6 @@ class Fleet:
             self._recovery,
         )
         self._is_native = all(facts.native for facts in workers.facts)
-        together = [facts.together for facts in workers.facts if facts.together is not None]
-        self._together = tuple(dict.fromkeys(together))
-        """The slots of each natively vectorised environment."""
         # natively vectorised slots cannot be replayed one by one
         self._action_writer = ActionWriter(
             workers, None if self._is_native else self._episodes.action_log
@@ -266,6 +272,8 @@ class Fleet:
         before = action_log.now
         try:
             spills = self._action_writer.put(slot_set, actions)
+            if self._can_resume:
+                self._batch_reader.keep_obs(slot_set.slots, slot_set.rows)
             if self._poison:
                 self._batch_reader.poison(slot_set.slots, slot_set.rows)
             if fast_path is not None and spills is None and slot_set.workers is not None:
@@ -545,7 +553,7 @@ class Fleet:
         """Keep the books in step with an answer that brings no new rows."""
         op, reply = pending.command.op, pending.reply
         failures = [] if reply is None else reply.failures
-        if op is Op.REBUILD and failures:
+        if op in (Op.REBUILD, Op.RESUME) and failures:
             self._recovery.on_failures(pending, failures)
         elif op is Op.QUEUE and pending.group and not failures:  # without: queued once more
             self._episodes.queue(pending.slots, pending.command.payload)
@@ -628,8 +636,12 @@ class Fleet:
         return slot_set
 
     def _post_reset(self, slot_set: SlotSet, plans: Sequence[ResetPlan]) -> None:
+        slots = slot_set.slots
         with uninterrupted:
-            self._batch_reader.forget(slot_set.slots.tolist())
+            if self._can_resume:
+                known = slots[self._episodes.has_history[slots]]
+                self._batch_reader.keep_obs(known, known)
+            self._batch_reader.forget(slots.tolist())
             self._inflight.post(slot_set, Op.RESET, plans)
 
     def queue_reset(self, plans: Sequence[ResetPlan], slots: Sequence[int] | None = None) -> None:
@@ -739,11 +751,10 @@ class Fleet:
         failed = {failure.slot for failure in pending.reply.failures} if pending.reply else set()
         for slot, snapshot in zip(pending.slots, pending.command.payload, strict=True):
             if slot in failed:
-                self._episodes.set_needs_reset([slot], True)
+                self._episodes.lose([slot])
                 continue
-            taken, has_ended = snapshot.taken, snapshot.state == SlotState.ENDED
-            replay = taken if isinstance(taken, Replay) else None
-            self._episodes.restored(slot, snapshot.queued, replay, snapshot.lineage)
+            has_ended = snapshot.state == SlotState.ENDED
+            self._episodes.restored(slot, snapshot)
             self._episodes.note_ends(slice(slot, slot + 1), np.array([has_ended]))
             control.terminated[slot] = has_ended
             control.truncated[slot] = False

@@ -1,10 +1,10 @@
-"""k environments in one place: reset, step, autoreset, plans, exceptions turned into replies.
+"""Scalar environments in one place: step, reset, autoreset, snapshots.
 
-A host writes its slots' rows and nothing else. It never raises because of an environment: a failure
-is part of the reply, and the failed slot waits for a reset or a rebuild. Autoreset is Gymnasium's:
-in `next_step` the call after an end resets and ignores its action, in `same_step` the end and the
-reset happen in one call and the last observation is kept apart, `disabled` leaves resetting to the
-caller.
+A host writes the rows of its own slots and nothing else. It never raises because of an environment:
+a failure is part of the reply, and the failed slot waits for a reset or a rebuild. Autoreset is
+Gymnasium's. In `next_step` the call after an end resets and ignores its action. In `same_step` the
+end and the reset happen in one call, and the last observation is kept in a row of its own.
+`disabled` leaves resets to the caller.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from envfleet.engine import rng
 from envfleet.engine import snapshot as snapshots
 from envfleet.engine.detached_copy import detached_copy
 from envfleet.engine.host_rows import HostRows
-from envfleet.engine.infos import Info
+from envfleet.engine.infos import Info, SchemaRegistry
 from envfleet.engine.memory import Control, Data
 from envfleet.engine.messages import EnvFacts, EnvFailure, Op, Reply, read_reset, status_word
 from envfleet.engine.options import PLAIN_RESET, Autoreset, EnvFn, ResetPlan
@@ -35,19 +35,21 @@ def _directly(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """The manners of one place. Whatever is not let pass is a failure of the environment alone."""
+    """How a backend calls methods of environments, and which exceptions are not theirs."""
 
     wrap: Callable[[Callable[..., Any]], Callable[..., Any]] = _directly
+    """Applied to a method before it is called."""
     passes: tuple[type[BaseException], ...] = ()
-    """Raised by somebody else than the environment: Ctrl-C in this thread, the end of a worker."""
+    """Not raised by an environment: Ctrl-C in this thread, the end of a worker. All other
+    exceptions are failures of the environment that was called."""
 
     def let_pass(self, exc: BaseException) -> None:
-        """Raise `exc` again if it is not the environment's."""
+        """Raise `exc` again if no environment raised it."""
         if isinstance(exc, self.passes):
             raise exc
 
     def around(self, env: Any) -> Any:
-        """Something whose `step` and `reset` are those that `env` has when they are called."""
+        """An object whose `step` and `reset` call those of `env`, guarded."""
         return env if self.wrap is _directly else _Guarded(env, self.wrap)
 
 
@@ -57,6 +59,10 @@ class _Guarded:
     def __init__(self, env: Any, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
         self.step = wrap(lambda action: env.step(action))
         self.reset = wrap(lambda **arguments: env.reset(**arguments))
+
+
+ReturnOrder = snapshots.Snapshot | tuple[ResetPlan, Any, bool]
+"""How a slot whose environment is gone goes on; see `EnvHost.resume`."""
 
 
 class SlotState(IntEnum):
@@ -81,8 +87,10 @@ class EnvHost(HostRows):
         env_fns: Sequence[EnvFn],
         autoreset: Autoreset,
         guard: Guard,
+        schemas: SchemaRegistry,
     ) -> None:
-        super().__init__(first, len(envs))
+        """`schemas` belongs to the worker: its hosts number their schemas together."""
+        super().__init__(first, len(envs), schemas)
         self._fns, self._autoreset, self._guard = list(env_fns), autoreset, guard
         self._envs = list(envs)
         self._state = bytearray([SlotState.UNUSABLE] * self.count)
@@ -91,13 +99,13 @@ class EnvHost(HostRows):
         self._restart_plans: dict[int, ResetPlan] = {}
         """How slots whose environment was replaced begin again, unless their caller resets them."""
         self._ends: list[tuple[int, bool, bool]] = []
-        """What the step under way ended: row, terminated, truncated."""
+        """Ends in the step under way: row, terminated, truncated."""
         self._invalid: list[int] = []
-        """Rows of the step under way that are no transitions."""
+        """Rows of the step under way that are not transitions."""
         self._ended: list[int] = []
         """Rows whose episodes ended in the last step."""
         self._starts = np.zeros((self.count, rng.CELL_BYTES), np.uint8)
-        """What the next episodes of rows start from, where they are `_ready`."""
+        """Generator states that the next episodes of `_ready` rows start from."""
         self._start_of = list(self._starts)
         self._has_plan = bytearray(self.count)
         """Rows with a queue or a restart plan, as the step under way began."""
@@ -106,7 +114,7 @@ class EnvHost(HostRows):
         self._after_end = SlotState.ENDED if autoreset == "next_step" else SlotState.RUNNING
 
     def facts(self) -> list[EnvFacts]:
-        """Spaces and the like, slot by slot."""
+        """Spaces, metadata and spec of each slot's environment."""
         return [
             EnvFacts(
                 env.observation_space,
@@ -158,7 +166,7 @@ class EnvHost(HostRows):
     # ---- commands -------------------------------------------------------------------------------
 
     def step(self, slots: Sequence[int] | None, spills: dict[int, Any] | None) -> Reply | None:
-        """Step these slots (None: all) with the actions that lie in the slab."""
+        """Step these slots (None: all) with the actions in their rows."""
         rows = range(self.count) if slots is None else [slot - self.first for slot in slots]
         self._ends.clear()
         self._invalid.clear()
@@ -188,7 +196,7 @@ class EnvHost(HostRows):
             if not has_plan and self._state[row] == SlotState.ENDED:
                 try:
                     rng.keep(self._envs[row], self._start_of[row])
-                except Exception:  # the reset will meet it again, and report it
+                except Exception:  # the reset will raise it again, and report it
                     continue
                 self._ready[row] = 1
         self._ended = []
@@ -197,7 +205,7 @@ class EnvHost(HostRows):
         """Reset these slots by their plans; a manual reset cancels a pending autoreset."""
         rows = range(self.count) if slots is None else [slot - self.first for slot in slots]
         for row, plan in zip(rows, plans, strict=True):
-            # a new environment has no generator to go on with: without a seed it would not repeat
+            # a new environment has a random generator state: without a seed it would not repeat
             self._try_reset(row, plan.seeded_like(self._restart_plans.get(row)))
             self._rewards[row] = 0.0
         self._mark(rows, [], rows)
@@ -210,9 +218,7 @@ class EnvHost(HostRows):
             self._ready[slot - self.first] = 0
         return None
 
-    def rebuild(
-        self, slots: Sequence[int], orders: Sequence[tuple[ResetPlan, Any, bool]]
-    ) -> Reply | None:
+    def rebuild(self, slots: Sequence[int], orders: Sequence[ReturnOrder]) -> Reply | None:
         """Replace environments by new ones, and go on as `resume` says."""
         for slot, order in zip(slots, orders, strict=True):
             self._status[1] = status_word(Op.REBUILD, slot)
@@ -221,27 +227,33 @@ class EnvHost(HostRows):
             except BaseException as exc:
                 self._fail(slot - self.first, "the constructor", exc)
             else:
-                self.resume([slot], [order])
+                self._come_back(slot - self.first, order)
         return self._take_reply()
 
-    def resume(
-        self, slots: Sequence[int], orders: Sequence[tuple[ResetPlan, Any, bool]]
-    ) -> Reply | None:
-        """Take the place of environments that are gone; each slot owes a truncated row.
+    def resume(self, slots: Sequence[int], orders: Sequence[ReturnOrder]) -> Reply | None:
+        """Take the place of environments that are gone.
 
-        An order is (how to reset next, what the last observation spilled, whether the episode had
-        ended already, so that nothing is owed).
+        By a snapshot the new environment is driven to where the lost one stood. Otherwise the slot
+        owes a truncated row, and an order is (how to reset next, what the last observation
+        spilled, whether the episode had ended already, so that nothing is owed).
         """
-        for slot, (plan, spill, has_ended) in zip(slots, orders, strict=True):
-            row = slot - self.first
-            self._ready[row] = 0
-            self._restart_plans[row] = plan
-            self._state[row] = SlotState.ENDED if has_ended else SlotState.OWES_TRUNCATION
-            if spill is None:
-                self._last_spill.pop(row, None)
-            else:
-                self._last_spill[row] = spill
-        return None
+        for slot, order in zip(slots, orders, strict=True):
+            self._come_back(slot - self.first, order)
+        return self._take_reply()
+
+    def _come_back(self, row: int, order: ReturnOrder) -> None:
+        self._ready[row] = 0
+        if isinstance(order, snapshots.Snapshot):
+            self._queues[row] = deque(order.queued)  # these hold whether or not it comes back
+            self._return_to(row, order, Op.RESUME.phrase)
+            return
+        plan, spill, has_ended = order
+        self._restart_plans[row] = plan
+        self._state[row] = SlotState.ENDED if has_ended else SlotState.OWES_TRUNCATION
+        if spill is None:
+            self._last_spill.pop(row, None)
+        else:
+            self._last_spill[row] = spill
 
     def call(self, slots: Sequence[int], name: str, args: Any, kwargs: Any) -> Reply | None:
         """Call `name` on each environment, through its wrappers; what is no function is read."""
@@ -305,27 +317,51 @@ class EnvHost(HostRows):
         """Put states back; for a replay the environment is built anew and driven there."""
         self._ready[:] = bytes(self.count)
         for slot, wanted in zip(slots, states, strict=True):
-            taken = wanted.taken
             row = slot - self.first
             self._status[1] = status_word(Op.RESTORE, slot)
-            try:
-                if isinstance(taken, snapshots.Replay):
+            if isinstance(wanted.taken, snapshots.Replay):
+                try:
                     self._replace(row)
-                    self._check_replay(row, snapshots.drive(self._envs[row], taken), wanted)
-                else:
-                    self._adopt(row, snapshots.put_back(self._envs[row], taken))
-                spill = self._write_obs[row](wanted.obs)
-            except BaseException as exc:
-                self._fail(row, "restore", exc)
-                continue
-            if spill is not None:
-                self._spill(row, spill)
-            self._state[row] = wanted.state
-            self._restart_plans.pop(row, None)
-            if wanted.lineage.pending is not None:
-                self._restart_plans[row] = wanted.lineage.pending
-            self._queues[row] = deque(wanted.queued)
+                except BaseException as exc:
+                    self._fail(row, "restore", exc)
+                    continue
+            self._return_to(row, wanted, "restore")
         return self._take_reply()
+
+    def _return_to(self, row: int, wanted: snapshots.Snapshot, doing: str) -> None:
+        """Bring the environment of a row to a state; a new one, if that is a replay."""
+        taken, spill = wanted.taken, None
+        try:
+            if isinstance(taken, snapshots.Replay):
+                self._drive(row, taken, wanted)
+            elif taken is not None:
+                self._adopt(row, snapshots.put_back(self._envs[row], taken))
+            if taken is not None:
+                spill = self._write_obs[row](wanted.obs)
+        except BaseException as exc:
+            self._fail(row, doing, exc)
+            return
+        if spill is not None:
+            self._spill(row, spill)
+        self._state[row] = wanted.state
+        self._restart_plans.pop(row, None)
+        if wanted.lineage.pending is not None:
+            self._restart_plans[row] = wanted.lineage.pending
+        self._queues[row] = deque(wanted.queued)
+
+    def _drive(self, row: int, replay: snapshots.Replay, wanted: snapshots.Snapshot) -> None:
+        """Replay an episode in a new environment; it must end where the old one was."""
+        slot = self.first + row
+
+        def at_step(number: int) -> None:
+            self._status[1] = status_word(Op.STEP, slot, number)
+
+        self._status[1] = status_word(Op.RESET, slot)
+        env, obs = snapshots.drive(self._envs[row], replay, self._guard.wrap, at_step)
+        if env is not self._envs[row]:
+            self._adopt(row, env)
+        if obs is not snapshots.UNSEEN:
+            self._check_replay(row, obs, wanted)
 
     def close(self) -> Reply | None:
         """Close every environment; one that fails to does not keep the others open."""

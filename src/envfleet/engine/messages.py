@@ -85,21 +85,24 @@ class Op(IntEnum):
             Op.IDLE: "idle time",
             Op.BUILD: "the constructor",
             Op.REBUILD: "a restart",
-            Op.RESUME: "a restart",
+            Op.RESUME: "a replay",
             Op.SET: "set_attr",
             Op.QUEUE: "queue_reset",
         }.get(self, self.name.lower())
 
 
-def status_word(op: Op, slot: int) -> int:
-    """One word that says what a worker does and for which slot."""
-    return (int(op) << 32) | (slot + 1)
+def status_word(op: Op, slot: int, count: int = 0) -> int:
+    """One word that says what a worker does and for which slot.
+
+    `count` tells one action of a replay from the next: each may take as long as a step may.
+    """
+    return ((count & 0xFFFFFF) << 40) | (int(op) << 32) | (slot + 1)
 
 
 def read_status_word(word: int) -> tuple[Op, int | None]:
     """The inverse of `status_word`; no slot means between slots."""
     slot = (word & 0xFFFFFFFF) - 1
-    return Op(word >> 32), None if slot < 0 else slot
+    return Op((word >> 32) & 0xFF), None if slot < 0 else slot
 
 
 class WorkerStatus(NamedTuple):

@@ -12,7 +12,7 @@ from envfleet.options import Count, CountOrZero, Seconds, SecondsOrZero, check, 
 
 EnvFn: TypeAlias = Callable[[], Any]
 Autoreset: TypeAlias = Literal["next_step", "same_step", "disabled"]
-OnFailure: TypeAlias = Literal["raise", "restart", "fallback"]
+OnFailure: TypeAlias = Literal["raise", "restart", "resume", "fallback"]
 BackendName: TypeAlias = Literal["serial", "thread", "process"]
 StartMethod: TypeAlias = Literal["fork", "spawn", "forkserver"]
 

@@ -1,8 +1,12 @@
-"""Trouble and what is done about it: exceptions, deaths and silences of workers.
+"""What is done about failures: exceptions, deaths and silences of workers.
 
-`supervise` decides, this carries out: raise, rebuild one environment where it is, put a new worker
-in the place of a lost one, let its slots go on in this process, or quarantine. A slot that comes
-back is asked again what it was last asked: its new environment answers with a truncated row.
+`supervision` decides, this carries out: raise, rebuild one environment where it is, put a new
+worker in the place of a lost one, let its slots go on in this process, or quarantine. A slot that
+comes back is asked again what it was last asked:
+
+    restart   the new environment answers with a truncated row, and begins a new episode
+    resume    the new environment is driven to where the lost one stood, by the plan of its episode
+              and the actions since; then it gives the answer that the lost one would have given
 """
 
 from __future__ import annotations
@@ -16,11 +20,13 @@ from typing import Any
 from envfleet.engine.backends.base import FastPath, WorkerHandle
 from envfleet.engine.batch import BatchReader
 from envfleet.engine.episodes import Episodes, FailureEvent
+from envfleet.engine.host import SlotState
 from envfleet.engine.incident import Incident
 from envfleet.engine.inflight import MOVES, Inflight, Pending
 from envfleet.engine.messages import EnvFailure, Op
 from envfleet.engine.options import Autoreset, Deadlines, OnFailure, ResetPlan, RestartPolicy
 from envfleet.engine.slots import SlotSets
+from envfleet.engine.snapshot import Snapshot
 from envfleet.engine.supervision import Decision, Silence, check_every, decide, limit_for
 from envfleet.engine.workers import Workers
 from envfleet.errors import (
@@ -31,6 +37,7 @@ from envfleet.errors import (
     EnvNotRegistered,
     NoSuchAttribute,
     RemoteTraceback,
+    ResumeFailed,
     SlotQuarantined,
     SnapshotError,
     StartTimeout,
@@ -92,6 +99,7 @@ class Recovery:
         self._episodes, self._batch_reader = episodes, batch_reader
         self._autoreset, self._deadlines = autoreset, deadlines
         self._on_failure, self._restarts = on_failure, restarts
+        self._resumes = on_failure == "resume"
         self.coming: dict[int, _Loss] = {}
         """Workers that are being replaced, and by whose loss."""
         self.blocked: dict[int, EnvfleetError] = {}
@@ -115,36 +123,45 @@ class Recovery:
             owed = [pending, *self._inflight.outstanding[worker]]
             self._lose(handle, event, self._env_failed(native[0]), owed, is_known=True)
             return
-        left, seen = set(pending.slots), set[int]()
+        left, is_return = set(pending.slots), pending.command.op in (Op.REBUILD, Op.RESUME)
         for failure in failures:
-            if failure.slot in seen:
-                continue
+            if failure.slot not in left:
+                continue  # it is seen to already
             together = self._together(failure.slot)
-            seen.update(together)
             left.difference_update(together)
-            asked = pending
-            if pending.command.op is Op.REBUILD:
-                asked = self._take_back(worker, failure.slot)
+            asked = self._take_back(worker, failure.slot) if is_return else pending
             self._see_to(asked, failure, together)
         pending.part = self._slot_sets.part_of(sorted(left)) if left else None
 
-    def _see_to(self, pending: Pending, failure: EnvFailure, together: Sequence[int]) -> None:
-        """The environment that fills these slots raised."""
+    def _see_to(
+        self, pending: Pending | None, failure: EnvFailure, together: Sequence[int]
+    ) -> None:
+        """The environment that fills these slots raised, in `pending` or while it came back."""
         slot = failure.slot
+        if failure.doing == Op.RESUME.phrase and failure.kind == SnapshotError.__name__:
+            self._end_episode(slot, ResumeFailed(slot, failure.reason.partition(": ")[2]))
+            return
         incident = self._episodes.record(self._event_of(pending, failure, tuple(together)))
         verdict = self._decide(slot, is_lost=False)
         if verdict is Decision.REBUILD:
-            self._batch_reader.attach(incident, [slot], set())
+            if not self._resumes:
+                self._batch_reader.attach(incident, [slot], set())
             self._rebuild(pending, slot)
             return
         for one in together:
             self._inflight.lose(one)
-        self._episodes.set_needs_reset(list(together), True)
+        self._episodes.lose(list(together))
         error = self._env_failed(failure)
         if verdict is Decision.QUARANTINE:
             error = self._quarantine(slot, incident, error)
-        if not set(together) <= pending.unwanted:
+        if pending is None or not set(together) <= pending.unwanted:
             self.errors.append(error)
+
+    def _end_episode(self, slot: int, error: EnvfleetError) -> None:
+        """The slot cannot go on where it was: its caller hears of it, and has to reset it."""
+        self._inflight.lose(slot)
+        self._episodes.lose([slot])
+        self.errors.append(error)
 
     def _together(self, slot: int) -> Sequence[int]:
         """All slots of the environment that fills this one."""
@@ -153,23 +170,51 @@ class Recovery:
     def _env_failed(self, failure: EnvFailure) -> EnvfleetError:
         return env_failed(failure, self._together(failure.slot))
 
-    def _take_back(self, worker: int, slot: int) -> Pending:
-        """What was posted behind a rebuild that failed: it has no environment to be done by."""
-        follower = next(
-            pending
-            for pending in self._inflight.outstanding[worker]
-            if pending.command.op in MOVES and pending.slots == [slot]
-        )
+    def _take_back(self, worker: int, slot: int) -> Pending | None:
+        """What the slot is to do behind a return that failed: there is no environment to do it."""
+        follower = self._owed_by(worker, slot)
+        if follower is None:
+            return None
         asked = replace(follower)
-        follower.part, follower.is_done = None, True
+        self._take_out(follower, [slot])
         return asked
 
-    def _rebuild(self, pending: Pending, slot: int) -> None:
+    def _owed_by(self, worker: int, slot: int, ops: Sequence[Op] = MOVES) -> Pending | None:
+        """The step or reset of this slot that its worker has not answered."""
+        for pending in self._inflight.outstanding[worker]:
+            if pending.command.op in ops and slot in pending.slots:
+                return pending
+        return None
+
+    def _take_out(self, pending: Pending, slots: Sequence[int]) -> None:
+        """This step or reset does not answer for these slots any more."""
+        left = [slot for slot in pending.slots if slot not in slots]
+        if not left:
+            pending.part, pending.is_done = None, True
+            return
+        command = pending.command
+        payload = command.payload
+        if payload is not None:
+            payload = [self._share_of(pending, slot) for slot in left]
+        pending.command = command._replace(slots=left, payload=payload)
+        pending.part = self._slot_sets.part_of(left)
+
+    def _rebuild(self, pending: Pending | None, slot: int) -> None:
         """A new environment for one slot, which is then asked again what the old one was asked."""
-        part = self._slot_sets.part_of([slot])
+        part, order = self._slot_sets.part_of([slot]), None
         self._batch_reader.mend_rows([slot])  # its last observation may be what could not be sent
-        order = (self._episodes.plan_restart(slot), self._batch_reader.spills.get(slot), False)
+        if self._resumes:
+            try:
+                order = self._way_back(slot, pending)
+            except ResumeFailed as exc:
+                self._end_episode(slot, exc)
+                return
+        else:
+            plan = self._episodes.plan_restart(slot)
+            order = (plan, self._batch_reader.spills.get(slot), False)
         self._inflight.post_part(Op.REBUILD, part, [order])
+        if pending is None:
+            return
         payload = None
         if pending.command.op is Op.RESET:
             payload = [self._plan_of(pending, slot)]
@@ -179,6 +224,30 @@ class Recovery:
             payload = [self._share_of(pending, slot)]
         again = self._inflight.post_part(pending.command.op, part, payload)
         again.unwanted = pending.unwanted & {slot}
+
+    def _way_back(self, slot: int, owed: Pending | None) -> Snapshot:
+        """The slot as it was before what it owes: driven there, a new environment can do it."""
+        episodes, control = self._episodes, self._workers.control
+        op = None if owed is None else owed.command.op
+        ended, has_begun = bool(episodes.ended[slot]), False
+        if slot in self._inflight.unreceived() and slot not in self._inflight.reset_slots:
+            # its caller knows neither the end nor the beginning that this row may be
+            ended = bool(control.terminated[slot] or control.truncated[slot])
+            is_reset_row = bool(control.invalid[slot]) and not ended
+            has_begun = ended if self._autoreset == "same_step" else is_reset_row
+        queued = episodes.queued_after(slot, has_begun=has_begun)
+        lineage = episodes.lineage_of(slot)
+        begins_anew = op is Op.RESTORE or (
+            op is Op.RESET and self._plan_of(owed, slot).seed is not None
+        )
+        if begins_anew or not episodes.has_history[slot]:
+            return Snapshot(None, None, SlotState.UNUSABLE, queued, lineage)
+        replay = episodes.way_back(slot, is_step_owed=op is Op.STEP, has_begun=has_begun)
+        reader = self._batch_reader
+        obs = reader.observation(slot) if op is None else reader.kept_obs(slot)
+        waits_for_reset = ended and self._autoreset == "next_step"
+        state = SlotState.ENDED if waits_for_reset else SlotState.RUNNING
+        return Snapshot(replay, obs, state, queued, lineage)
 
     # ---- a worker is lost -----------------------------------------------------------------------
 
@@ -193,7 +262,7 @@ class Recovery:
             slot = owed[0].slots[0] if owed and owed[0].slots else handle.first
         slots, exit_code, stack = self._slots_of(handle), handle.exit_code(), handle.stack()
         reason = describe_exit(exit_code)
-        plan = self._plan_of(owed[0], slot) if op is Op.RESET and owed else None
+        plan = self._plan_of(owed[0], slot) if op is Op.RESET and _is_move(owed) else None
         event = FailureEvent(
             "death", handle.worker, slot, slots, op.phrase, reason, stack, exit_code, plan
         )
@@ -251,7 +320,7 @@ class Recovery:
             stack = handle.stack()
             reason = f"no answer for {limit_s:g} s"
             slots = self._slots_of(handle)
-            plan = self._plan_of(oldest, slot) if op is Op.RESET else None
+            plan = self._plan_of(oldest, slot) if op is Op.RESET and _is_move([oldest]) else None
             event = FailureEvent(
                 "timeout", handle.worker, slot, slots, op.phrase, reason, stack, None, plan
             )
@@ -287,12 +356,21 @@ class Recovery:
         outstanding.clear()
         self._silences.pop(handle.worker, None)
         for pending in owed:
-            if pending.command.op in MOVES:  # it will be asked again
+            if self._is_asked_again(pending):
                 pending.is_done = False
                 outstanding.append(pending)
             else:
                 pending.is_done, pending.error = True, error
         self._replace(_Loss(handle.worker, event, error, is_known))
+
+    def _is_asked_again(self, pending: Pending) -> bool:
+        """Whether the successor of a lost worker is asked what that one did not answer."""
+        op = pending.command.op
+        if op in MOVES:
+            return True
+        if op in (Op.REBUILD, Op.RESUME) or not pending.group:
+            return False  # these are made anew
+        return self._resumes or (op is Op.QUEUE and self._on_failure != "raise")
 
     def _replace(self, loss: _Loss) -> None:
         while True:
@@ -329,22 +407,16 @@ class Recovery:
         self.errors.append(error)
         outstanding = self._inflight.outstanding[worker]
         for pending in list(outstanding):
-            left = [slot for slot in pending.slots if slot not in slots]
-            if len(left) == len(pending.slots):
+            if set(slots).isdisjoint(pending.slots):
                 continue
-            command = pending.command
-            if not left or command.op not in MOVES:
+            if set(slots) >= set(pending.slots) or pending.command.op not in MOVES:
                 outstanding.remove(pending)
                 pending.is_done, pending.error = True, error
-                continue
-            payload = command.payload
-            if payload is not None:
-                payload = [self._share_of(pending, slot) for slot in left]
-            pending.command = command._replace(slots=left, payload=payload)
-            pending.part = self._slot_sets.part_of(left)
+            else:
+                self._take_out(pending, slots)
         for slot in slots:
             self._inflight.lose(slot)
-        self._episodes.set_needs_reset(list(slots), True)
+        self._episodes.lose(list(slots))
         self._batch_reader.mend_rows(slots)
 
     def _being_built(self, worker: int, error: EnvfleetError) -> int | None:
@@ -376,20 +448,43 @@ class Recovery:
         assert loss.incident is not None
         event, unreceived = loss.event, self._inflight.unreceived()
         self._batch_reader.forget_worker(loss.worker, unreceived)
-        self._batch_reader.attach(loss.incident, event.slots, unreceived)
+        if not self._resumes:
+            self._batch_reader.attach(loss.incident, event.slots, unreceived)
         if loss.falls_back:
             warnings.warn(
                 f"{_who_goes(event.slots)} on in this process: {loss.error}",
                 RuntimeWarning,
                 stacklevel=level_of_caller(),
             )
+        if self._resumes:
+            self._resume(loss.worker, event.slots)
+            return
         held = self._inflight.let_go(loss.worker)
         self._bring_back(event)
         for pending in held:
             self._inflight.again(pending)
 
+    def _resume(self, worker: int, slots: Sequence[int]) -> None:
+        """Bring a new worker to where the lost one stood, and ask it again what that one owes."""
+        orders = []
+        for slot in slots:
+            try:
+                owed = self._owed_by(worker, slot, (*MOVES, Op.RESTORE))
+                order = self._way_back(slot, owed)
+            except ResumeFailed as exc:
+                self._take_back(worker, slot)
+                self._end_episode(slot, exc)
+                queued = self._episodes.queued(slot)
+                order = Snapshot(None, None, SlotState.UNUSABLE, queued)
+            orders.append(order)
+        held = self._inflight.let_go(worker)
+        self._inflight.post_part(Op.RESUME, self._slot_sets.part_of(slots), orders)
+        for pending in held:
+            if pending.part is not None:
+                self._inflight.again(pending)
+
     def _bring_back(self, event: FailureEvent) -> None:
-        """Tell a new worker where its slots stand."""
+        """Tell a new worker that its slots owe a truncated row."""
         part, control = self._slot_sets.part_of(event.slots), self._workers.control
         later = [(slot, plan) for slot in event.slots for plan in self._episodes.queued(slot)]
         # an end that was written but never answered is not known to anybody
@@ -404,11 +499,12 @@ class Recovery:
             self._batch_reader.take_back_resets(untold)
         orders = [
             (
-                self._episodes.plan_restart(slot),
+                self._episodes.plan_restart(slot, has_ended=has_ended),
                 self._batch_reader.spills.get(slot),
-                waits_for_reset and bool(ended[slot]),
+                has_ended,
             )
             for slot in event.slots
+            for has_ended in [waits_for_reset and bool(ended[slot])]
         ]
         self._inflight.post_part(Op.RESUME, part, orders)
         if later:
@@ -429,9 +525,9 @@ class Recovery:
             self._inflight.lose(slot)
             self.blocked.setdefault(slot, error)
 
-    def _plan_of(self, pending: Pending, slot: int) -> ResetPlan:
+    def _plan_of(self, pending: Pending | None, slot: int) -> ResetPlan:
         """How `slot` is reset by this command: as its caller said, or by itself."""
-        if pending.command.op is not Op.RESET:
+        if pending is None or pending.command.op is not Op.RESET:
             return self._episodes.next_plan(slot)
         return self._episodes.with_seed(slot, self._share_of(pending, slot))
 
@@ -443,7 +539,7 @@ class Recovery:
         return command.payload[list(asked).index(slot)]
 
     def _event_of(
-        self, pending: Pending, failure: EnvFailure, slots: tuple[int, ...]
+        self, pending: Pending | None, failure: EnvFailure, slots: tuple[int, ...]
     ) -> FailureEvent:
         slot = failure.slot
         return FailureEvent(
@@ -478,6 +574,11 @@ class Recovery:
 
     def _slots_of(self, handle: WorkerHandle) -> tuple[int, ...]:
         return tuple(range(handle.first, handle.first + handle.count))
+
+
+def _is_move(owed: Sequence[Pending]) -> bool:
+    """Whether the oldest of what is owed is a step or a reset, and not the replay of some."""
+    return bool(owed) and owed[0].command.op in MOVES
 
 
 def _who_goes(slots: tuple[int, ...]) -> str:

@@ -6,8 +6,10 @@ verdict.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
+from typing import Any
 
 import numpy as np
 
@@ -51,7 +53,8 @@ def decide(
 ) -> tuple[RecentFailures, Decision]:
     """What one more failure of a slot leads to; `is_lost` means that its whole worker is gone.
 
-    One that `was_late` does not go on in this process, where nobody could end its next silence.
+    "restart" and "resume" decide alike: they differ in where the slot goes on. A slot that
+    `was_late` does not go on in this process, where nothing could end its next silence.
     """
     recent = recent.add(now_s, policy.window_s)
     if on_failure == "raise" or (on_failure == "fallback" and (was_late or not is_lost)):
@@ -63,12 +66,17 @@ def decide(
     return recent, Decision.RELAUNCH if is_lost else Decision.REBUILD
 
 
-def restart_plan(seed: int | None, num_restarts: int) -> ResetPlan:
-    """How a restarted slot is reset: a seed that follows from its last one, so that runs repeat."""
+def restart_plan(
+    seed: int | None, num_restarts: int, options: Mapping[str, Any] | None = None
+) -> ResetPlan:
+    """How a restarted slot is reset: a seed that follows from its last one, so that runs repeat.
+
+    `options` are those of the episode that was lost.
+    """
     if seed is None:
-        return ResetPlan()
+        return ResetPlan(None, options)
     (derived,) = np.random.SeedSequence([seed, num_restarts]).generate_state(1)
-    return ResetPlan(int(derived) & 0x7FFFFFFF)
+    return ResetPlan(int(derived) & 0x7FFFFFFF, options)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 import envfleet
 from envfleet.engine import Fleet, ResetPlan, rng, snapshot
 from envfleet.engine.host import EnvHost, Guard, SlotState
+from envfleet.engine.infos import SchemaRegistry
 from envfleet.engine.memory import Control, ControlPlan, Data, group_spaces
 from envfleet.engine.snapshot import Replay, Snapshot
 from envfleet.testing import Counter, NoisyStream
@@ -46,7 +47,7 @@ def hosted(env_fns, autoreset="next_step"):
     control = Control(plan, bytearray(plan.nbytes))
     space_groups = group_spaces([(envs[0].observation_space, envs[0].action_space)] * num_slots)
     data = Data(space_groups, bytearray(Data.measure(space_groups)))
-    host = EnvHost(FIRST, envs, env_fns, autoreset, Guard())
+    host = EnvHost(FIRST, envs, env_fns, autoreset, Guard(), SchemaRegistry())
     host.bind(control, data, control.status[0])
     host.reset(None, [ResetPlan(seed) for seed in range(len(envs))])
     control.rewards[:] = UNTOUCHED
