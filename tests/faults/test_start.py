@@ -14,6 +14,7 @@ import threading
 import time
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -297,7 +298,7 @@ class Kin(Counter):
 
     @property
     def parent(self):
-        parent = multiprocessing.parent_process()
+        parent: Any = multiprocessing.parent_process()
         return (parent.pid, parent.is_alive())
 
 
