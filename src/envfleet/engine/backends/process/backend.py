@@ -28,10 +28,18 @@ from envfleet.engine.machine import open_files, usable_cores
 from envfleet.engine.messages import Op
 from envfleet.engine.options import StartMethod
 from envfleet.engine.rows import WorkerPort, collect_steps, post_steps
-from envfleet.errors import MainNotImportable, MissingMainGuard, RemoteTraceback, TooManyOpenFiles
+from envfleet.errors import (
+    MainNotImportable,
+    MissingMainGuard,
+    RemoteTraceback,
+    TooManyOpenFiles,
+    WorkerDied,
+)
 
 FILES_PER_WORKER = 3 if HAS_FUTEX else 4
 """What the parent holds open for one worker."""
+UNKNOWN_EXIT = 255
+"""What multiprocessing gives for a process whose fork server has ended."""
 SPARE_FILES = 16
 """What it holds for all of them, and opens for a moment while one is started."""
 
@@ -67,10 +75,17 @@ class ProcessBackend(Backend[ProcessHandle]):
             may_spin=self._may_spin,
             is_from_server=self.start_method == "forkserver",
         )
-        with self._naming_the_limit():
-            handle = ProcessHandle(
-                launch, self.shared_memory, self._context, spec, self._stack_dumps
-            )
+        try:
+            with self._naming_the_limit():
+                handle = ProcessHandle(
+                    launch, self.shared_memory, self._context, spec, self._stack_dumps
+                )
+        except (EOFError, ConnectionError) as exc:
+            slots = range(launch.first, launch.first + len(launch.env_fns))
+            ended = "The fork server ended before it had started the worker."
+            raise WorkerDied(
+                launch.worker, slots, UNKNOWN_EXIT, "start-up", ended, restart_helps=False
+            ) from exc
         self._watch.add(handle)
         handle.on_stop = partial(self._watch.remove, handle)
         self.handles[launch.worker] = handle
