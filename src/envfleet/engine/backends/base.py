@@ -308,7 +308,7 @@ def backend_named(name: object, *others: str) -> type[Backend[Any]]:
 
     `others` are names that the caller takes as well, for that list.
     """
-    known: Any = Literal[(*others, *_factories)]  # type: ignore[valid-type]
+    known: Any = Literal[(*others, *_factories)]
     checked: str = check("backend", name, known)
     factory = _factories[checked]
     if isinstance(factory, str):
