@@ -5,7 +5,15 @@ Importing this package registers its environments with Gymnasium.
 
 from envfleet.meta.registered import register_all
 from envfleet.meta.tasks import TaskEnv, TaskList, TaskSampler, sample_uniformly
+from envfleet.meta.trial import VariBadWrapper, make_env
 
 register_all()
 
-__all__ = ["TaskEnv", "TaskList", "TaskSampler", "sample_uniformly"]
+__all__ = [
+    "TaskEnv",
+    "TaskList",
+    "TaskSampler",
+    "VariBadWrapper",
+    "make_env",
+    "sample_uniformly",
+]

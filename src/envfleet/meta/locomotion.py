@@ -39,7 +39,7 @@ class Robot(TaskEnv, MujocoEnv):  # type: ignore[misc] # MujocoEnv has a narrowe
     def __init__(self, *, render_mode: str | None = None, **task_args: Any) -> None:
         """`task_args` are those of `TaskList`."""
         MujocoEnv.__init__(self, self.model_file, self.frame_skip_, None, render_mode)
-        self.tasks = self._task_list(task_args)
+        self.use_tasks(self._task_list(task_args))
         size = self._observe().size
         self.observation_space = spaces.Box(-np.inf, np.inf, (size,), np.float32)
 

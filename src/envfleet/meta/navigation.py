@@ -69,7 +69,8 @@ class PointEnv(TaskEnv):
         """`rules` is a key of `POINT_RULES`; `task_args` are those of `TaskList`."""
         self.rules = POINT_RULES[rules]
         self.goal_radius = self.rules.goal_radius if goal_radius is None else goal_radius
-        self.tasks = TaskList(self.rules.draw_task, numbered=self.rules.numbered, **task_args)
+        draw, numbered = self.rules.draw_task, self.rules.numbered
+        self.use_tasks(TaskList(draw, numbered=numbered, **task_args))
         self.observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float32)
         self.action_space = spaces.Box(-MAX_MOVE, MAX_MOVE, (2,), np.float32)
         self.state: Point = np.zeros(2)
@@ -108,7 +109,7 @@ class GridNavi(TaskEnv):
     def __init__(self, **task_args: Any) -> None:
         """`task_args` are those of `TaskList`."""
         cells = [(x, y) for y in range(self.size) for x in range(self.size) if max(x, y) > 1]
-        self.tasks = TaskList(choices=cells, **task_args)
+        self.use_tasks(TaskList(choices=cells, **task_args))
         self.observation_space = spaces.Box(0, self.size - 1, (2,), np.float32)
         self.action_space = spaces.Discrete(len(self.moves))
         self.state: Point = np.zeros(2)

@@ -129,6 +129,11 @@ class TaskEnv(gymnasium.Env[Any, Any]):
 
     tasks: TaskList
     task: Task
+    _is_task_chosen = False
+
+    def use_tasks(self, tasks: TaskList) -> None:
+        """Have these tasks; called by the constructor."""
+        self.tasks, self.task = tasks, tasks[0]
 
     @property
     def train_tasks(self) -> list[int]:
@@ -147,14 +152,14 @@ class TaskEnv(gymnasium.Env[Any, Any]):
         gymnasium.Env.reset(self, seed=seed)
         if options is not None and "task" in options:
             self.reset_task(options["task"])
-        elif seed is not None or not hasattr(self, "task"):
+        elif seed is not None or not self._is_task_chosen:
             self.reset_task(None)
         return self._begin(), {}
 
     def reset_task(self, task: Any = None) -> None:
         """Set the task: a number in the list, a task as such, or None to draw one."""
         found = self.tasks.sample(self.np_random) if task is None else self.tasks.find(task)
-        self.task = found.copy()
+        self.task, self._is_task_chosen = found.copy(), True
 
     def get_current_task(self) -> Task:
         """What an agent is told that knows the task."""
