@@ -18,7 +18,7 @@ from gymnasium.envs.mujoco import MujocoEnv
 from envfleet.meta.tasks import Task, TaskEnv, TaskList, draw_uniform
 
 Array = npt.NDArray[np.float64]
-StepResult = tuple[npt.NDArray[np.float32], float, bool, bool, dict[str, Any]]
+StepResult = tuple[Any, Any, bool, bool, dict[str, Any]]
 
 
 def _metadata(fps: int) -> dict[str, Any]:
@@ -26,7 +26,7 @@ def _metadata(fps: int) -> dict[str, Any]:
     return {"render_modes": modes, "render_fps": fps}
 
 
-class Robot(TaskEnv, MujocoEnv):  # type: ignore[misc] # MujocoEnv has a narrower reset
+class Robot(TaskEnv, MujocoEnv):
     """What the robots share; subclasses give model, observation and reward."""
 
     model_file: ClassVar[str]
@@ -53,7 +53,7 @@ class Robot(TaskEnv, MujocoEnv):  # type: ignore[misc] # MujocoEnv has a narrowe
         first: npt.NDArray[np.float32] = MujocoEnv.reset(self)[0]
         return first
 
-    def reset_model(self) -> npt.NDArray[np.float32]:
+    def reset_model(self) -> Any:
         """Start at the model's own position, with some noise."""
         model, (at, speed) = self.model, self.start_noise
         qpos = self.init_qpos + self.np_random.uniform(-at, at, model.nq)
@@ -61,7 +61,7 @@ class Robot(TaskEnv, MujocoEnv):  # type: ignore[misc] # MujocoEnv has a narrowe
             qvel = self.init_qvel + speed * self.np_random.standard_normal(model.nv)
         else:
             qvel = self.init_qvel + self.np_random.uniform(-speed, speed, model.nv)
-        self.set_state(qpos, qvel)
+        self.set_state(qpos, qvel)  # type: ignore[no-untyped-call]
         return self._observe()
 
 

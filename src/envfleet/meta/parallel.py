@@ -71,7 +71,7 @@ class Remote:
         self._manager = weakref.ref(manager)
         self.worker = worker
 
-    def send(self, message: tuple[str, Any]) -> int:
+    def send(self, message: Any) -> int:
         """Ask for one thing, and return at once with the number of the request.
 
         Args:
@@ -181,14 +181,15 @@ class ParallelEnvManager:
         self.plan = plan.describe(len(env_fns))
         """One sentence on what runs where."""
         self.num_workers = len(env_fns)
-        self.remotes = [Remote(self, worker) for worker in range(self.num_workers)]
+        self._everyone = list(range(self.num_workers))
+        self.remotes = [Remote(self, worker) for worker in self._everyone]
         self.seeds: list[int | None] = [None] * self.num_workers
         """The seed of each worker's first reset, if that has none. `make_env` with this seed gives
         the same environment."""
         if seed is not None:
             self.seeds = [
                 int(np.random.SeedSequence([seed, worker]).generate_state(1)[0])
-                for worker in range(self.num_workers)
+                for worker in self._everyone
             ]
         self._unused_seeds = list(self.seeds)
         self.num_requests = 0
@@ -256,7 +257,7 @@ class ParallelEnvManager:
             )
             for worker, task, seed, more in zip(workers, *rows, strict=True)
         ]
-        self._fleet.send_reset(plans, workers)
+        self._fleet.send_reset(plans, self._slots(workers))
         for worker in workers:
             self._unused_seeds[worker] = None
         self._note_asked(workers, "reset")
@@ -265,7 +266,7 @@ class ParallelEnvManager:
         """Ask these workers (None: all) for a step; `actions` has one row for each."""
         workers = self._named(workers)
         self._check_unasked(workers)
-        self._fleet.send(actions, workers)
+        self._fleet.send(actions, self._slots(workers))
         self._note_asked(workers, "step")
 
     def recv(
@@ -283,7 +284,7 @@ class ParallelEnvManager:
             timeout_s: After this long return what is there, perhaps nothing.
             workers: Wait for these only.
         """
-        awaited = list(self._requests) if workers is None else self._named(workers)
+        awaited = sorted(self._requests) if workers is None else self._named(workers)
         if not awaited:
             raise NothingSent("recv has nothing to wait for: call send or send_reset first")
         for worker in awaited:
@@ -358,7 +359,7 @@ class ParallelEnvManager:
         """`Fleet.recv`; an error of other workers is kept for those."""
         while True:
             try:
-                return self._fleet.recv(min_workers, timeout_s, workers)
+                return self._fleet.recv(min_workers, timeout_s, self._slots(workers))
             except (NothingSent, ResetNeeded):  # a handler of a signal, or a failure, took answers
                 self._fleet.drop(workers)
                 for worker in workers:
@@ -399,7 +400,7 @@ class ParallelEnvManager:
 
     def _named(self, workers: Sequence[int] | None) -> list[int]:
         if workers is None:
-            return list(range(self.num_workers))
+            return self._everyone
         named = [int(worker) for worker in workers]
         wrong = [worker for worker in named if not 0 <= worker < self.num_workers]
         if wrong or len(set(named)) != len(named) or not named:
@@ -407,6 +408,10 @@ class ParallelEnvManager:
                 f"workers must be different numbers from 0 to {self.num_workers - 1}; got {named}"
             )
         return named
+
+    def _slots(self, workers: list[int]) -> list[int] | None:
+        """The same for the fleet, which is quicker if it is asked for all."""
+        return None if workers == self._everyone else workers
 
     def _ask_first(self, name: str) -> Any:
         try:

@@ -93,7 +93,8 @@ class TaskList:
             have = "0 and up" if self.num_tasks is None else f"0 to {self.num_tasks - 1}"
             raise ConfigError(f"there is no task {number}: this environment has tasks {have}")
         if self._choices is not None:
-            return self._choices[number % len(self._choices)]
+            choice: Task = self._choices[number % len(self._choices)]
+            return choice
         if self._numbered is not None:
             return np.atleast_1d(np.asarray(self._numbered(self._seed, number), np.float64))
         return self._drawn(np.random.default_rng([self._seed, number]))
@@ -116,7 +117,8 @@ class TaskList:
 
     def _drawn(self, rng: np.random.Generator) -> Task:
         if self._choices is not None:
-            return self._choices[rng.integers(len(self._choices))]
+            choice: Task = self._choices[rng.integers(len(self._choices))]
+            return choice
         assert self._draw is not None
         return np.atleast_1d(np.asarray(self._draw(rng), np.float64))
 

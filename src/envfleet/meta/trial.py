@@ -148,7 +148,7 @@ class VariBadWrapper(gymnasium.Wrapper[Obs, Any, Any, Any], RecordConstructorArg
         return np.clip(low + (unit + 1) * 0.5 * (high - low), low, high).astype(low.dtype)
 
     def _wrapped(self, state: Any) -> Obs:
-        parts = [spaces.flatten(self.env.observation_space, state)]
+        parts: list[Any] = [spaces.flatten(self.env.observation_space, state)]
         if self.oracle:
             parts.append(self._task_vector())
         if self.episodes_per_task > 1:
@@ -162,7 +162,7 @@ class VariBadWrapper(gymnasium.Wrapper[Obs, Any, Any, Any], RecordConstructorArg
         # not kept: a snapshot of this wrapper must not hold the environment a second time
         return self.env.get_wrapper_attr(method)(*args)
 
-    def _wrapped_space(self, space: spaces.Space[Any]) -> spaces.Box:
+    def _wrapped_space(self, space: spaces.Space[Any]) -> spaces.Space[Obs]:
         flat = cast(spaces.Box, spaces.flatten_space(space))
         low, high = [flat.low], [flat.high]
         if self.oracle:
@@ -172,8 +172,9 @@ class VariBadWrapper(gymnasium.Wrapper[Obs, Any, Any, Any], RecordConstructorArg
         if self.episodes_per_task > 1:
             low.append(np.zeros(1))
             high.append(np.ones(1))
-        bounds = [np.concatenate(parts).astype(np.float32) for parts in (low, high)]
-        return spaces.Box(*bounds, dtype=np.float32)
+        return spaces.Box(
+            np.concatenate(low).astype(np.float32), np.concatenate(high).astype(np.float32)
+        )
 
 
 def make_env(
