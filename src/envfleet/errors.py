@@ -51,8 +51,8 @@ __all__ = [
     "FleetClosed", "LayoutMismatch", "MainNotImportable", "MissingExtra", "MissingMainGuard",
     "NoSuchAttribute", "NotEnoughSharedMemory", "NotFinite", "NothingCollected", "NothingSent",
     "OutOfOrder", "RemoteTraceback", "ResetNeeded", "ResumeFailed", "SlotQuarantined",
-    "SnapshotError", "SpacesDiffer", "StartError", "StartTimeout", "StillInFlight", "TooManyOpenFiles",
-    "VideoError", "WorkerDied", "did_you_mean", "level_of_caller",
+    "SnapshotError", "SpacesDiffer", "StartError", "StartTimeout", "StillInFlight",
+    "TooManyOpenFiles", "VideoError", "WorkerDied", "did_you_mean", "level_of_caller",
 ]  # fmt: skip
 
 

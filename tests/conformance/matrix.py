@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import envfleet
+from tests.pipe_backend import PipeBackend
 
 MODES = ("next_step", "same_step", "disabled")
 
@@ -20,6 +21,8 @@ SPAWN: dict[str, Any] = {"backend": "process", "start_method": "spawn", "num_wor
 FORKSERVER: dict[str, Any] = {"backend": "process", "start_method": "forkserver", "num_workers": 2}
 JOINT: dict[str, Any] = {**FORK, "num_here": 1}
 """One of the two workers is this process."""
+PIPES: dict[str, Any] = {"backend": PipeBackend.NAME, "num_workers": 2}
+"""Its workers share no memory with this process."""
 
 _NAMES: dict[str, dict[str, Any]] = {
     "serial": SERIAL,
@@ -28,6 +31,7 @@ _NAMES: dict[str, dict[str, Any]] = {
     "spawn": SPAWN,
     "forkserver": FORKSERVER,
     "joint": JOINT,
+    "pipes": PIPES,
 }
 
 
@@ -35,8 +39,10 @@ def _params(*names):
     return [pytest.param(_NAMES[name], id=name) for name in names]
 
 
-EVERY = _params("serial", "thread", "fork", "spawn", "forkserver", "joint")
-QUICK = _params("serial", "thread", "fork", "joint")
+EVERY = _params("serial", "thread", "fork", "spawn", "forkserver", "joint", "pipes")
+QUICK = _params("serial", "thread", "fork", "joint", "pipes")
+APART = _params("fork", "pipes")
+"""Worker processes, one way each to reach them."""
 PROCESSES = _params("fork", "spawn", "forkserver")
 
 

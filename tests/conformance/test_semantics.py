@@ -13,6 +13,7 @@ from gymnasium import spaces
 
 import envfleet
 from envfleet import errors
+from envfleet.engine.backends.base import backend_named
 from envfleet.testing import (
     AnySpace,
     Counter,
@@ -430,7 +431,7 @@ def test_12_an_unpicklable_info_affects_no_other_slot(where, mode):
 def test_12_an_unpicklable_attribute_affects_no_other_slot(where):
     with opened(UnpicklableInfo, 3, **where) as envs:
         envs.reset(seed=0)
-        if where["backend"] == "process":
+        if backend_named(where["backend"]).needs_pickle:
             with pytest.raises(errors.EnvFailed, match="pickle"):
                 envs.get_attr("unpicklable")
         else:

@@ -23,10 +23,15 @@ from envfleet.testing import (
     fleet_driven,
     hand_driven,
 )
-from tests.conformance.matrix import FORK, FORKSERVER, QUICK, SPAWN, opened
+from tests.conformance.matrix import APART, FORK, FORKSERVER, PIPES, QUICK, SPAWN, opened
 
 ZERO = np.zeros(3, dtype=np.int64)
-ONE_EACH = {**FORK, "num_workers": 3}
+
+
+@pytest.fixture(params=APART)
+def one_each(request) -> dict[str, Any]:
+    """Three worker processes, for three environments."""
+    return {**request.param, "num_workers": 3}
 
 
 def one_bad(env, **kwargs) -> list[Any]:
@@ -43,6 +48,10 @@ def one_bad(env, **kwargs) -> list[Any]:
         (FORK, "exit"),
         (FORK, "segfault"),
         (FORK, "exception"),
+        (PIPES, "kill"),
+        (PIPES, "exit"),
+        (PIPES, "segfault"),
+        (PIPES, "exception"),
         (SPAWN, "kill"),
         (FORKSERVER, "kill"),
     ],
@@ -77,10 +86,10 @@ def test_a_lost_slot_comes_back_truncated_and_the_others_go_on(where, mode, tmp_
 
 
 @pytest.mark.parametrize("mode", ["next_step", "same_step"])
-def test_a_restart_leaves_the_streams_of_other_slots_as_they_are(mode, tmp_path):
+def test_a_restart_leaves_the_streams_of_other_slots_as_they_are(mode, tmp_path, one_each):
     good = functools.partial(Counter, length=4)
     bad = functools.partial(Crashing, mode="kill", nth=6, once=tmp_path / "happened", length=4)
-    got = fleet_driven([good, bad, good], 3, 20, 0, mode, on_failure="restart", **ONE_EACH)
+    got = fleet_driven([good, bad, good], 3, 20, 0, mode, on_failure="restart", **one_each)
     expected = hand_driven(good, 3, 20, 0, mode)
     for slot in (0, 2):
         alone = [
@@ -104,9 +113,9 @@ def test_a_slot_that_fails_for_ever_is_quarantined():
     assert caught.value.slot == 1
 
 
-def test_a_fleet_falls_back_to_this_process(tmp_path):
+def test_a_fleet_falls_back_to_this_process(tmp_path, one_each):
     env_fns = one_bad(Crashing, mode="kill", nth=3, once=tmp_path / "happened", length=None)
-    with opened(env_fns, on_failure="fallback", **ONE_EACH) as envs:
+    with opened(env_fns, on_failure="fallback", **one_each) as envs:
         envs.reset(seed=0)
         for _ in range(2):
             envs.step(ZERO)
@@ -122,9 +131,9 @@ def test_a_fleet_falls_back_to_this_process(tmp_path):
 
 
 @pytest.mark.parametrize("mode", ["sleep", "gil", "deaf", "stop"])
-def test_a_hang_ends_at_its_deadline_with_its_stack(mode):
+def test_a_hang_ends_at_its_deadline_with_its_stack(mode, one_each):
     env_fns = one_bad(Hanging, mode=mode, nth=2)
-    with opened(env_fns, step_timeout_s=0.5, **ONE_EACH) as envs:
+    with opened(env_fns, step_timeout_s=0.5, **one_each) as envs:
         envs.reset(seed=0)
         envs.step(ZERO)
         start_s = time.monotonic()
@@ -137,9 +146,9 @@ def test_a_hang_ends_at_its_deadline_with_its_stack(mode):
         assert "misbehave" in caught.value.stack
 
 
-def test_a_hanging_reset_ends_at_its_deadline():
+def test_a_hanging_reset_ends_at_its_deadline(one_each):
     env_fns = one_bad(Hanging, at="reset", nth=2)
-    with opened(env_fns, reset_timeout_s=0.5, **ONE_EACH) as envs:
+    with opened(env_fns, reset_timeout_s=0.5, **one_each) as envs:
         envs.reset(seed=0)
         start_s = time.monotonic()
         with pytest.raises(errors.DeadlineExceeded, match="reset"):
@@ -147,9 +156,9 @@ def test_a_hanging_reset_ends_at_its_deadline():
         assert time.monotonic() - start_s < 2.5
 
 
-def test_a_hang_is_answered_by_a_restart(tmp_path):
+def test_a_hang_is_answered_by_a_restart(tmp_path, one_each):
     env_fns = one_bad(Hanging, nth=2, once=tmp_path / "happened", length=None)
-    with opened(env_fns, step_timeout_s=0.5, on_failure="restart", **ONE_EACH) as envs:
+    with opened(env_fns, step_timeout_s=0.5, on_failure="restart", **one_each) as envs:
         envs.reset(seed=0)
         envs.step(ZERO)
         obs, _, _, truncated, _ = envs.step(ZERO)
@@ -160,8 +169,8 @@ def test_a_hang_is_answered_by_a_restart(tmp_path):
 
 
 @pytest.mark.parametrize("mode", ["sleep", "stop"])
-def test_close_is_bounded_when_an_env_hangs_in_it(mode):
-    envs = envfleet.make_vec(one_bad(Hanging, mode=mode, at="close"), **ONE_EACH)
+def test_close_is_bounded_when_an_env_hangs_in_it(mode, one_each):
+    envs = envfleet.make_vec(one_bad(Hanging, mode=mode, at="close"), **one_each)
     envs.reset(seed=0)
     start_s = time.monotonic()
     envs.close()

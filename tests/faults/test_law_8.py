@@ -14,7 +14,7 @@ from gymnasium import spaces
 
 from envfleet import errors
 from envfleet.engine import messages
-from envfleet.engine.backends.process import main as worker
+from envfleet.engine.backends import encoding
 from envfleet.testing import (
     Counter,
     TwoArgumentError,
@@ -185,11 +185,11 @@ def test_nor_does_it_in_this_process(mode, how):
 
 
 def test_an_answer_that_cannot_travel_at_all_is_a_failure_of_its_slots(monkeypatch):
-    monkeypatch.setattr(worker, "_why_it_cannot_travel", lambda value: None)
+    monkeypatch.setattr(encoding, "_why_it_cannot_travel", lambda value: None)
     known = messages.EnvFailure.of(5, "step", ValueError("known"))
     odd = {"lock": threading.Lock()}
     reply = messages.Reply(failures=[known], infos={3: odd, 4: {"t": 1}, 5: {}})
-    arrived = pickle.loads(worker.encode_reply(reply))
+    arrived = pickle.loads(encoding.encode_reply(reply))
     assert arrived.failures[0] == known
     assert [failure.slot for failure in arrived.failures] == [5, 3, 4]
     assert "lock" in arrived.failures[1].reason

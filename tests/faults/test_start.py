@@ -12,7 +12,10 @@ import sys
 import textwrap
 import threading
 import time
+from contextlib import closing
+from multiprocessing import forkserver
 from pathlib import Path
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -22,7 +25,7 @@ from gymnasium import spaces
 
 import envfleet
 from envfleet import errors
-from envfleet.engine import Deadlines, Fleet
+from envfleet.engine import Deadlines, Fleet, ResetPlan
 from envfleet.testing import Counter, FailingConstructor, HugeObservation
 from tests.faults.stage import METHODS, Resident, at_most, left_after, program, run_program, zeros
 
@@ -207,13 +210,14 @@ FEW_FILES = """
     import os, resource, sys
 
     import envfleet
+    from envfleet.engine.backends.process import backend
     from envfleet.testing import Counter
 
     if __name__ == "__main__":
         method, limit, check = sys.argv[1], int(sys.argv[2]), sys.argv[3]
         if check == "no check":
             # the count before starting is only a forecast; here it is wrong
-            envfleet.engine.backends.process.open_files = lambda: (0, 1_000_000)
+            backend.open_files = lambda: (0, 1_000_000)
         before = len(os.listdir("/proc/self/fd"))
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
         try:
@@ -238,7 +242,7 @@ def test_too_many_open_files_says_limit_need_and_remedy(method, tmp_path):
     assert int(left) <= (2 if method == "forkserver" else 0)
 
 
-@pytest.mark.parametrize("limit", range(24, 74, 10))
+@pytest.mark.parametrize("limit", range(22, 58, 5))
 def test_running_out_of_files_half_way_is_undone(limit, tmp_path):
     """At any descriptor: the parent has as many as before, and the error is the same.
 
@@ -250,6 +254,59 @@ def test_running_out_of_files_half_way_is_undone(limit, tmp_path):
     sentence, left = out.splitlines()
     assert "16 workers need about" in sentence
     assert left in ("0", "2")
+
+
+MANY_WORKERS = """
+    import os, resource
+
+    import numpy as np
+
+    from envfleet.engine import Fleet, ResetPlan
+    from envfleet.testing import Counter
+
+    if __name__ == "__main__":
+        count = 256
+        resource.setrlimit(resource.RLIMIT_NOFILE, (1024, 1024))
+        before = len(os.listdir("/proc/self/fd"))
+        fleet = Fleet([Counter] * count, num_workers=count)
+        fleet.reset([ResetPlan(seed=0)] * count)
+        fleet.step(np.zeros(count, np.int64))
+        print((len(os.listdir("/proc/self/fd")) - before) // count)
+        fleet.close()
+        print(len(os.listdir("/proc/self/fd")) - before)
+"""
+
+
+def test_256_workers_fit_into_1024_open_files(tmp_path):
+    code, out, err = run_program(tmp_path, MANY_WORKERS, within_s=110.0)
+    assert (code, out) == (0, "3\n0\n"), err
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_worker_costs_three_descriptors(method):
+    def held(num_workers):
+        with closing(Fleet([Counter] * 3, num_workers=num_workers, start_method=method)) as fleet:
+            fleet.reset([ResetPlan(seed=0)] * 3)
+            fleet.step(zeros(3))
+            return len(os.listdir("/proc/self/fd"))
+
+    held(1)  # multiprocessing opens what it keeps for good
+    assert held(3) - held(1) == 2 * 3
+
+
+class Kin(Counter):
+    """Says what multiprocessing says of the parent."""
+
+    @property
+    def parent(self):
+        parent: Any = multiprocessing.parent_process()
+        return (parent.pid, parent.is_alive())
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_worker_knows_its_parent(method):
+    with closing(Fleet([Kin], start_method=method)) as fleet:
+        assert fleet.call("parent") == [(os.getpid(), True)]
 
 
 class Enormous(Counter):
@@ -523,6 +580,26 @@ def candidates(running, method):
     return found
 
 
+def test_a_fork_server_that_ends_while_a_worker_starts_is_named(monkeypatch):
+    connect = forkserver.connect_to_new_process
+
+    def connect_to_one_that_ends(fds):
+        forkserver.ensure_running()
+        server = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
+        os.kill(server, signal.SIGSTOP)
+        try:
+            return connect(fds)
+        finally:
+            os.kill(server, signal.SIGKILL)
+            monkeypatch.undo()
+
+    monkeypatch.setattr(forkserver, "connect_to_new_process", connect_to_one_that_ends)
+    with pytest.raises(errors.WorkerDied, match=r"during start-up .*\n?.*The fork server ended"):
+        Fleet([Counter], start_method="forkserver")
+    with closing(Fleet([Counter], start_method="forkserver")) as fleet:
+        fleet.reset([ResetPlan(seed=0)])
+
+
 def test_environments_may_have_children_of_their_own():
     """Environments may start processes in a worker."""
     envs = envfleet.make_vec(
@@ -698,3 +775,44 @@ def test_workers_load_the_engine_that_their_parent_has(method, tmp_path):
     shutil.copytree(Path(envfleet.__file__).parent, tmp_path / "mine" / "envfleet")
     code, out, err = run_program(tmp_path, OTHER_ENGINE, method, tmp_path / "mine")
     assert (code, out, err) == (0, "True\n", "")
+
+
+# ---- what opening leaves as it was --------------------------------------------------------------
+
+THREADS = """
+    import os
+    import threading
+    import time
+    from multiprocessing import forkserver
+
+    from envfleet.engine import Fleet
+    from envfleet.testing import Counter
+
+    is_within = threading.Event()
+    ensure_running = forkserver.ensure_running
+
+    def slowly():
+        is_within.set()
+        time.sleep(1.0)  # the other thread comes meanwhile
+        ensure_running()
+
+    def opens_a_fleet():
+        Fleet([Counter], start_method="forkserver").close()
+
+    if __name__ == "__main__":
+        forkserver.ensure_running = slowly
+        before = dict(os.environ)
+        threads = [threading.Thread(target=opens_a_fleet) for _ in range(3)]
+        threads[0].start()
+        is_within.wait(60)
+        for thread in threads[1:]:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        print("changed:", sorted(set(before.items()) ^ set(os.environ.items())))
+"""
+
+
+def test_variables_are_as_they_were_when_threads_have_opened_fleets(tmp_path):
+    code, out, err = run_program(tmp_path, THREADS)
+    assert (code, out) == (0, "changed: []\n"), err

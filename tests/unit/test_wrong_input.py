@@ -280,7 +280,7 @@ class TestWrongArguments:
     )
     def test_names(self, argument, value, choices):
         with pytest.raises(
-            errors.ConfigError, match=f"{argument} must be one of {choices}; got {value!r}"
+            errors.ConfigError, match=f"{argument} must be one of {choices}.*; got {value!r}"
         ):
             envfleet.make_vec(Counter, 2, **{argument: value})
 

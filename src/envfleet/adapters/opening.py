@@ -20,11 +20,11 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from envfleet.engine import Deadlines, Fleet, NativeFn
+from envfleet.engine.backends.base import backend_named
 from envfleet.engine.machine import usable_cores
 from envfleet.engine.memory import PagePlan
 from envfleet.engine.options import (
     Autoreset,
-    BackendName,
     EnvFn,
     OnFailure,
     RestartPolicy,
@@ -205,16 +205,15 @@ def _plan(
     if backend == "auto":
         why = f"num_workers={num_workers} was asked for"
         return Plan("process", start_method, num_workers or 1, why)
-    name: BackendName = check("backend", backend, Literal["auto", BackendName])
-    if name == "serial":
-        why = "backend='serial' was asked for"
-        return Plan(name, start_method, num_workers or 1, why, num_here)
+    if not backend_named(backend, "auto").has_own_clock:
+        why = f"backend={backend!r} was asked for"
+        return Plan(backend, start_method, num_workers or 1, why, num_here)
     cores = usable_cores()
     workers = num_workers or min(len(env_fns), cores)
-    why = f"backend={name!r} was asked for"
+    why = f"backend={backend!r} was asked for"
     if num_workers is None:
         why += f", and {cores} cores are usable"
-    return Plan(name, start_method, workers, why, num_here)
+    return Plan(backend, start_method, workers, why, num_here)
 
 
 def _spec(env: str | EnvSpec) -> EnvSpec:

@@ -11,9 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from envfleet.cli.report import Finding, Level, plural
+from envfleet.engine.backends.process.backend import FILES_PER_WORKER, SPARE_FILES
 
-DESCRIPTORS_PER_WORKER = 6
-"""About what the parent holds per worker: control channel, bells, sentinel, shared block."""
 _MEBI = 2**20
 _GIBI = 2**30
 _WORKER_BYTES = 60 * _MEBI
@@ -107,7 +106,7 @@ def check_shared_memory(
 
 def check_open_files(in_use: int, soft: int, hard: int, usable: int) -> Finding:
     """How many workers the limit of open files allows."""
-    workers = max(0, (soft - in_use - 16) // DESCRIPTORS_PER_WORKER)
+    workers = max(0, (soft - in_use - SPARE_FILES) // FILES_PER_WORKER)
     text = f"{in_use} of {soft} in use, room for about {workers} workers"
     if workers >= max(64, usable):
         return Finding("open files", "ok", text)

@@ -4,12 +4,13 @@
     caller ◄── recv(): Batch ───────── rows, infos, incidents ◄── reply ──── workers
 
 `inflight` records what is under way, `episodes` remembers what was done to each slot, `recovery`
-handles failures. `actions` writes actions into rows, `batch` reads results out of them. Only one
-thread may use a fleet at a time.
+handles failures. `actions` writes actions into rows, `batch_reader` reads results out of them. Only
+one thread may use a fleet at a time.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 import warnings
@@ -22,9 +23,10 @@ import numpy.typing as npt
 from gymnasium.utils.env_checker import data_equivalence
 
 from envfleet.engine.actions import ActionWriter
-from envfleet.engine.backends.base import WorkerHandle
-from envfleet.engine.backends.process.backend import refuse_unguarded_main
-from envfleet.engine.batch import Batch, BatchReader, any_set
+from envfleet.engine.backends.base import WorkerHandle, backend_named
+from envfleet.engine.backends.process.launch import refuse_unguarded_main
+from envfleet.engine.batch import Batch, any_set
+from envfleet.engine.batch_reader import BatchReader
 from envfleet.engine.episodes import Episodes
 from envfleet.engine.host import SlotState
 from envfleet.engine.incident import Incident
@@ -34,7 +36,6 @@ from envfleet.engine.memory import PagePlan
 from envfleet.engine.messages import EnvFacts, Op, Reply
 from envfleet.engine.options import (
     Autoreset,
-    BackendName,
     Deadlines,
     EnvFn,
     OnFailure,
@@ -71,7 +72,7 @@ class Fleet:
         env_fns: Sequence[EnvFn],
         *,
         num_workers: int = 1,
-        backend: BackendName = "process",
+        backend: str = "process",
         start_method: StartMethod = "fork",
         autoreset: Autoreset = "next_step",
         deadlines: Deadlines = Deadlines(),  # noqa: B008 - frozen
@@ -87,7 +88,7 @@ class Fleet:
         Args:
             env_fns: One function per slot that builds its environment where it will live.
             num_workers: Among how many workers the slots are dealt.
-            backend: "serial" (here), "thread" or "process".
+            backend: "serial" (here), "thread", "process", or another that was registered.
             start_method: How processes are started: "fork", "spawn" or "forkserver".
             autoreset: "next_step", "same_step" or "disabled", as Gymnasium defines them.
             deadlines: How long to wait for what.
@@ -100,14 +101,14 @@ class Fleet:
                 worker processes step the others; it counts as one of the workers.
         """
         refuse_unguarded_main()
-        one_of("backend", backend, BackendName)
+        kind = backend_named(backend)
         one_of("start_method", start_method, StartMethod)
         one_of("autoreset", autoreset, Autoreset)
         one_of("on_failure", on_failure, OnFailure)
-        if backend == "serial" and (deadlines.step_s or deadlines.reset_s):
+        if not kind.can_interrupt and (deadlines.step_s or deadlines.reset_s):
             raise ConfigError(
-                "backend='serial' runs environments in this thread, where none can be interrupted; "
-                "leave out the timeouts or use backend='process'"
+                f"backend={backend!r} runs environments in this thread, where none can be "
+                "interrupted; leave out the timeouts or use backend='process'"
             )
         if not env_fns:
             raise ConfigError("a fleet needs at least one environment; got none")
@@ -117,7 +118,7 @@ class Fleet:
                 f"num_workers must be between 1 and the number of environments ({len(env_fns)}), "
                 f"got {num_workers}"
             )
-        _check_here(num_here, len(env_fns), num_workers, backend, deadlines)
+        _check_here(num_here, len(env_fns), num_workers, backend, kind.survives_crash, deadlines)
         self.num_slots, self.autoreset = len(env_fns), autoreset
         self._poison, self._can_resume = poison, on_failure == "resume"
         workers = self._workers = Workers(
@@ -333,8 +334,9 @@ class Fleet:
     def _is_under_way(self, slot_set: SlotSet) -> bool:
         """Whether a step of this route was posted: all of it is, or nothing."""
         fast_path, part = self._workers.fast_path, slot_set.parts[0]
-        is_on_lane = fast_path is not None and bool(fast_path.under_way[part.worker])
-        return is_on_lane or self._inflight.is_any_in_flight(part.slots.tolist())
+        return bool(fast_path.under_way[part.worker]) or self._inflight.is_any_in_flight(
+            part.slots.tolist()
+        )
 
     def _check_page(self, page: Any) -> None:
         pages = self.pages
@@ -376,6 +378,9 @@ class Fleet:
                 batch = self._hand_out(found.slots, found.rows, page)
                 self._copy_s += time.perf_counter() - now_s
                 return batch
+            recovery = self._recovery
+            limit_s = recovery.check_s if timeout_s is None else min(recovery.check_s, timeout_s)
+            recovery.note_wait(now_s - called_s, limit_s, time.monotonic())
         except BaseException:
             self._note_taken(slot_set or self._slot_sets.everything, noted_before)
             raise
@@ -435,11 +440,12 @@ class Fleet:
 
     def _hand_out(self, slots: Slots, rows: slice | Slots, page: int = 0) -> Batch:
         batch = self._batch_reader.batch(slots, rows, page)
-        if not self._is_native and (batch.has_events or self._episodes.has_ended):
+        if batch.has_events or self._episodes.has_ended:
             inflight = self._inflight
             is_noted = (
                 self.autoreset != "disabled"
                 and isinstance(rows, slice)
+                and not self._is_native
                 and not inflight.reset_slots
                 and self._episodes.note_rows(
                     rows.start, batch, is_same_step=self.autoreset == "same_step"
@@ -454,6 +460,9 @@ class Fleet:
                         inflight.reset_slots.difference_update(slots.tolist())
                     self._note_episodes(slots, rows, ended, invalid)
                     self._num_noted += 1
+            if self.autoreset == "same_step":
+                # from now on flags that are set tell of ends that no caller knows of
+                self._workers.control.flags[:2, rows] = False
         return batch
 
     def _note_taken(self, slot_set: SlotSet, noted_before: int) -> None:
@@ -464,7 +473,11 @@ class Fleet:
         if self._is_closed:
             return
         control, fast_path = self._workers.control, self._workers.fast_path
-        if fast_path is None or self._num_noted != noted_before or not self._inflight.is_empty:
+        if (
+            not self._workers.are_all_up
+            or self._num_noted != noted_before
+            or not self._inflight.is_empty
+        ):
             return
         with uninterrupted:
             for part in slot_set.parts:
@@ -482,8 +495,10 @@ class Fleet:
             busy = [handle for handle in busy if handle.worker not in recovery.coming]
             want_all = False  # the bells of some and the first words of others
         limit_s = recovery.check_s if timeout_s is None else min(recovery.check_s, timeout_s)
+        started_s = time.monotonic()
         self._workers.wait(busy, limit_s, want_all=want_all)
         now_s = time.monotonic()
+        recovery.note_wait(now_s - started_s, limit_s, now_s)
         is_check_due = recovery.is_check_due(now_s)
         if is_check_due:  # who has answered is not silent: take in what the wait above left out
             self._workers.wait(busy, 0.0, want_all=False)
@@ -566,6 +581,7 @@ class Fleet:
                 control, rows = self._workers.control, np.array(dropped, np.intp)  # none: it failed
                 ended = control.terminated[rows] | control.truncated[rows]
                 self._note_episodes(rows, rows, ended, control.invalid[rows])
+                control.flags[:2, rows] = False
             self._batch_reader.forget(dropped)
             self._inflight.reset_slots.difference_update(dropped)
             pending.part = self._slot_sets.part_of(kept) if kept else None
@@ -577,7 +593,7 @@ class Fleet:
     def _note_episodes(
         self, slots: Slots, rows: slice | Slots, ended: Flags, invalid: Flags
     ) -> None:
-        """Keep the logbook in step with what the hosts did by themselves."""
+        """Take note of what the hosts of these slots did by themselves."""
         if self._is_native:
             return  # such slots cannot be replayed one by one, and their resets cannot be planned
         self._episodes.note_ends(rows, ended)
@@ -650,7 +666,30 @@ class Fleet:
         slot_set = self._named(slots, plans, "reset plans")
         self._check_scalar(slot_set, "resets itself; nothing can be queued")
         self._workers.check_payload(list(plans), "an option for reset")
-        self._results(self._ask(lambda: self._inflight.post(slot_set, Op.QUEUE, plans)))
+        group: list[Pending] = []
+
+        def post() -> list[Pending]:
+            group.extend(self._inflight.post(slot_set, Op.QUEUE, plans))
+            return group
+
+        try:
+            self._results(self._ask(post))
+        except EnvfleetError:
+            self._unqueue(group)
+            raise
+
+    def _unqueue(self, group: list[Pending]) -> None:
+        """Some slots could not be given their plans: take back those that the others have."""
+        while not all(pending.is_done for pending in group):
+            with contextlib.suppress(EnvfleetError):  # the first of them is on its way
+                self._advance(None, want_all=True)
+        with uninterrupted:
+            for pending in group:
+                has_failed = pending.error or (pending.reply and pending.reply.failures)
+                if pending.part is not None and not has_failed:
+                    self._episodes.unqueue(pending.slots)
+                    none = [None] * len(pending.slots)
+                    self._inflight.post_part(Op.QUEUE, pending.part, none, pending.slots)
 
     def drop(self, slots: Sequence[int] | None = None) -> None:
         """Nobody will receive what these slots (None: all) have in flight or ready."""
@@ -880,6 +919,9 @@ class Fleet:
         """Close environments, end workers, give everything back. Idempotent and bounded in time."""
         if self.is_closed:
             return
+        if self._workers.is_stopped:  # the interpreter is exiting, and the finalizer came first
+            self._is_closed = True
+            return
         self._last_timings = self.timings
         self._plain_steps.leave()
         self._is_closed = True
@@ -919,11 +961,16 @@ os.register_at_fork(after_in_child=_leave_all_to_parent)
 
 
 def _check_here(
-    num_here: int, num_slots: int, num_workers: int, backend: BackendName, deadlines: Deadlines
+    num_here: int,
+    num_slots: int,
+    num_workers: int,
+    backend: str,
+    is_apart: bool,
+    deadlines: Deadlines,
 ) -> None:
     if not num_here:
         return
-    if backend != "process" or num_workers < 2:
+    if not is_apart or num_workers < 2:
         raise ConfigError(
             "num_here shares slots between this process and worker processes: it needs "
             f"backend='process' and two workers or more, of which this process is one; got "

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from envfleet.engine.backends.base import FastPath, WorkerHandle
-from envfleet.engine.batch import BatchReader
+from envfleet.engine.batch_reader import BatchReader
 from envfleet.engine.episodes import Episodes
 from envfleet.engine.interrupts import uninterrupted
 from envfleet.engine.messages import Command, Op, Reply
@@ -317,7 +317,7 @@ class PlainSteps:
     def _found_clear(self) -> FastPath | None:
         fast_path, inflight = self._workers.fast_path, self._inflight
         if (
-            fast_path is not None
+            self._workers.are_all_up
             and not self.has_replies
             and not self._batch_reader.spills
             and not self._recovery.blocked
@@ -370,7 +370,7 @@ class PlainSteps:
         """Enter what is on the lane into the books, where all else can see it; is there any?"""
         self._clear = None
         fast_path = self._workers.fast_path
-        if fast_path is None or not any(fast_path.under_way):
+        if not any(fast_path.under_way):
             return False
         self._inflight.enter(fast_path, self._slot_sets.everything.parts)
         return True

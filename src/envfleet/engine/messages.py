@@ -105,6 +105,20 @@ def read_status_word(word: int) -> tuple[Op, int | None]:
     return Op((word >> 32) & 0xFF), None if slot < 0 else slot
 
 
+class WorkerStatus(NamedTuple):
+    """What a worker is doing now, as far as its handle knows."""
+
+    op: Op
+    slot: int | None
+    """None between slots, or if it is not known."""
+    is_alive: bool = True
+
+    @classmethod
+    def of_word(cls, word: int, *, is_alive: bool = True) -> WorkerStatus:
+        """What a `status_word` says."""
+        return cls(*read_status_word(word), is_alive)
+
+
 class Command(NamedTuple):
     """One piece of work for one worker; `request` is its identity."""
 

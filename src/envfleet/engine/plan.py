@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from envfleet.engine.machine import usable_cores
-from envfleet.engine.options import BackendName, Deadlines, EnvFn, StartMethod
+from envfleet.engine.options import Deadlines, EnvFn, StartMethod
 from envfleet.engine.probe import (
     WAITING_SHARE,
     NativeSteps,
@@ -43,7 +43,7 @@ _NOT_FORK_SAFE = ("torch", "jax", "tensorflow")
 class Plan:
     """What runs where, and why, as one sentence."""
 
-    backend: BackendName
+    backend: str
     start_method: StartMethod
     num_workers: int
     why: str
@@ -66,6 +66,8 @@ class Plan:
         many = num_workers > 1
         if self.backend == "thread":
             kind = "threads" if many else "thread"
+        elif self.backend != "process":
+            kind = f"{'processes' if many else 'process'} ({self.backend})"
         else:
             kind = f"{'processes' if many else 'process'} ({self.start_method})"
         return f"in {num_workers} worker {kind}, up to {-(-num_envs // num_workers)} each"

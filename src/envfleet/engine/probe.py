@@ -175,7 +175,7 @@ def _ask(probe: EnvFn, start_method: StartMethod, deadlines: Deadlines) -> Any:
 
 def _result_of(fleet: Fleet) -> Any:
     """Let a probe go on until it knows."""
-    from envfleet.engine.backends.process.backend import state_of
+    from envfleet.engine.backends.process.handle import state_of
 
     (pid,) = fleet.worker_pids()
     fleet.reset([ResetPlan()])

@@ -24,7 +24,9 @@ __all__ = [
     "post_steps",
     "put_rows",
     "step_rows",
+    "take_ended",
     "take_rewards",
+    "wait_for_count",
 ]
 
 NO_C_VARIABLE = "ENVFLEET_NO_C"
@@ -43,7 +45,9 @@ try:
         post_steps,
         put_rows,
         step_rows,
+        take_ended,
         take_rewards,
+        wait_for_count,
     )
 except ImportError:
     from envfleet.engine.rows_python import (
@@ -54,7 +58,9 @@ except ImportError:
         post_steps,
         put_rows,
         step_rows,
+        take_ended,
         take_rewards,
+        wait_for_count,
     )
 
     keep_pcg64 = None

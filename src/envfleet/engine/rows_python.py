@@ -17,6 +17,8 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from envfleet.engine.futex import wait_for_count as wait_for_count
+from envfleet.engine.futex import wake
 from envfleet.engine.interrupts import uninterrupted
 
 ENDED = 1
@@ -91,7 +93,8 @@ WorkerPort: TypeAlias = tuple[
     npt.NDArray[np.uint64], npt.NDArray[np.uint64], npt.NDArray[np.uint64], int, int, int
 ]
 """A worker's ring, its status words, how many commands were posted, done and taken, the descriptors
-that ring its bell for commands and tell of its bell for answers, and how many slots it has."""
+that ring its bell for commands and tell of its bell for answers, and how many slots it has. Without
+a descriptor for commands it sleeps on the first of its status words."""
 Copied: TypeAlias = tuple[Any, Any, Any, Any, Any, bool]
 
 
@@ -162,6 +165,21 @@ def copy_rows(
         ~invalid,
         1 in copied.tobytes(),
     )
+
+
+def take_ended(
+    finals: npt.NDArray[Any],
+    terminated: npt.NDArray[np.bool_],
+    truncated: npt.NDArray[np.bool_],
+    first: int,
+) -> tuple[npt.NDArray[np.bool_], list[int], list[Any]]:
+    """Which rows are ends, at which positions, and copies of their rows of `finals`.
+
+    The flags are those of the rows of `finals` from `first` on, which have at least one dimension.
+    """
+    ended = terminated | truncated
+    positions = ended.nonzero()[0]
+    return ended, positions.tolist(), [finals[first + at].copy() for at in positions]
 
 
 def put_rows(column: npt.NDArray[Any], first: int, end: int, values: Any) -> bool:
@@ -258,10 +276,13 @@ def post_steps(
             ring[entry : entry + 3] = request, op, flags
             words[0] = counts[0] = posted + 1
             states[worker] = POSTED
-        for port in chosen:
+        for _, words, _, commands_fd, *_ in chosen:
+            if commands_fd < 0:
+                wake(words)
+                continue
             # a worker that is gone is reported by the wait
             with contextlib.suppress(OSError):
-                os.write(port[3], _RING)
+                os.write(commands_fd, _RING)
 
 
 def collect_steps(

@@ -1,7 +1,8 @@
 """The workers of one fleet: started together, replaced one by one, ended for certain.
 
-The crew owns every resource of a fleet: shared block, backend, workers. Half-built means undone;
-`stop` is idempotent, bounded, and safe to call from a finalizer or at exit.
+`Workers` owns every resource of a fleet: the shared block, the backend, the workers. If opening
+fails halfway, everything is given up. `stop` is idempotent, bounded, and safe to call from a
+finalizer or at exit.
 """
 
 from __future__ import annotations
@@ -21,16 +22,14 @@ from envfleet.engine.backends.base import (
     RowBinding,
     SharedMemory,
     WorkerHandle,
+    backend_named,
 )
 from envfleet.engine.backends.joint import JointFastPath
-from envfleet.engine.backends.process.backend import GUARD_EXIT, ProcessBackend, ProcessHandle
-from envfleet.engine.backends.process.fast_path import ProcessFastPath
-from envfleet.engine.backends.serial import SerialBackend, SerialHandle
-from envfleet.engine.backends.thread import ThreadBackend
+from envfleet.engine.backends.serial import SerialBackend
 from envfleet.engine.interrupts import uninterrupted
 from envfleet.engine.memory import Control, ControlPlan, Data, PagePlan, Slab, group_spaces
-from envfleet.engine.messages import Command, EnvFacts, EnvFailure, Op, read_status_word
-from envfleet.engine.options import Autoreset, BackendName, Deadlines, EnvFn, StartMethod
+from envfleet.engine.messages import Command, EnvFacts, EnvFailure, Op
+from envfleet.engine.options import Autoreset, Deadlines, EnvFn, StartMethod
 from envfleet.engine.slots import deal
 from envfleet.errors import (
     ConfigError,
@@ -52,13 +51,13 @@ class AbsentEnv(gymnasium.Env[Any, Any]):
 
 
 class Workers:
-    """Workers, the block they share, and how they are come by."""
+    """Workers, the block they share, and how they are started and replaced."""
 
     def __init__(
         self,
         env_fns: Sequence[EnvFn],
         *,
-        backend: BackendName,
+        backend: str,
         start_method: StartMethod,
         num_workers: int,
         autoreset: Autoreset,
@@ -72,25 +71,30 @@ class Workers:
         self.owner_pid = os.getpid()
         self.handles: list[WorkerHandle] = []
         self._here: set[int] = {num_workers - 1} if num_here else set()
-        """Workers that are none: their slots live in this process, among processes."""
+        """Workers that are hosts in this process, beside those of the backend."""
         self._dismissed: set[int] = set()
         self._launched_s: dict[int, float] = {}
         """When workers were launched that are to replace others and are not there yet."""
-        self._is_stopped = False
-        self._backend: Backend | None = None
+        self.is_stopped = False
+        self._backend: Backend[Any] | None = None
         self._joint: JointFastPath | None = None
-        self._slab = Slab.create(is_shared=backend == "process")
+        kind = backend_named(backend)
+        # other processes map the block; threads have it, and without sharing it is the parent's
+        self._slab = Slab.create(is_shared=kind.shares_memory and kind.needs_pickle)
         try:
             plan = ControlPlan.of(self.bounds)
             self._slab.grow(plan.nbytes, len(self.env_fns))
             self.control = Control(plan, self._slab.map(0, plan.nbytes))
             self._shared_memory = SharedMemory(self._slab, plan, self.control)
-            self._local = SerialBackend(self._shared_memory, num_workers)
-            self._backend = chosen = self._open(backend, start_method, num_workers)
+            self._local: Backend[Any] = SerialBackend(
+                self._shared_memory, num_workers, start_method
+            )
+            self._backend = self._local
+            if kind is not SerialBackend:
+                self._backend = kind(self._shared_memory, num_workers, start_method)
             launched_s = time.monotonic()
             for worker in range(num_workers):
-                home = self._local if worker in self._here else chosen
-                self.handles.append(home.launch(self._launch(worker)))
+                self.handles.append(self._backend_of(worker).launch(self._launch(worker)))
             self.facts: list[EnvFacts] = [
                 facts for handle in self.handles for facts in self._await(handle, launched_s)
             ]
@@ -98,11 +102,6 @@ class Workers:
         except BaseException:
             self.stop()
             raise
-
-    def _open(self, backend: BackendName, start_method: StartMethod, num_workers: int) -> Backend:
-        if backend == "process":
-            return ProcessBackend(self._shared_memory, start_method, num_workers)
-        return ThreadBackend(self._shared_memory) if backend == "thread" else self._local
 
     @property
     def data(self) -> Data:
@@ -125,19 +124,23 @@ class Workers:
         self._backend.wait(pending, timeout_s, want_all=want_all)
 
     @property
-    def fast_path(self) -> FastPath | None:
-        """The backend's, if it has one and all workers are there."""
-        if self._backend is None or self._launched_s:
-            return None
-        if not self._here:
-            return self._backend.fast_path
-        if self._joint is None and isinstance(self._backend.fast_path, ProcessFastPath):
-            self._joint = JointFastPath(self._backend.fast_path, self._local.fast_path, self._here)
+    def fast_path(self) -> FastPath:
+        """How all workers are asked for plain steps; some may be being replaced."""
+        assert self._backend is not None
+        if not self._here or self._backend is self._local:
+            return self._backend
+        if self._joint is None:
+            self._joint = JointFastPath(self._backend, self._local, self._here)
         return self._joint
 
+    @property
+    def are_all_up(self) -> bool:
+        """Whether no worker is being replaced."""
+        return not self._launched_s
+
     def check_payload(self, payload: Any, what: str) -> None:
-        """Refuse what could not reach a worker process, before anything is under way."""
-        if isinstance(self._backend, ProcessBackend):
+        """Refuse what could not reach a worker, before anything is under way."""
+        if self._backend is not None and self._backend.needs_pickle:
             try:
                 cloudpickle.dumps(payload)
             except Exception as exc:
@@ -149,26 +152,21 @@ class Workers:
     def dismiss(self, worker: int) -> None:
         """End one worker and everything held for it."""
         if worker in self._dismissed:
-            return  # its descriptors may be another's by now
-        handle = self.handles[worker]
+            return
         self._dismissed.add(worker)
         self._launched_s.pop(worker, None)
-        if isinstance(handle, ProcessHandle) and isinstance(self._backend, ProcessBackend):
-            self._backend.forget(handle)
-        handle.stop()
+        self.handles[worker].stop()
 
     def replace(self, worker: int, *, in_process: bool, absent: Set[int]) -> None:
         """Dismiss a worker and launch a new one in its place; `has_come` says when it is there.
 
         It builds no environments for slots that are `absent`.
         """
-        assert self._backend is not None
         self.dismiss(worker)
         if in_process:
             self._here.add(worker)
             self._joint = None
-        backend = self._local if worker in self._here else self._backend
-        self.handles[worker] = backend.launch(self._launch(worker, absent))
+        self.handles[worker] = self._backend_of(worker).launch(self._launch(worker, absent))
         self._dismissed.discard(worker)
         self._launched_s[worker] = time.monotonic()
 
@@ -187,7 +185,7 @@ class Workers:
         `owed` says how many replies each worker still owes, so that the last one is recognised.
         """
         if os.getpid() != self.owner_pid:
-            return []  # a forked copy: the workers answer to the original
+            return []  # in a forked copy: the workers answer to the original
         try:
             return self._ask_to_close(owed)
         finally:
@@ -195,7 +193,7 @@ class Workers:
 
     def _ask_to_close(self, owed: Sequence[int]) -> list[EnvFailure]:
         failures: list[EnvFailure] = []
-        gone = self._dismissed | self._launched_s.keys()  # who is not bound cannot be asked
+        gone = self._dismissed | self._launched_s.keys()  # those that are not bound cannot be asked
         closing = [h for h in self.handles if not h.is_dead and h.worker not in gone]
         for handle in closing:
             handle.post(Command(0, Op.CLOSE))
@@ -214,10 +212,10 @@ class Workers:
         return failures
 
     def stop(self) -> None:
-        """End all workers at once; in a forked copy of this process that is not its business."""
-        if os.getpid() != self.owner_pid or self._is_stopped:
+        """End all workers at once; a forked copy of this process leaves them to the original."""
+        if os.getpid() != self.owner_pid or self.is_stopped:
             return
-        self._is_stopped = True
+        self.is_stopped = True
         with uninterrupted:
             for handle in self.handles:
                 self.dismiss(handle.worker)
@@ -228,6 +226,10 @@ class Workers:
         self.handles = []
         for name in ("control", "_shared_memory", "_binding", "_local", "_backend", "_joint"):
             self.__dict__.pop(name, None)
+
+    def _backend_of(self, worker: int) -> Backend[Any]:
+        assert self._backend is not None
+        return self._local if worker in self._here else self._backend
 
     def _launch(self, worker: int, absent: Set[int] = frozenset()) -> Launch:
         lo, hi = self.bounds[worker]
@@ -258,7 +260,7 @@ class Workers:
             return True
         slots = range(handle.first, handle.first + handle.count)
         if handle.start_failure is not None:
-            is_here = isinstance(handle, SerialHandle)
+            is_here = not self._backend_of(handle.worker).has_own_clock
             raise _start_error(*handle.start_failure, slots, is_here=is_here)
         if handle.is_dead:
             raise self._death_at_start(handle, slots)
@@ -271,10 +273,10 @@ class Workers:
         return max(self.deadlines.start_s, self.deadlines.reset_s or 0.0)
 
     def _death_at_start(self, handle: WorkerHandle, slots: Sequence[int]) -> Exception:
-        exit_code = handle.exit_code()
-        if exit_code == GUARD_EXIT and isinstance(self._backend, ProcessBackend):
-            return self._backend.guard_error()
-        op, slot = read_status_word(self.control.status[handle.worker][1])
+        known = self._backend_of(handle.worker).death_at_start(handle)
+        if known is not None:
+            return known
+        exit_code, (op, slot, _) = handle.exit_code(), handle.status()
         doing = "start-up" if slot is None else f"{op.phrase} of slot {slot}"
         # a fleet restarts what it has had, not what never came up
         return WorkerDied(

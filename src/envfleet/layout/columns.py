@@ -72,6 +72,8 @@ class Columns:
         """Lay the columns over the start of `memory`, which is large enough."""
         self.rows = rows
         self._tree, self._name = tree, name
+        self.arrays: list[NDArray[Any]] = []
+        """All fields as they lie in memory, rows first."""
         self._columns: list[_ArrayColumn | _CellColumn] = []
         self._sole: _ArrayColumn | None = None
         """The one column, where a value is one array."""
@@ -80,6 +82,7 @@ class Columns:
             where = path_text(name, field.path)
             stop = start + rows * field.row_nbytes
             array = np.frombuffer(memory[start:stop], field.dtype).reshape(rows, *field.shape)
+            self.arrays.append(array)
             self._columns.append(
                 _ArrayColumn(field, where, array)
                 if field.codec is None

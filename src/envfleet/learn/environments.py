@@ -44,6 +44,7 @@ def opened(
 
 
 def _fleet(options: TrainOptions, ppo: PPOOptions, is_wary: bool) -> FleetVectorEnv:
+    backend: str
     backend, num_workers, why = options.backend, options.num_workers, None
     if backend == "auto" and num_workers is None:
         # restarts alone would call for processes, but an environment that raises costs its episode

@@ -90,14 +90,14 @@ class TestOpenFiles:
         found = checks.check_open_files(10, 1024, 1024, 8)
 
         assert found.level == "ok"
-        assert "room for about 166 workers" in found.text
+        assert "room for about 332 workers" in found.text
 
     @pytest.mark.parametrize(
         ("soft", "hard", "level", "remedy"),
         [
-            (256, 1 << 20, "warn", "ulimit -n 65536"),
-            (256, 4096, "warn", "ulimit -n 4096"),
-            (256, 256, "warn", "limits.conf"),
+            (200, 1 << 20, "warn", "ulimit -n 65536"),
+            (200, 4096, "warn", "ulimit -n 4096"),
+            (200, 200, "warn", "limits.conf"),
             (48, 4096, "bad", "ulimit -n 4096"),
             (5, 4096, "bad", "ulimit -n 4096"),
         ],

@@ -1,14 +1,19 @@
-"""Bells: counters in the kernel, as eventfd and as pipe."""
+"""Bells: counters in the kernel, as eventfd and as pipe, and words in shared memory."""
 
+import mmap
 import os
 import select
+import signal
 import threading
 import time
 
+import numpy as np
 import pytest
 
+from envfleet.engine import futex, rows, rows_python
 from envfleet.engine.backends.process import bell as bells
-from envfleet.engine.backends.process.bell import Bell
+from envfleet.engine.backends.process.bell import Bell, WordBell
+from tests.gates import PATIENCE_S
 
 
 @pytest.fixture(params=["eventfd", "pipe"] if bells.HAS_EVENTFD else ["pipe"])
@@ -104,3 +109,73 @@ def test_ringing_a_closed_bell_is_an_error_and_is_heard_by_nobody(create):
         with pytest.raises(OSError, match="closed"):
             bell.ring()
     assert [other.take() for other in others] == [0] * len(others)
+
+
+@pytest.mark.skipif(not futex.HAS_FUTEX, reason="needs futexes")
+@pytest.mark.parametrize("form", [rows, rows_python])
+class TestWordBell:
+    """A bell without a descriptor, on a word that two processes share."""
+
+    @pytest.fixture
+    def words(self, form, monkeypatch):
+        monkeypatch.setattr(bells, "wait_for_count", form.wait_for_count)
+        return np.frombuffer(mmap.mmap(-1, 4096), np.uint64).data
+
+    def test_it_counts_from_zero_whatever_rang_before_it_was_made(self, words):
+        words[0] = 3
+        bell = WordBell(words)
+        assert bell.take() == 3
+        words[0] = 2**32 + 5  # the kernel compares half of it
+        assert bell.take() == 2**32 + 2
+
+    def test_taking_waits_for_a_ring(self, words):
+        bell = WordBell(words)
+        waited, is_done = [], threading.Event()
+
+        def wait():
+            waited.append(bell.take())
+            is_done.set()
+
+        thread = threading.Thread(target=wait)
+        thread.start()
+        assert not is_done.wait(0.1)
+        bell.ring()  # nothing was counted
+        assert not is_done.wait(0.1)
+        words[0] = 1
+        bell.ring()
+        assert is_done.wait(PATIENCE_S)
+        thread.join()
+        assert waited == [1]
+
+    def test_a_signal_does_not_end_the_wait(self, words):
+        bell = WordBell(words)
+        pid = os.fork()
+        if pid == 0:
+            signal.signal(signal.SIGUSR1, lambda *_: None)
+            words[1] = 1
+            os._exit(bell.take())
+        while not words[1]:
+            time.sleep(0.001)
+        for _ in range(5):
+            time.sleep(0.01)
+            os.kill(pid, signal.SIGUSR1)
+        words[0] = 7
+        bell.ring()
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+
+    def test_no_ring_is_lost_between_processes(self, words):
+        bell, rings = WordBell(words), 5000
+        pid = os.fork()
+        if pid == 0:
+            heard = 0
+            while heard < rings:
+                heard += bell.take()
+                words[1] = heard
+            os._exit(0)
+        for count in range(1, rings + 1):
+            words[0] = count
+            bell.ring()
+            if count % 7 == 0:
+                os.sched_yield()
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        assert words[1] == rings

@@ -1,8 +1,9 @@
-"""Steps that go past the books are the steps that the books would have had."""
+"""Plain steps give the same streams on every backend, with and without the compiled functions."""
 
 import functools
 import os
 import time
+from contextlib import contextmanager
 
 import gymnasium
 import numpy as np
@@ -12,8 +13,11 @@ from hypothesis import strategies as st
 
 import envfleet
 from envfleet.adapters import opening
+from envfleet.engine import rows_python
+from envfleet.engine.backends.process import backend
 from envfleet.engine.backends.serial import SerialHandle
 from envfleet.errors import ConfigError, NothingSent, StillInFlight
+from tests import pipe_backend  # noqa: F401  registers itself
 from tests.gates import wait_for, wait_for_answers
 
 BOUNDS = [(0, 2), (2, 4), (4, 6)]
@@ -42,8 +46,27 @@ def opened(backend="process", **options):
     return envfleet.make_vec(Talker, NUM_ENVS, num_workers=len(BOUNDS), backend=backend, **options)
 
 
-PLACES = [pytest.param({}, id="processes"), pytest.param({"num_here": 2}, id="joint")]
-"""With and without a share of its own for this process."""
+@contextmanager
+def opened_at(place):
+    """A fleet whose workers live there."""
+    with pytest.MonkeyPatch.context() as patch:
+        if "without C" in place:
+            patch.setattr(backend, "post_steps", rows_python.post_steps)
+            patch.setattr(backend, "collect_steps", rows_python.collect_steps)
+        name, _, share = place.partition(" and ")
+        options = {"num_here": 2} if share.startswith("this process") else {}
+        with opened(name.partition(" ")[0], **options) as envs:
+            yield envs
+
+
+PLACES = [
+    "process",
+    "process without C",
+    "process and this process",
+    "process and this process without C",
+    "thread",
+    "pipes",
+]
 
 
 def under_way(envs):
@@ -109,32 +132,32 @@ def told(envs, orders):
 
 @pytest.fixture(scope="module", params=PLACES)
 def fleets(request):
-    with opened(**request.param) as on_lane, opened("thread") as in_books:
-        yield on_lane, in_books
+    with opened_at(request.param) as there, opened("serial") as here:
+        yield there, here
 
 
 @given(orders=orders)
 @settings(max_examples=150, deadline=None)
 def test_any_order_of_things_gives_the_same_streams(fleets, orders):
-    for on_lane, in_books in zip(*(told(envs, orders) for envs in fleets), strict=True):
-        count = min(len(on_lane), len(in_books))  # who is ready first is a matter of time
-        assert on_lane[:count] == in_books[:count]
+    for there, here in zip(*(told(envs, orders) for envs in fleets), strict=True):
+        count = min(len(there), len(here))  # which is ready first is a matter of time
+        assert there[:count] == here[:count]
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_steps_come_back_to_the_lane_after_something_special(place):
+def test_steps_are_plain_again_after_something_special(place):
     ones, halves = np.ones(2, np.int64), [slice(*bounds) for bounds in BOUNDS]
-    with opened(**place) as envs:
+    with opened_at(place) as envs:
         envs.reset(seed=0)
         for half in halves:
             envs.send(ones, np.arange(NUM_ENVS)[half])
-        seen_on_lane = []
+        seen = []
         for _ in range(40):
             slots = envs.recv(min_slots=2).slots
             envs.send(np.ones(len(slots), np.int64), slots)
-            seen_on_lane.append(len(under_way(envs)))
-        assert 0 in seen_on_lane, "words do not go past the books"
-        assert max(seen_on_lane) == len(BOUNDS), "but all else does"
+            seen.append(len(under_way(envs)))
+        assert 0 in seen, "a step whose info is no number is not plain"
+        assert max(seen) == len(BOUNDS), "but all others are"
         envs.recv()
         assert under_way(envs) == []
 

@@ -1,18 +1,27 @@
-"""How workers are started, woken and watched: the seam between a fleet and its places.
+"""The seam between a fleet and the places where its workers run.
 
-A backend launches workers and waits for news of them; everything else a fleet needs is asked of the
-handle. `post` and `take` are in order: the n-th reply belongs to the n-th command.
+A backend starts workers, asks them for plain steps and waits for their answers. Everything else is
+asked of a worker's handle. A worker answers its commands in the order in which they were posted.
+
+Backends are found by name (`register`, `backend_named`) and say what they can do. No other part of
+the engine asks which class a backend is. How to add one: docs/backends.md.
 """
 
 from __future__ import annotations
 
+import importlib
+import time
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from enum import IntEnum
+from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
+from envfleet.engine.interrupts import uninterrupted
 from envfleet.engine.memory import Control, ControlPlan, Data, PagePlan, Slab
-from envfleet.engine.messages import Command, EnvFacts, EnvFailure, Reply
-from envfleet.engine.options import Autoreset, EnvFn
+from envfleet.engine.messages import Command, EnvFacts, EnvFailure, Op, Reply, WorkerStatus
+from envfleet.engine.options import Autoreset, EnvFn, StartMethod
+from envfleet.options import check
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +36,7 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class SharedMemory:
-    """The shared memory of a fleet, as its workers are given it."""
+    """The memory of a fleet, as its backend is given it."""
 
     slab: Slab
     plan: ControlPlan
@@ -43,6 +52,16 @@ class RowBinding:
     offset: int
     length: int
     page_plan: PagePlan
+
+
+class Answer(IntEnum):
+    """What a worker has said to the oldest command that it was posted and that was not taken."""
+
+    NONE = 0
+    PLAIN = 1
+    """It is done, and everything there is to know lies in the rows."""
+    SPECIAL = 2
+    """There is a reply to be taken."""
 
 
 class WorkerHandle(Protocol):
@@ -62,14 +81,30 @@ class WorkerHandle(Protocol):
     def is_dead(self) -> bool:
         """True once the worker has ended without being asked to."""
 
+    @property
+    def last(self) -> Command:
+        """What was posted last."""
+
     def bind(self, binding: RowBinding) -> None:
         """Give the worker its rows."""
 
     def post(self, command: Command) -> None:
         """Hand over a command; does not wait."""
 
+    def peek(self) -> Answer:
+        """What `take` would find first."""
+
     def take(self) -> list[Reply | None]:
-        """Replies that have arrived since the last call, in the order of commands."""
+        """Replies that have arrived since the last call, in the order of commands.
+
+        None stands for an answer that has nothing to say beyond the rows.
+        """
+
+    def take_back(self) -> None:
+        """Undo a `take` that found one plain answer."""
+
+    def status(self) -> WorkerStatus:
+        """What the worker is doing, for which slot, and whether it is alive."""
 
     def exit_code(self) -> int | None:
         """How the worker ended, if it did and if that is known."""
@@ -78,58 +113,205 @@ class WorkerHandle(Protocol):
         """Where the worker's code stands now, or stood when it crashed."""
 
     def stop(self) -> None:
-        """End the worker now, whatever it does, and give up its resources. Idempotent."""
+        """End the worker now, in the middle of its work if need be. Idempotent.
+
+        Gives up all that is held for the worker.
+        """
 
 
 class FastPath(Protocol):
-    """The shortest way for the most common work: plain steps of all slots of some workers.
+    """Plain steps: all slots of some workers, with actions and results in their rows.
 
-    No books are kept of what is under way here, other than `under_way`, so whoever wants to do
-    anything else enters it there first; to the workers it is as if it had been posted.
+    The fleet records nothing else of them than `under_way`. Before it does anything else with a
+    worker it enters what is under way there into its own record; to the workers it is as if each
+    step had been posted to the handle.
     """
 
     under_way: bytearray
-    """By worker: 0 nothing. Always true, also if a signal's handler raises at any time."""
+    """By worker: 0 nothing. Always true, also if a signal handler raises at any time."""
 
     def post(self, workers: tuple[int, ...], request: int, page: int) -> None:
-        """Start a step of all their slots, onto a page; they have nothing else to do."""
+        """Start a step of all slots of these workers, which have nothing else to do.
+
+        The observations are also written onto `page`, if it is not 0.
+        """
 
     def collect(
         self, workers: tuple[int, ...], min_slots: int, limit_s: float
     ) -> tuple[int, ...] | None:
         """Wait until `min_slots` slots of these workers, or all that are under way, are done.
 
-        Returns those of the workers that are done, which are then no longer under way; or None, if
-        time is up or somebody has something to say: that is no plain step, it has to be entered.
+        Returns those of the workers that are done, which are then no longer under way. Returns None
+        if time is up, or if a worker has died or replied: that is no plain step any more.
         """
 
     def request_of(self, worker: int) -> int:
         """The identity of what this worker has under way."""
 
     def page_of(self, worker: int) -> int:
-        """Where what this worker has under way is put as well."""
+        """The page that this worker has been told to write."""
 
     def resume(self, workers: tuple[int, ...]) -> bool:
-        """What these have been posted is under way here again, unless one has news already."""
+        """Treat what these workers were posted last as under way; False if one has answered."""
 
 
-class Backend(Protocol):
-    """Starts workers and waits for news of them."""
+H = TypeVar("H", bound=WorkerHandle)
 
-    @property
-    def fast_path(self) -> FastPath | None:
-        """The shortest way, if it has one."""
 
-    def launch(self, launch: Launch) -> WorkerHandle:
-        """Start one worker; returns before its environments are built."""
+class Backend(ABC, Generic[H]):
+    """Starts workers, steps them and waits for their answers.
 
-    def wait(
-        self, pending: Sequence[WorkerHandle], timeout_s: float | None, *, want_all: bool
+    A subclass says what it can do and has `launch` and `wait`. The steps are those of `FastPath`,
+    by means of the handles; a backend that knows a faster way overrides `post` and `collect`.
+    """
+
+    shares_memory: ClassVar[bool]
+    """Workers see the rows of the fleet; else commands carry actions and replies carry rows."""
+    needs_pickle: ClassVar[bool]
+    """What goes to workers and comes back is pickled."""
+    can_interrupt: ClassVar[bool]
+    """A worker that hangs can be given up, so that deadlines can be kept."""
+    survives_crash: ClassVar[bool]
+    """A worker that crashes leaves this process alone."""
+    has_own_clock: ClassVar[bool]
+    """Workers work by themselves; else only while this process waits for them."""
+
+    def __init__(
+        self, shared_memory: SharedMemory, num_workers: int, start_method: StartMethod
     ) -> None:
+        self.shared_memory, self.num_workers = shared_memory, num_workers
+        self.start_method: StartMethod = start_method
+        self.handles: dict[int, H] = {}
+        """By worker; `launch` adds to it."""
+        self.under_way = bytearray(num_workers)
+        self.spin_s = 0.0
+        """How long `collect` may look again and again before it sleeps, where it can do that."""
+
+    @abstractmethod
+    def launch(self, launch: Launch) -> H:
+        """Start one worker, or the successor of one; returns before its environments are built."""
+
+    @abstractmethod
+    def wait(self, pending: Sequence[H], timeout_s: float | None, *, want_all: bool) -> None:
         """Wait until one of `pending` has news: a reply, a start, an end.
 
         With `want_all` news of one may come late while others are busy, which saves wake-ups.
         """
 
+    def death_at_start(self, handle: H) -> Exception | None:
+        """Why a worker died before it was up, if the backend knows more than its exit code says."""
+        return None
+
     def close(self) -> None:
         """Give up what the backend itself holds. Its workers have been stopped."""
+
+    # ---- steps ----------------------------------------------------------------------------------
+
+    def post(self, workers: tuple[int, ...], request: int, page: int) -> None:
+        """Start a step of all slots of these workers."""
+        with uninterrupted:  # all of them are asked, or none
+            for worker in workers:
+                self.handles[worker].post(Command(request, Op.STEP, page=page))
+                self.under_way[worker] = 1
+
+    def collect(
+        self, workers: tuple[int, ...], min_slots: int, limit_s: float
+    ) -> tuple[int, ...] | None:
+        """Wait until `min_slots` slots, or all that are under way, are done."""
+        done = self.wait_for_steps(workers, min_slots, limit_s)
+        return None if done is None else self.take_steps(done)
+
+    def wait_for_steps(
+        self, workers: tuple[int, ...], min_slots: int, limit_s: float
+    ) -> tuple[int, ...] | None:
+        """The first half of `collect`: the workers that are done, still under way."""
+        give_up_s, has_looked = time.perf_counter() + limit_s, not self.has_own_clock
+        has_waited = False
+        while True:
+            done: list[int] = []
+            coming: list[H] = []
+            num_done = num_coming = 0
+            for worker in workers:
+                if not self.under_way[worker]:
+                    continue
+                handle = self.handles[worker]
+                answer = handle.peek()
+                if answer is Answer.SPECIAL or handle.is_dead:
+                    return None
+                if answer is Answer.PLAIN:
+                    done.append(worker)
+                    num_done += handle.count
+                else:
+                    coming.append(handle)
+                    num_coming += handle.count
+            is_enough = num_done >= min_slots
+            if not coming or (is_enough and has_looked):
+                return tuple(done)
+            left_s = 0.0 if is_enough else give_up_s - time.perf_counter()
+            if has_waited and left_s <= 0 and not is_enough:
+                return None
+            # a worker that has died must not go unnoticed because others are done
+            needs_all = num_done + num_coming - coming[-1].count < min_slots
+            self.wait(coming, max(left_s, 0.0), want_all=needs_all and not is_enough)
+            has_looked = has_waited = True
+
+    def take_steps(self, done: tuple[int, ...]) -> tuple[int, ...]:
+        """The second half of `collect`: what these workers have done is no longer under way."""
+        try:
+            for worker in done:
+                self.handles[worker].take()
+                self.under_way[worker] = 0
+        except BaseException:  # a signal handler raised: all of it is taken, or nothing
+            with uninterrupted:
+                for worker in done:
+                    if self.handles[worker].peek() is Answer.NONE:
+                        self.handles[worker].take_back()
+                    self.under_way[worker] = 1
+            raise
+        return done
+
+    def request_of(self, worker: int) -> int:
+        """The identity of what this worker has under way."""
+        return self.handles[worker].last.request
+
+    def page_of(self, worker: int) -> int:
+        """The page that this worker has been told to write."""
+        return self.handles[worker].last.page
+
+    def can_resume(self, workers: tuple[int, ...]) -> bool:
+        """Whether none of these workers has answered what it was posted last."""
+        return all(self.handles[worker].peek() is Answer.NONE for worker in workers)
+
+    def resume(self, workers: tuple[int, ...]) -> bool:
+        """Treat what these workers were posted last as under way; False if one has answered."""
+        if not self.can_resume(workers):
+            return False
+        for worker in workers:
+            self.under_way[worker] = 1
+        return True
+
+
+_factories: dict[str, type[Backend[Any]] | str] = {
+    "serial": "envfleet.engine.backends.serial:SerialBackend",
+    "thread": "envfleet.engine.backends.thread:ThreadBackend",
+    "process": "envfleet.engine.backends.process.backend:ProcessBackend",
+}
+
+
+def register(name: str, factory: type[Backend[Any]] | str) -> None:
+    """Make a backend known by name: its class, or "module:Class", imported when it is asked for."""
+    _factories[name] = factory
+
+
+def backend_named(name: object, *others: str) -> type[Backend[Any]]:
+    """The class of the backend of this name; an error that lists them if there is none.
+
+    `others` are names that the caller takes as well, for that list.
+    """
+    known: Any = Literal[(*others, *_factories)]
+    checked: str = check("backend", name, known)
+    factory = _factories[checked]
+    if isinstance(factory, str):
+        module, _, attribute = factory.partition(":")
+        factory = _factories[checked] = getattr(importlib.import_module(module), attribute)
+    return factory

@@ -1,20 +1,19 @@
-"""Workers that are no workers: hosts in the calling thread, served when somebody waits for them.
+"""Hosts in the calling thread, which carry out their commands when the caller waits for them.
 
-The same commands and the same shared rows as elsewhere, so results are the same, and an exception
-can be debugged where it happens. A hung environment hangs the caller: deadlines need `thread` or
+The commands and the rows are the same as elsewhere, so results are the same, and an exception can
+be debugged where it happens. A hung environment hangs the caller: deadlines need `thread` or
 `process`.
 """
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Sequence
 
-from envfleet.engine.backends.base import Launch, RowBinding, SharedMemory, WorkerHandle
+from envfleet.engine.backends.base import Answer, Backend, Launch, RowBinding, SharedMemory
 from envfleet.engine.host import Guard
 from envfleet.engine.interrupts import uninterrupted
-from envfleet.engine.messages import Command, EnvFacts, EnvFailure, Op, Reply
+from envfleet.engine.messages import Command, EnvFacts, EnvFailure, Op, Reply, WorkerStatus
 from envfleet.engine.worker import BuildFailed, Worker
 
 
@@ -32,15 +31,15 @@ class SerialHandle:
         self._commands: deque[Command] = deque()
         self._done: list[Reply | None] = []
         self.last = Command(0, Op.IDLE)
-        """What was posted last."""
         status = shared_memory.control.status[launch.worker]
+        self._status: Sequence[int] = status
         try:
             self._worker = Worker(
                 launch.first,
                 launch.env_fns,
                 launch.autoreset,
                 status,
-                Guard(passes=(KeyboardInterrupt,)),
+                Guard(passes=(KeyboardInterrupt,), has_handlers=True),
             )
         except BuildFailed as exc:
             self.start_failure = ("build", exc.failure)
@@ -52,7 +51,7 @@ class SerialHandle:
         self._worker.bind(self._control, binding.data)
 
     def post(self, command: Command) -> None:
-        """Keep it until somebody waits."""
+        """Keep it until the caller waits."""
         self._commands.append(command)
         self.last = command
 
@@ -70,12 +69,12 @@ class SerialHandle:
         """Carry out the oldest command."""
         command, num_before = self._commands[0], len(self._done)
         try:
-            self._worker.idle()  # no sooner: until now the environments were their caller's too
+            self._worker.idle()  # not sooner: until now the caller could use the environments too
             self._done.append(self._worker.handle_here(command))
             self._commands.popleft()
         except BaseException as exc:  # Ctrl-C: the command is over all the same
             with uninterrupted:
-                if len(self._done) == num_before:  # who knows how far they got
+                if len(self._done) == num_before:  # it is not known how far they got
                     slots = command.slots or range(self.first, self.first + self.count)
                     failures = [EnvFailure.of(slot, command.op.phrase, exc) for slot in slots]
                     self._done.append(Reply(failures=failures))
@@ -83,20 +82,24 @@ class SerialHandle:
                     self._commands.popleft()
             raise
 
+    def peek(self) -> Answer:
+        """What `take` would find first."""
+        if not self._done:
+            return Answer.NONE
+        return Answer.PLAIN if self._done[0] is None else Answer.SPECIAL
+
     def take(self) -> list[Reply | None]:
-        """What has been served."""
+        """The answers to what has been carried out."""
         done, self._done = self._done, []
         return done
 
     def take_back(self) -> None:
-        """What was done last, about which there was nothing to say, has not been taken."""
-        if not self._done:
-            self._done.append(None)
+        """Undo a `take` that found one plain answer."""
+        self._done.append(None)
 
-    @property
-    def has_replies(self) -> bool:
-        """Whether there is anything to say about what has been served."""
-        return any(reply is not None for reply in self._done)
+    def status(self) -> WorkerStatus:
+        """What the host is doing."""
+        return WorkerStatus.of_word(self._status[1])
 
     def exit_code(self) -> int | None:
         """It cannot end."""
@@ -107,124 +110,42 @@ class SerialHandle:
         return "in the calling thread"
 
     def stop(self) -> None:
-        """Nothing to end; let go of the rows."""
+        """Let go of the environments and the rows."""
         self._commands.clear()
-        self.__dict__.pop("_worker", None)
-        self.__dict__.pop("_control", None)
+        self._status = (0, 0)
+        for name in ("_worker", "_control"):
+            self.__dict__.pop(name, None)
 
 
-class SerialFastPath:
-    """Plain steps are served while somebody collects them."""
-
-    def __init__(self, num_workers: int) -> None:
-        self._handles: dict[int, SerialHandle] = {}
-        self.under_way = bytearray(num_workers)
-
-    def add(self, handle: SerialHandle) -> None:
-        """One more worker, or the successor of one."""
-        self._handles[handle.worker] = handle
-
-    def post(self, workers: tuple[int, ...], request: int, page: int) -> None:
-        """Keep it until somebody collects."""
-        try:
-            for worker in workers:
-                self.under_way[worker] = 1
-                self._handles[worker].post(Command(request, Op.STEP, page=page))
-        except BaseException:  # a signal's handler: all of it is posted, or nothing
-            with uninterrupted:
-                for worker in workers:
-                    self._handles[worker].withdraw(request)
-                    self.under_way[worker] = 0
-            raise
-
-    def collect(
-        self, workers: tuple[int, ...], min_slots: int, limit_s: float
-    ) -> tuple[int, ...] | None:
-        """Serve one worker after another."""
-        done = self.serve(workers, min_slots, limit_s)
-        if done is None:
-            return None
-        self.take(done)
-        return tuple(handle.worker for handle in done)
-
-    def serve(
-        self, workers: tuple[int, ...], min_slots: int, limit_s: float
-    ) -> list[SerialHandle] | None:
-        """Let workers do what is under way; what one does takes as long as it takes.
-
-        Returns those that are done, until they are taken; None as `collect` does.
-        """
-        done: list[SerialHandle] = []
-        give_up_s = time.perf_counter() + limit_s
-        for worker in workers:
-            handle = self._handles[worker]
-            if self.under_way[worker] and min_slots > 0:
-                if done and time.perf_counter() >= give_up_s:
-                    return None
-                if handle.has_work:
-                    handle.serve()
-                if handle.has_replies:
-                    return None
-                done.append(handle)
-                min_slots -= handle.count
-        return done
-
-    def take(self, done: Sequence[SerialHandle]) -> None:
-        """What these have done is no longer under way."""
-        try:
-            for handle in done:
-                handle.take()
-                self.under_way[handle.worker] = 0
-        except BaseException:  # a signal's handler: all of it is taken, or nothing
-            with uninterrupted:
-                for handle in done:
-                    handle.take_back()
-                    self.under_way[handle.worker] = 1
-            raise
-
-    def request_of(self, worker: int) -> int:
-        """The identity of what this worker has under way."""
-        return self._handles[worker].last.request
-
-    def page_of(self, worker: int) -> int:
-        """Where what this worker has under way is put as well."""
-        return self._handles[worker].last.page
-
-    def can_resume(self, workers: tuple[int, ...]) -> bool:
-        """Whether nothing of it has been done."""
-        return all(self._handles[worker].has_work for worker in workers)
-
-    def resume(self, workers: tuple[int, ...]) -> bool:
-        """Nothing is done before somebody collects."""
-        if not self.can_resume(workers):
-            return False
-        for worker in workers:
-            self.under_way[worker] = 1
-        return True
-
-
-class SerialBackend:
+class SerialBackend(Backend[SerialHandle]):
     """Everything in the calling thread."""
 
-    def __init__(self, shared_memory: SharedMemory, num_workers: int) -> None:
-        self._shared_memory = shared_memory
-        self.fast_path = SerialFastPath(num_workers)
+    shares_memory, needs_pickle = True, False
+    can_interrupt = survives_crash = has_own_clock = False
 
     def launch(self, launch: Launch) -> SerialHandle:
         """Build the environments here and now."""
-        handle = SerialHandle(launch, self._shared_memory)
-        self.fast_path.add(handle)
+        handle = self.handles[launch.worker] = SerialHandle(launch, self.shared_memory)
         return handle
 
     def wait(
-        self, pending: Sequence[WorkerHandle], timeout_s: float | None, *, want_all: bool
+        self, pending: Sequence[SerialHandle], timeout_s: float | None, *, want_all: bool
     ) -> None:
-        """Serve one command of the first worker that has any."""
-        handles = [handle for handle in pending if isinstance(handle, SerialHandle)]
-        for handle in handles:
+        """Carry out one command of the first worker that has any."""
+        for handle in pending:
             if handle.has_work:
                 handle.serve()
                 return
 
-    def close(self) -> None:
-        """Holds nothing."""
+    def post(self, workers: tuple[int, ...], request: int, page: int) -> None:
+        """Keep the steps until this process collects them."""
+        try:
+            for worker in workers:
+                self.under_way[worker] = 1
+                self.handles[worker].post(Command(request, Op.STEP, page=page))
+        except BaseException:  # a signal handler raised: all of it is posted, or nothing
+            with uninterrupted:
+                for worker in workers:
+                    self.handles[worker].withdraw(request)
+                    self.under_way[worker] = 0
+            raise

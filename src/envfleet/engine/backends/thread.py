@@ -1,8 +1,8 @@
 """Workers as threads of this process: for environments that wait or release the GIL.
 
 A thread cannot be killed. One that hangs is abandoned instead: a worker holds its *gate* whenever
-it is not inside an environment, and abandoning takes the gate, so an abandoned thread that comes
-back finds itself out before it can write a row that is somebody else's by then.
+it is not inside an environment, and abandoning takes the gate. An abandoned thread that comes back
+ends at the gate, before it can write rows that belong to its successor by then.
 """
 
 from __future__ import annotations
@@ -11,12 +11,14 @@ import queue
 import sys
 import threading
 import traceback
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from envfleet.engine.backends.base import FastPath, Launch, RowBinding, SharedMemory, WorkerHandle
+from envfleet.engine.backends.base import Answer, Backend, Launch, RowBinding, SharedMemory
 from envfleet.engine.host import Guard
-from envfleet.engine.messages import Command, EnvFacts, EnvFailure, Op, Reply
+from envfleet.engine.messages import Command, EnvFacts, EnvFailure, Op, Reply, WorkerStatus
+from envfleet.engine.options import StartMethod
 from envfleet.engine.worker import BuildFailed, Worker
 
 
@@ -37,7 +39,9 @@ class ThreadHandle:
         self.start_failure: tuple[str, EnvFailure] | None = None
         self._launch, self._control, self._news = launch, shared_memory.control, news
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
-        self._done: queue.SimpleQueue[Reply | None] = queue.SimpleQueue()
+        self._done: deque[Reply | None] = deque()
+        self._status: Sequence[int] = shared_memory.control.status[launch.worker]
+        self.last = Command(0, Op.IDLE)
         self._gate = threading.Lock()
         self._is_abandoned = False
         self.is_dead = False
@@ -51,19 +55,26 @@ class ThreadHandle:
 
     def post(self, command: Command) -> None:
         """Hand it over."""
+        self.last = command
         self._commands.put(command)
 
-    @property
-    def has_answers(self) -> bool:
-        """Whether `take` has something."""
-        return not self._done.empty()
+    def peek(self) -> Answer:
+        """What `take` would find first."""
+        if not self._done:
+            return Answer.NONE
+        return Answer.PLAIN if self._done[0] is None else Answer.SPECIAL
 
     def take(self) -> list[Reply | None]:
-        """What has been served."""
-        done = []
-        while not self._done.empty():
-            done.append(self._done.get())
-        return done
+        """The answers to what has been carried out."""
+        return [self._done.popleft() for _ in range(len(self._done))]
+
+    def take_back(self) -> None:
+        """Undo a `take` that found one plain answer."""
+        self._done.appendleft(None)
+
+    def status(self) -> WorkerStatus:
+        """What the thread is doing."""
+        return WorkerStatus.of_word(self._status[1], is_alive=not self.is_dead)
 
     def exit_code(self) -> int | None:
         """Threads have none."""
@@ -81,6 +92,7 @@ class ThreadHandle:
         self._commands.put(Command(0, Op.IDLE))
         if self._thread is not threading.current_thread():
             self._thread.join(0.05)
+        self._status = (0, 0)
         self.__dict__.pop("_control", None)
 
     def _run(self) -> None:
@@ -116,7 +128,7 @@ class ThreadHandle:
         if command.op is Op.BIND:
             worker.bind(command.payload.control, command.payload.data)
             return True
-        self._done.put(worker.handle_here(command))
+        self._done.append(worker.handle_here(command))
         self._news.put(self)
         return command.op is not Op.CLOSE
 
@@ -136,30 +148,33 @@ class ThreadHandle:
         return outside
 
 
-class ThreadBackend:
+class ThreadBackend(Backend[ThreadHandle]):
     """Every worker a daemon thread; one queue brings news of all of them."""
 
-    def __init__(self, shared_memory: SharedMemory) -> None:
-        self._shared_memory = shared_memory
+    shares_memory, needs_pickle = True, False
+    can_interrupt, survives_crash, has_own_clock = True, False, True
+
+    def __init__(
+        self, shared_memory: SharedMemory, num_workers: int, start_method: StartMethod
+    ) -> None:
+        super().__init__(shared_memory, num_workers, start_method)
         self._news: queue.SimpleQueue[ThreadHandle] = queue.SimpleQueue()
-        self.fast_path: FastPath | None = None
 
     def launch(self, launch: Launch) -> ThreadHandle:
         """Start a thread that builds the environments."""
-        return ThreadHandle(launch, self._shared_memory, self._news)
+        handle = ThreadHandle(launch, self.shared_memory, self._news)
+        self.handles[launch.worker] = handle
+        return handle
 
     def wait(
-        self, pending: Sequence[WorkerHandle], timeout_s: float | None, *, want_all: bool
+        self, pending: Sequence[ThreadHandle], timeout_s: float | None, *, want_all: bool
     ) -> None:
         """Wait for news, and take in all there is."""
-        if any(isinstance(handle, ThreadHandle) and handle.has_answers for handle in pending):
-            timeout_s = 0.0  # a signal's handler raised when its news had been taken
+        if any(handle.peek() is not Answer.NONE for handle in pending):
+            timeout_s = 0.0  # a signal handler raised when its news had been taken
         try:
             self._news.get(timeout=timeout_s)
             while not self._news.empty():
                 self._news.get_nowait()
         except queue.Empty:
             return
-
-    def close(self) -> None:
-        """Holds nothing."""

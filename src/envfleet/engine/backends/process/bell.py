@@ -1,7 +1,8 @@
-"""How a worker is woken and how it says that it is done: a bell, which is a counter in the kernel.
+"""How a worker is woken and how it says that it is done: a bell, which counts how often it rang.
 
-The counter is the truth, and ringing and taking it order memory between the two sides. A word in
-shared memory may hint that a bell is about to ring, never replace it.
+The parent waits for many workers at once, so their bells for "done" are counters in the kernel
+with a descriptor that can be polled (`Bell`). A worker waits for nothing but commands, so its bell
+is a word in shared memory on which the kernel lets it sleep (`WordBell`): it needs no descriptor.
 """
 
 from __future__ import annotations
@@ -10,6 +11,11 @@ import errno
 import os
 from collections.abc import Callable
 from functools import partial
+
+import numpy as np
+
+from envfleet.engine.futex import wake
+from envfleet.engine.rows import wait_for_count
 
 HAS_EVENTFD = hasattr(os, "eventfd")
 
@@ -47,8 +53,34 @@ class Bell:
             if fd >= 0:
                 os.close(fd)
         self.fd = self.write_fd = -1
-        self.ring = _is_closed  # the other would write to whoever has that descriptor next
+        self.ring = _is_closed  # the other would write to the next file of that number
 
 
 def _is_closed() -> None:
     raise OSError(errno.EBADF, "this bell is closed")
+
+
+class WordBell:
+    """A bell whose count is the first of some words in shared memory, from 0 on.
+
+    The ringing side writes the new count into the word before it calls `ring`.
+    """
+
+    fd = write_fd = -1
+
+    def __init__(self, words: memoryview) -> None:
+        self._words, self._taken = np.frombuffer(words, np.uint64), 0
+
+    def ring(self) -> None:
+        """Wake the side that waits, if it sleeps."""
+        wake(self._words)
+
+    def take(self) -> int:
+        """Wait until the word has been counted up; returns by how much."""
+        now = wait_for_count(self._words, self._taken)
+        count, self._taken = now - self._taken, now
+        return count
+
+    def close(self) -> None:
+        """Let go of the memory."""
+        self.__dict__.pop("_words", None)

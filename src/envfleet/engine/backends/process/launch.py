@@ -1,9 +1,4 @@
-"""The main script in a worker that begins with a new interpreter: imported there, or told why not.
-
-multiprocessing imports it before a child runs anything of ours, and one that cannot be imported
-shows a traceback for each child and no reason to the parent. So workers do it themselves, in the
-same way, and send the reason.
-"""
+"""How the parent starts worker processes: environment variables, the fork server, signals."""
 
 from __future__ import annotations
 
@@ -12,37 +7,49 @@ import functools
 import json
 import multiprocessing
 import os
-import pickle
+import queue
+import signal
 import sys
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from multiprocessing import spawn
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from multiprocessing import forkserver, resource_tracker, spawn, util
 from typing import Any
 
-from envfleet.engine.backends.process.channel import WorkerChannel
-from envfleet.engine.backends.process.main import Descriptors, WorkerSpec, main
-from envfleet.engine.messages import EnvFailure
+from envfleet.engine.backends.process.main import GUARD_EXIT, THREAD_VARIABLES, Script
+from envfleet.engine.interrupts import uninterrupted
 
+_PRELOADED = "envfleet.engine.backends.process.preload"
+WORKER_NAME = "envfleet-worker-"
+_KEYS = ("init_main_from_name", "init_main_from_path")
 _BEFORE = "ENVFLEET_VARIABLES_BEFORE"
+
+
+_variables_lock = threading.RLock()
+"""Held while variables are changed: another thread would take them for what they were before."""
+# a copy of this process is made within, by a thread that it does not have
+os.register_at_fork(after_in_child=_variables_lock._at_fork_reinit)  # type: ignore[attr-defined]
 
 
 @contextlib.contextmanager
 def changed(changes: Mapping[str, str]) -> Iterator[None]:
-    """These variables, while processes are started within."""
-    before = {name: os.environ.get(name) for name in changes}
-    os.environ.update(changes)
-    try:
-        yield
-    finally:
-        _restore(before)
+    """Set these environment variables while processes are started within."""
+    with _variables_lock:
+        before = {name: os.environ.get(name) for name in changes}
+        os.environ.update(changes)
+        try:
+            yield
+        finally:
+            _restore(before)
 
 
 @contextlib.contextmanager
 def changed_at_start(changes: Mapping[str, str]) -> Iterator[None]:
-    """The same for a process that goes back to the ones before by `as_before`, once it is up."""
-    before = json.dumps({name: os.environ.get(name) for name in changes})
-    with changed({**changes, _BEFORE: before}):
-        yield
+    """The same for a process that puts them back by `as_before`, once it is up."""
+    with _variables_lock:
+        before = json.dumps({name: os.environ.get(name) for name in changes})
+        with changed({**changes, _BEFORE: before}):
+            yield
 
 
 def as_before() -> None:
@@ -59,22 +66,6 @@ def _restore(before: Mapping[str, str | None]) -> None:
             os.environ[name] = value
 
 
-GUARD_EXIT = 117
-"""Exit code of a worker that could not import the main script, or found it opening a fleet."""
-WORKER_NAME = "envfleet-worker-"
-_KEYS = ("init_main_from_name", "init_main_from_path")
-
-Script = dict[str, str]
-"""What multiprocessing would tell a child of the main script."""
-
-
-@dataclass(frozen=True, slots=True)
-class ScriptFailed:
-    """First and last message of a worker that could not import the main script."""
-
-    failure: EnvFailure
-
-
 def main_script() -> Script:
     """The script of this process, and from now on multiprocessing leaves it to our workers."""
     if not hasattr(spawn.get_preparation_data, "leaves_script_to"):
@@ -84,7 +75,7 @@ def main_script() -> Script:
 
 
 def _leaving_script(ordinary: Any) -> Any:
-    # by name, and for good: whoever else starts processes, in whatever thread, must not notice
+    # by name, and for good: other code that starts processes, in any thread, must not notice
     @functools.wraps(ordinary)
     def get_preparation_data(name: str) -> Any:
         data = ordinary(name)
@@ -97,19 +88,110 @@ def _leaving_script(ordinary: Any) -> Any:
     return get_preparation_data
 
 
-def begin(script: Script, spec: WorkerSpec, descriptors: Descriptors) -> None:
-    """Import the main script, then run the worker."""
-    process: Any = multiprocessing.current_process()
-    process._config["daemon"] = False  # what the script starts is refused for a better reason
-    process._inheriting = True
-    try:
-        spawn.prepare(script)
-    except BaseException as exc:
-        with contextlib.suppress(Exception):
-            sys.stdout.flush()
-        with contextlib.suppress(OSError):  # a parent that has gone does not ask
-            failed = ScriptFailed(EnvFailure.of(spec.first, "start-up", exc))
-            WorkerChannel(descriptors.fds["channel"]).send(pickle.dumps(failed))
+def refuse_unguarded_main() -> None:
+    """End this process if it is a worker that is still importing the main script."""
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
         os._exit(GUARD_EXIT)
-    del process._inheriting
-    main(spec, descriptors)
+
+
+@contextlib.contextmanager
+def started(process: Any, start_method: str) -> Iterator[None]:
+    """Start a process; its environment variables and Ctrl-C are as they were after the block."""
+    with _one_thread_each(), _interrupts_wait(start_method):
+        _from_a_lasting_thread(process.start)
+        yield
+
+
+def watch_end(process: Any, start_method: str) -> int:
+    """A descriptor that is readable when the process has ended.
+
+    It is the process's own sentinel, and the only descriptor that is left open for it. Of the two
+    pipes of multiprocessing one tells a child of its parent's end; our workers see to that
+    themselves. The other tells of the end of a child only when no process has inherited it; the
+    kernel's own descriptor is better, but for the fork server, which sends the exit code by it.
+    """
+    popen, close_fds, fd = process._popen, util.close_fds, -1  # type: ignore[attr-defined]
+    if not hasattr(os, "pidfd_open"):
+        return int(popen.sentinel)
+    if start_method != "forkserver":
+        with contextlib.suppress(ProcessLookupError):  # another thread has waited for it
+            fd = os.pidfd_open(process.pid)
+    kept = popen.sentinel if fd < 0 else fd
+    given_up = [one for one in popen.finalizer._args if one != kept]
+    popen.finalizer.cancel()
+    popen.sentinel, popen.finalizer = kept, util.Finalize(popen, close_fds, (kept,))
+    close_fds(*given_up)
+    return int(kept)
+
+
+def _one_thread_each() -> contextlib.AbstractContextManager[None]:
+    """Variables of a worker at its start: numpy's BLAS reads them once, when it is loaded."""
+    return changed({name: "1" for name in THREAD_VARIABLES if name not in os.environ})
+
+
+def _from_a_lasting_thread(start: Callable[[], None]) -> None:
+    """Start a process from a thread that ends no sooner than this process: workers die with it."""
+    if threading.current_thread() is threading.main_thread():
+        start()
+        return
+    with _launcher_lock:
+        if not _launchers or not _launchers[0].is_alive():
+            _launchers[:] = [_Launcher()]
+    _launchers[0].run_there(start)
+
+
+class _Launcher(threading.Thread):
+    """Does what it is given, one thing after another, until the process ends."""
+
+    def __init__(self) -> None:
+        super().__init__(name="envfleet-launcher", daemon=True)
+        self._work: queue.SimpleQueue[tuple[Callable[[], None], Future[None]]] = queue.SimpleQueue()
+        self.start()
+
+    def run_there(self, function: Callable[[], None]) -> None:
+        done: Future[None] = Future()
+        self._work.put((function, done))
+        done.result()
+
+    def run(self) -> None:
+        while True:
+            function, done = self._work.get()
+            try:
+                done.set_result(function())
+            except BaseException as exc:
+                done.set_exception(exc)
+
+
+_launcher_lock = threading.Lock()
+_launchers: list[_Launcher] = []
+
+
+@contextlib.contextmanager
+def _interrupts_wait(start_method: str) -> Iterator[None]:
+    """Hold Ctrl-C back while a process starts: a worker shall not see it before it ignores it."""
+    with (
+        uninterrupted
+    ):  # the mask is only this thread's, and a handler runs whichever thread is told
+        if start_method != "fork":  # started within, the tracker would open the mask again
+            resource_tracker.ensure_running()
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            if start_method == "forkserver":
+                _ensure_server()
+            yield
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _ensure_server() -> None:
+    """Start the fork server, if there is none yet, with the engine loaded in it."""
+    server: Any = forkserver._forkserver
+    asked = server._preload_modules
+    server._preload_modules = [*asked, _PRELOADED]
+    # it shall find this very engine, wherever this process has it from
+    paths = {"PYTHONPATH": os.pathsep.join(map(str, sys.path)), "PYTHONSAFEPATH": "1"}
+    try:
+        with changed_at_start(paths):
+            forkserver.ensure_running()
+    finally:
+        server._preload_modules = asked

@@ -28,14 +28,14 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from multiprocessing import forkserver, reduction
+from multiprocessing import forkserver, reduction, spawn
 from typing import Any, Literal
 
-import cloudpickle
 import numpy as np
 import numpy.typing as npt
 
-from envfleet.engine.backends.process.bell import Bell
+from envfleet.engine.backends.encoding import dumps, encode_reply
+from envfleet.engine.backends.process.bell import Bell, WordBell
 from envfleet.engine.backends.process.channel import WorkerChannel
 from envfleet.engine.host import Guard
 from envfleet.engine.memory import Control, ControlPlan, Data, Slab
@@ -55,24 +55,31 @@ PAGE_SHIFT = 8
 """Above these bits the ring flags are the page of a step."""
 STACK_SIGNAL = signal.SIGUSR1 if hasattr(signal, "SIGUSR1") else None
 SPIN_LIMIT_NS = 1_000_000
-"""Longer pauses are slept through: a spin costs a core, but a sleeper some 50 us to be woken, and
-at times it wakes on the core of another."""
+"""Longer pauses are slept through: spinning costs a core. But a sleeper takes some 50 us to wake,
+and at times it wakes on the core of another worker."""
 LATE_NS, ROUNDS_TO_SLEEP = 1_000_000, 64
-"""Whoever gives way and comes back this late to nothing new, and that again within so many rounds,
-shares its core with other work: it had better sleep for as many, because a sleeper is woken at once
-and a spinner waits for its turn. Once in a while it is the parent that thinks, as a learner does
-between rollouts."""
+"""A worker that yields its core and gets it back this late, with no new command, twice within so
+many rounds, shares the core with other work. It then sleeps for as many rounds, because a sleeper
+is woken at once and a spinner waits for its turn. Once in a while it is only the parent that takes
+its time, as a learner does between rollouts."""
 _OPS = tuple(Op)
-_PLAIN_TYPES = frozenset((bool, int, float, complex, str, bytes))
+_FILE = re.escape(os.path.basename(__file__))
 _PR_SET_PDEATHSIG = 1
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+
+
+GUARD_EXIT = 117
+"""Exit code of a worker that could not import the main script, or found it opening a fleet."""
+
+Script = dict[str, str]
+"""What multiprocessing would tell a child of the main script."""
 
 
 class Descriptors:
     """File descriptors that travel to a new process, however that process is started."""
 
     def __init__(self, **fds: int) -> None:
-        self.fds = fds
+        self.fds = {name: fd for name, fd in fds.items() if fd >= 0}
 
     def __getstate__(self) -> Any:
         # one name may share a descriptor with another, and each descriptor may be passed only once
@@ -114,9 +121,45 @@ class NotReady:
     failure: EnvFailure
 
 
+@dataclass(frozen=True, slots=True)
+class ScriptFailed:
+    """First and last message of a worker that could not import the main script."""
+
+    failure: EnvFailure
+
+
+def load_facts(blob: bytes) -> list[EnvFacts]:
+    """What `Ready` carries."""
+    facts: list[EnvFacts] = pickle.loads(blob)
+    return facts
+
+
+def begin(script: Script, spec: WorkerSpec, descriptors: Descriptors) -> None:
+    """Run a worker that starts with a new interpreter: import the main script first.
+
+    multiprocessing would import it before a child runs anything of ours, and one that cannot be
+    imported would print a traceback for each child and give the parent no reason. So workers import
+    it themselves, in the same way, and send the reason.
+    """
+    process: Any = multiprocessing.current_process()
+    process._config["daemon"] = False  # what the script starts is refused for a better reason
+    process._inheriting = True
+    try:
+        spawn.prepare(script)
+    except BaseException as exc:
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()
+        with contextlib.suppress(OSError):  # the parent may be gone
+            failed = ScriptFailed(EnvFailure.of(spec.first, "start-up", exc))
+            WorkerChannel(descriptors.fds["channel"]).send(pickle.dumps(failed))
+        os._exit(GUARD_EXIT)
+    del process._inheriting
+    main(spec, descriptors)
+
+
 def main(spec: WorkerSpec, descriptors: Descriptors) -> None:
     """Run one worker process until the parent says close or is gone."""
-    gc.freeze()  # what a fork inherits is not ours to collect, and looking at it would copy it
+    gc.freeze()  # looking at what a fork inherits would copy it
     _settle(spec, descriptors.fds["stack"])
     fds = descriptors.fds
     channel = WorkerChannel(fds["channel"])
@@ -128,7 +171,7 @@ def main(spec: WorkerSpec, descriptors: Descriptors) -> None:
         control = Control(spec.control, slab.map(0, spec.control.nbytes))
         status = control.status[spec.worker]
         worker = Worker(spec.first, env_fns, spec.autoreset, status, Guard())
-        ready = _dumps(Ready(_dumps(worker.facts())))
+        ready = dumps(Ready(dumps(worker.facts())))
     except BuildFailed as exc:
         _decline(channel, NotReady(doing, exc.failure))
         return
@@ -138,22 +181,24 @@ def main(spec: WorkerSpec, descriptors: Descriptors) -> None:
     try:
         channel.send(ready)
         offset, length, space_groups, page_plan = pickle.loads(channel.recv())
-    except (OSError, EOFError):  # Ctrl-C while it waited for us: the parent wants us no longer
+    except (OSError, EOFError):  # Ctrl-C while the parent waited: it has given this worker up
         return
     worker.bind(control, Data(space_groups, slab.map(offset, length), page_plan=page_plan))
     slab.close()
     gc.collect()
     gc.freeze()  # what start-up built is there to stay: later collections need not look at it
     with contextlib.suppress(OSError):
-        os.nice(1)  # where cores are few, who hands out work goes before those who wait for it
-    commands = Bell(fds["commands"], fds["commands_write"])
+        os.nice(1)  # where cores are few, the process that hands out work goes first
+    commands: Bell | WordBell = WordBell(control.status[spec.worker])
+    if "commands" in fds:
+        commands = Bell(fds["commands"], fds["commands_write"])
     done = Bell(fds["done_read"], fds["done"])
     _serve(spec, worker, control, channel, commands, done)
 
 
 def _decline(channel: WorkerChannel, why: NotReady) -> None:
-    with contextlib.suppress(OSError):  # a parent that has gone does not ask
-        channel.send(_dumps(why))
+    with contextlib.suppress(OSError):  # the parent may be gone
+        channel.send(dumps(why))
 
 
 def _serve(
@@ -161,7 +206,7 @@ def _serve(
     worker: Worker,
     control: Control,
     channel: WorkerChannel,
-    commands: Bell,
+    commands: Bell | WordBell,
     done: Bell,
 ) -> None:
     ring, status = control.rings[spec.worker], control.status[spec.worker]
@@ -220,7 +265,7 @@ def _handled(
     return worker.handle(command)
 
 
-def _waiter(status: memoryview, commands: Bell, may_spin: bool) -> Callable[[int], int]:
+def _waiter(status: memoryview, commands: Bell | WordBell, may_spin: bool) -> Callable[[int], int]:
     """How to wait for commands: spin first, if the parent's last pause was short."""
     clock, give_way = time.perf_counter_ns, getattr(os, "sched_yield", None)
     if not may_spin or give_way is None:
@@ -235,7 +280,6 @@ def _waiter(status: memoryview, commands: Bell, may_spin: bool) -> Callable[[int
             rounds_to_sleep -= 1
         elif last_pause <= SPIN_LIMIT_NS:
             give_up = started + SPIN_LIMIT_NS
-            # the hint only shortens the wait; the bell below is what says that a command is there
             while status[0] == served and now < give_up:
                 give_way()
                 before, now = now, clock()
@@ -249,138 +293,6 @@ def _waiter(status: memoryview, commands: Bell, may_spin: bool) -> Callable[[int
         return count
 
     return wait
-
-
-def encode_reply(reply: Reply) -> bytes:
-    """Pickle a reply; what cannot travel is replaced by what it looked like.
-
-    Of a slot whose answer cannot travel at all it is told that it failed: nothing that an
-    environment says can end its worker.
-    """
-    try:
-        has_values = reply.infos or reply.final_infos or reply.spills or reply.values
-        if has_values and not (_always_travels(reply.infos) and _always_travels(reply.final_infos)):
-            reply = _readable(reply)
-        return _dumps(reply)
-    except BaseException:
-        pass
-    try:
-        return _dumps(_readable(reply))
-    except BaseException as exc:
-        return _dumps(_unanswered(reply, exc))
-
-
-def _unanswered(reply: Reply, exc: BaseException) -> Reply:
-    """What is left of a reply that cannot travel: who has failed, and who has failed by that."""
-    said = (reply.infos, reply.final_infos, reply.spills, reply.final_spills, reply.values)
-    failed = {failure.slot for failure in reply.failures}
-    slots = sorted({slot for by_slot in said for slot in by_slot} - failed)
-    failures = [EnvFailure.of(slot, "sending an answer", exc) for slot in slots]
-    return Reply(failures=[*reply.failures, *failures], schemas=reply.schemas)
-
-
-def _readable(reply: Reply) -> Reply:
-    failures = list(reply.failures)
-    kept: dict[str, dict[int, Any]] = {}
-    for name, doing in (
-        ("values", "sending a result"),
-        ("spills", "sending an observation"),
-        ("final_spills", "sending an observation"),
-    ):
-        kept[name] = {}
-        for slot, value in getattr(reply, name).items():
-            problem = _why_it_cannot_travel(value)
-            if problem is None:
-                kept[name][slot] = value
-            else:
-                failures.append(EnvFailure.of(slot, doing, problem))
-    return Reply(
-        failures=failures,
-        infos={slot: _readable_items(info) for slot, info in reply.infos.items()},
-        final_infos={slot: _readable_items(info) for slot, info in reply.final_infos.items()},
-        schemas=reply.schemas,
-        values=kept["values"],
-        spills=kept["spills"],
-        final_spills=kept["final_spills"],
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class Unpicklable:
-    """Stands in an info for a value that could not travel between processes."""
-
-    type_name: str
-    text: str
-
-
-def _readable_items(info: dict[Any, Any]) -> dict[Any, Any]:
-    """An info of which everything can travel, or stands for what cannot."""
-    if _always_travels(info):
-        return info
-    return {_readable_item(key): _readable_item(item) for key, item in info.items()}
-
-
-def _readable_item(value: Any) -> Any:
-    try:
-        return _readable_value(value)
-    except RecursionError:  # it nests too deep, or in itself
-        return _stand_in(value)
-
-
-def _readable_value(value: Any) -> Any:
-    if _always_travels(value) or _why_it_cannot_travel(value) is None:
-        return value
-    if isinstance(value, dict):
-        return {_readable_value(key): _readable_value(item) for key, item in value.items()}
-    return _stand_in(value)
-
-
-def _stand_in(value: Any) -> Unpicklable:
-    try:
-        text = repr(value)[:500]
-    except BaseException as exc:
-        text = f"<its repr raises {type(exc).__name__}>"
-    return Unpicklable(type(value).__name__, text)
-
-
-def _always_travels(value: Any) -> bool:
-    try:
-        return _is_plain(value)
-    except RecursionError:
-        return False
-
-
-def _is_plain(value: Any) -> bool:
-    """Whether a value is made of what always travels, so that nobody has to try."""
-    if type(value) is dict:
-        return all(_is_plain(key) and _is_plain(item) for key, item in value.items())
-    if type(value) in (list, tuple):
-        return all(map(_is_plain, value))
-    if type(value) is np.ndarray:
-        return bool(value.dtype.kind != "O")
-    return value is None or isinstance(value, np.generic) or type(value) in _PLAIN_TYPES
-
-
-def _why_it_cannot_travel(value: Any) -> BaseException | None:
-    try:
-        pickle.loads(_dumps(value))
-    except BaseException as exc:
-        return exc
-    return None
-
-
-def _dumps(value: Any) -> bytes:
-    try:
-        return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
-    except BaseException:  # classes of __main__, closures
-        blob: bytes = cloudpickle.dumps(value)
-        return blob
-
-
-def load_facts(blob: bytes) -> list[EnvFacts]:
-    """What `Ready` carries."""
-    facts: list[EnvFacts] = pickle.loads(blob)
-    return facts
 
 
 def _settle(spec: WorkerSpec, stack_fd: int) -> None:
@@ -409,7 +321,25 @@ def _settle(spec: WorkerSpec, stack_fd: int) -> None:
     # there is no such service a thread watches, but not a hang in native code or a stopped process.
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    threading.Thread(target=_end_with, args=(spec.parent_pid,), daemon=True).start()
+    parent_fd = _parent_fd(spec.parent_pid)
+    threading.Thread(target=_end_with, args=(spec.parent_pid, parent_fd), daemon=True).start()
+
+
+def _parent_fd(pid: int) -> int | None:
+    """A descriptor that is readable when the parent has ended, where there are such descriptors."""
+    if not hasattr(os, "pidfd_open"):
+        return None
+    try:
+        fd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        os._exit(1)
+    except OSError:
+        return None
+    # the parent keeps no pipe for multiprocessing to tell us of its end
+    parent: Any = multiprocessing.parent_process()
+    if parent is not None:
+        parent._sentinel = fd
+    return fd
 
 
 def _let_server_end() -> None:
@@ -422,24 +352,17 @@ def _let_server_end() -> None:
 
 def without_watcher(dump: str) -> str:
     """What faulthandler wrote, less the thread that only waits for the end of the parent."""
-    frame = re.compile(rf'worker\.py", line \d+ in {_end_with.__name__}$', re.MULTILINE)
+    frame = re.compile(rf'{_FILE}", line \d+ in {_end_with.__name__}$', re.MULTILINE)
     threads = dump.split("\n\n")
     return "\n\n".join(thread for thread in threads if not frame.search(thread))
 
 
-def _end_with(pid: int) -> None:
-    if hasattr(os, "pidfd_open"):
-        try:
-            fd = os.pidfd_open(pid)
-        except ProcessLookupError:
-            os._exit(1)
-        except OSError:
-            pass
-        else:
-            poll = select.poll()
-            poll.register(fd, select.POLLIN)
-            poll.poll()
-            os._exit(1)
+def _end_with(pid: int, fd: int | None) -> None:
+    if fd is not None:
+        poll = select.poll()
+        poll.register(fd, select.POLLIN)
+        poll.poll()
+        os._exit(1)
     while True:
         try:
             os.kill(pid, 0)

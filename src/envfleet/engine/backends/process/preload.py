@@ -1,7 +1,7 @@
 """What a fork server loads before it forks workers: importing it is the whole of its work.
 
-Workers then begin with the engine in memory. The server was started with Ctrl-C held back, because
-one that came before it ignores it would end it; its children, whoever asked for them, hear again.
+Workers then begin with the engine in memory. The server is started with Ctrl-C blocked, because one
+that came before the server ignores it would end the server. Its children unblock it again.
 """
 
 from __future__ import annotations
@@ -11,10 +11,8 @@ import signal
 
 import numpy as np
 
-from envfleet.engine.backends.process.launch import (
-    as_before,
-    begin,  # noqa: F401  what workers would import one by one
-)
+from envfleet.engine.backends.process.launch import as_before
+from envfleet.engine.backends.process.main import begin  # noqa: F401  it imports the engine
 from envfleet.engine.rng import has_usual_stream
 
 __all__: list[str] = []
