@@ -22,6 +22,7 @@ from envfleet.engine import snapshot as snapshots
 from envfleet.engine.detached_copy import detached_copy
 from envfleet.engine.host_rows import HostRows
 from envfleet.engine.infos import Info, SchemaRegistry
+from envfleet.engine.interrupts import is_from_handler
 from envfleet.engine.memory import Control, Data
 from envfleet.engine.messages import EnvFacts, EnvFailure, Op, Reply, read_reset, status_word
 from envfleet.engine.options import PLAIN_RESET, Autoreset, EnvFn, ResetPlan
@@ -42,10 +43,12 @@ class Guard:
     passes: tuple[type[BaseException], ...] = ()
     """Not raised by an environment: Ctrl-C in this thread, the end of a worker. All other
     exceptions are failures of the environment that was called."""
+    has_handlers: bool = False
+    """Handlers of signals run in this thread, and what they raise is not the environment's."""
 
     def let_pass(self, exc: BaseException) -> None:
         """Raise `exc` again if no environment raised it."""
-        if isinstance(exc, self.passes):
+        if isinstance(exc, self.passes) or (self.has_handlers and is_from_handler(exc)):
             raise exc
 
     def around(self, env: Any) -> Any:
@@ -211,9 +214,16 @@ class EnvHost(HostRows):
         self._mark(rows, [], rows)
         return self._take_reply()
 
-    def queue(self, slots: Sequence[int], plans: Sequence[ResetPlan]) -> Reply | None:
-        """Keep a plan for each slot's next autoreset that has none yet, in order."""
+    def queue(self, slots: Sequence[int], plans: Sequence[ResetPlan | None]) -> Reply | None:
+        """Keep a plan for each slot's next autoreset that has none yet, in order.
+
+        None takes back the plan that came last.
+        """
         for slot, plan in zip(slots, plans, strict=True):
+            if plan is None:  # the last one is taken back
+                row = slot - self.first
+                self._set_queue(row, tuple(self._queues[row])[:-1])
+                continue
             self._queues.setdefault(slot - self.first, deque()).append(plan.detached())
             self._ready[slot - self.first] = 0
         return None
@@ -244,7 +254,7 @@ class EnvHost(HostRows):
     def _come_back(self, row: int, order: ReturnOrder) -> None:
         self._ready[row] = 0
         if isinstance(order, snapshots.Snapshot):
-            self._queues[row] = deque(order.queued)  # these hold whether or not it comes back
+            self._set_queue(row, order.queued)  # these hold whether or not it comes back
             self._return_to(row, order, Op.RESUME.phrase)
             return
         plan, spill, has_ended = order
@@ -347,7 +357,7 @@ class EnvHost(HostRows):
         self._restart_plans.pop(row, None)
         if wanted.lineage.pending is not None:
             self._restart_plans[row] = wanted.lineage.pending
-        self._queues[row] = deque(wanted.queued)
+        self._set_queue(row, wanted.queued)
 
     def _drive(self, row: int, replay: snapshots.Replay, wanted: snapshots.Snapshot) -> None:
         """Replay an episode in a new environment; it must end where the old one was."""
@@ -440,6 +450,11 @@ class EnvHost(HostRows):
         if spill is not None:
             self._spill(row, spill)
 
+    def _set_queue(self, row: int, plans: Sequence[ResetPlan]) -> None:
+        self._queues.pop(row, None)
+        if plans:
+            self._queues[row] = deque(plans)
+
     def _next_plan(self, row: int) -> ResetPlan:
         if row in self._restart_plans:
             return self._restart_plans[row]
@@ -451,6 +466,8 @@ class EnvHost(HostRows):
 
     def _keep_start(self, row: int) -> None:
         """Keep the generator state of the coming episode in memory that outlives this process."""
+        if self._autoreset == "same_step":
+            self._marks[1][row] = 1  # as in `_put_final`, which C does itself
         if self._ready[row]:
             self._rng[row][:] = self._start_of[row]
         else:

@@ -81,6 +81,8 @@ class HostRows:
         It is copied: an environment that reuses its arrays and its dict overwrites them next.
         """
         slot, spill = self.first + row, self._write_final[row](obs)
+        # the parent knows of the end even if this worker is lost in the same step
+        self._marks[1][row] = 1
         if spill is not None:
             self._reply.final_spills[slot] = spill
         if not info:

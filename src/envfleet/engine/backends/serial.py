@@ -40,7 +40,7 @@ class SerialHandle:
                 launch.env_fns,
                 launch.autoreset,
                 status,
-                Guard(passes=(KeyboardInterrupt,)),
+                Guard(passes=(KeyboardInterrupt,), has_handlers=True),
             )
         except BuildFailed as exc:
             self.start_failure = ("build", exc.failure)
