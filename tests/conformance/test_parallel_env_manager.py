@@ -333,6 +333,44 @@ class TestMisuse:
             assert manager.remotes[1].recv()[1] == 1.0
 
 
+class TestInterrupts:
+    @pytest.fixture
+    def alarm(self):
+        def ring(*_):
+            raise InterruptedError("ring")
+
+        before = signal.signal(signal.SIGALRM, ring)
+        yield lambda: signal.setitimer(signal.ITIMER_REAL, 0.2)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+    def test_after_a_step_that_was_interrupted_all_can_go_on(self, alarm):
+        with make_parallel_env(Slow, 1, 2, num_processes=2) as manager:
+            manager.reset()
+            alarm()
+            with pytest.raises(InterruptedError, match="ring"):
+                manager.step([1, 1])
+            assert len(manager.step([0, 0])) == 2
+            assert len(manager.reset()) == 2
+
+    def test_an_answer_whose_recv_was_interrupted_still_comes(self, alarm):
+        with make_parallel_env(Slow, 1, 2, num_processes=2) as manager:
+            manager.reset()
+            manager.send([1, 0])
+            alarm()
+            with pytest.raises(InterruptedError, match="ring"):
+                manager.remotes[0].recv()
+            assert manager.remotes[0].recv()[1] == 1.0
+            assert manager.remotes[1].recv()[1] == 1.0
+
+    def test_after_a_step_of_which_a_part_failed_all_can_go_on(self):
+        with make_parallel_env(Slow, 1, 2, num_processes=2, on_failure="raise") as manager:
+            manager.reset()
+            with pytest.raises(EnvFailed, match="broken"):
+                manager.step([0, -1])
+            assert len(manager.reset()) == 2
+
+
 class TestDeadlines:
     def test_a_hanging_environment_is_stopped(self):
         with make_parallel_env(

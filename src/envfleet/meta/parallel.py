@@ -219,13 +219,13 @@ class ParallelEnvManager:
         """Start a trial in these workers (None: all), side by side, and wait for all of them."""
         workers = self._named(workers)
         self.send_reset(tasks, workers, seeds=seeds, options=options)
-        return self.recv(workers=workers)
+        return self._recv_or_drop(workers)
 
     def step(self, actions: Any, workers: Sequence[int] | None = None) -> Batch:
         """Step these workers (None: all), side by side; `actions` has one row for each."""
         workers = self._named(workers)
         self.send(actions, workers)
-        return self.recv(workers=workers)
+        return self._recv_or_drop(workers)
 
     def send_reset(
         self,
@@ -361,9 +361,7 @@ class ParallelEnvManager:
             try:
                 return self._fleet.recv(min_workers, timeout_s, self._slots(workers))
             except (NothingSent, ResetNeeded):  # a handler of a signal, or a failure, took answers
-                self._fleet.drop(workers)
-                for worker in workers:
-                    del self._requests[worker]
+                self._drop(workers)
                 raise
             except EnvfleetError as error:
                 failed = getattr(error, "slots", None) or [getattr(error, "slot", None)]
@@ -374,6 +372,19 @@ class ParallelEnvManager:
                         self._requests[worker].answer = error
                 if not failed or set(failed) & {*workers, None}:
                     raise
+
+    def _recv_or_drop(self, workers: list[int]) -> Batch:
+        try:
+            return self.recv(workers=workers)
+        except BaseException:
+            self._drop(workers)  # the rows of the others have no caller left
+            raise
+
+    def _drop(self, workers: list[int]) -> None:
+        if not self._fleet.is_closed:
+            self._fleet.drop(self._slots(workers))
+        for worker in workers:
+            self._requests.pop(worker, None)
 
     def _asked(self, worker: int) -> _Request:
         request = self._requests.get(worker)
