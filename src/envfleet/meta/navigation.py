@@ -27,8 +27,6 @@ class PointRules:
     draw_task: Callable[[np.random.Generator], npt.ArrayLike]
     start: tuple[tuple[float, float], tuple[float, float]]
     """The corners of the square that episodes start in."""
-    goal_radius: float | None
-    """The reward is 1 within it, else 0; None rewards by minus the distance."""
     is_task_wind: bool = False
     """The task is a push at every step, and the goal is (0, 1); else the task is the goal."""
     numbered: Callable[[int, int], npt.ArrayLike] | None = None
@@ -48,12 +46,11 @@ def _original_wind(seed: int, number: int) -> npt.ArrayLike:
 
 
 POINT_RULES = {
-    "PointRobot": PointRules(partial(draw_uniform, -1.0, 1.0, 2), ((-1.0, -1.0), (1.0, 1.0)), None),
-    "PointRobotSparse": PointRules(_on_half_circle, ((-1.5, -0.5), (1.5, 1.5)), 0.2),
+    "PointRobot": PointRules(partial(draw_uniform, -1.0, 1.0, 2), ((-1.0, -1.0), (1.0, 1.0))),
+    "PointRobotSparse": PointRules(_on_half_circle, ((-1.5, -0.5), (1.5, 1.5))),
     "Wind": PointRules(
         partial(draw_uniform, -0.08, 0.08, 2),
         ((0.0, 0.0), (0.0, 0.0)),
-        0.03,
         is_task_wind=True,
         numbered=_original_wind,
     ),
@@ -61,14 +58,13 @@ POINT_RULES = {
 
 
 class PointEnv(TaskEnv):
-    """A point in the plane that is moved by up to 0.1 in x and y."""
+    """A point in the plane that is moved by up to 0.1 in x and y, rewarded by its distance."""
 
     metadata = {"render_modes": []}  # noqa: RUF012 - Gymnasium's name and kind
 
-    def __init__(self, rules: str, *, goal_radius: float | None = None, **task_args: Any) -> None:
+    def __init__(self, rules: str, **task_args: Any) -> None:
         """`rules` is a key of `POINT_RULES`; `task_args` are those of `TaskList`."""
         self.rules = POINT_RULES[rules]
-        self.goal_radius = self.rules.goal_radius if goal_radius is None else goal_radius
         draw, numbered = self.rules.draw_task, self.rules.numbered
         self.use_tasks(TaskList(draw, numbered=numbered, **task_args))
         self.observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float32)
@@ -84,12 +80,10 @@ class PointEnv(TaskEnv):
         """Move by the action, and by the wind."""
         move = np.clip(np.asarray(action, np.float64), -MAX_MOVE, MAX_MOVE)
         self.state = self.state + move + (self.task if self.rules.is_task_wind else 0.0)
-        reward = -self._distance() if self.goal_radius is None else float(self.is_goal_state())
-        return self.state.astype(np.float32), reward, False, False, {}
+        return self.state.astype(np.float32), self._reward(), False, False, {}
 
-    def is_goal_state(self) -> bool:
-        """Whether the point is within the radius; never, if rewards are distances."""
-        return self.goal_radius is not None and self._distance() <= self.goal_radius
+    def _reward(self) -> float:
+        return -self._distance()
 
     def _distance(self) -> float:
         return float(np.linalg.norm(self.state - self.goal))
@@ -97,6 +91,22 @@ class PointEnv(TaskEnv):
     def _begin(self) -> npt.NDArray[np.float32]:
         self.state = self.np_random.uniform(*self.rules.start)
         return self.state.astype(np.float32)
+
+
+class SparsePointEnv(PointEnv):
+    """The same, rewarded within a radius of the goal only."""
+
+    def __init__(self, rules: str, *, goal_radius: float, **task_args: Any) -> None:
+        """`rules` is a key of `POINT_RULES`; `task_args` are those of `TaskList`."""
+        super().__init__(rules, **task_args)
+        self.goal_radius = goal_radius
+
+    def is_goal_state(self) -> bool:
+        """Whether the point is within the radius."""
+        return self._distance() <= self.goal_radius
+
+    def _reward(self) -> float:
+        return float(self.is_goal_state())
 
 
 class GridNavi(TaskEnv):

@@ -15,8 +15,16 @@ _ROOM = "envfleet.meta"
 # id without its version: entry point, time limit, keyword arguments
 ENVIRONMENTS: dict[str, tuple[str, int, dict[str, Any]]] = {
     "PointRobot": ("navigation:PointEnv", 60, {"rules": "PointRobot"}),
-    "PointRobotSparse": ("navigation:PointEnv", 60, {"rules": "PointRobotSparse"}),
-    "Wind": ("navigation:PointEnv", 75, {"rules": "Wind", "task_seed": 1337}),
+    "PointRobotSparse": (
+        "navigation:SparsePointEnv",
+        60,
+        {"rules": "PointRobotSparse", "goal_radius": 0.2},
+    ),
+    "Wind": (
+        "navigation:SparsePointEnv",
+        75,
+        {"rules": "Wind", "goal_radius": 0.03, "task_seed": 1337},
+    ),
     "GridNavi": ("navigation:GridNavi", 15, {}),
     "HalfCheetahVel": ("locomotion:HalfCheetahVel", 200, {}),
     "HalfCheetahDir": ("locomotion:HalfCheetahDir", 200, {}),

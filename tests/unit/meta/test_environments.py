@@ -5,6 +5,7 @@ import pickle
 import gymnasium
 import numpy as np
 import pytest
+from gymnasium.utils.env_checker import check_env
 
 import envfleet.meta  # registers the environments
 from envfleet.errors import ConfigError
@@ -394,6 +395,12 @@ class TestTasks:
         action = env.action_space.sample()
         assert copy.step(action)[1] == env.step(action)[1]
         assert (copy.tasks[2] == env.tasks[2]).all()
+
+
+@pytest.mark.parametrize("name", ENVIRONMENTS)
+@pytest.mark.filterwarnings("ignore::UserWarning")  # advice on spaces
+def test_gymnasium_s_checker_has_no_objection(name):
+    check_env(gymnasium.make(f"{name}-v0").unwrapped, skip_render_check=True)
 
 
 def test_importing_the_package_registers_everything():

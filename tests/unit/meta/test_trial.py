@@ -99,8 +99,7 @@ def test_equals_a_loop_driven_by_hand(name, task, episodes, oracle):
         if row[5] is not None:
             assert (info["start_state"] == row[5]).all()
             assert not env.done_mdp
-        if not name.startswith("AntDir"):
-            assert info["is_goal_state"] == env.unwrapped.is_goal_state()
+        assert ("is_goal_state" in info) == (name == "Wind-v0")
     assert terminated or truncated
     assert env.step_count_bamdp == len(expected)
     assert env.episode_count == episodes
@@ -131,6 +130,14 @@ def test_any_way_to_take_a_task_works(env_class, by_option):
     assert [seed for seed, _ in env.unwrapped.resets[1:]] == [None] * (
         len(env.unwrapped.resets) - 1
     )
+
+
+def test_the_goal_is_told_by_an_info_and_ends_nothing():
+    env = make_env("GridNavi-v0", 1)
+    env.reset(task=[0, 2])
+    told = [env.step(action)[2:] for action in (1, 1, 0, 1)]
+    assert [info["is_goal_state"] for *_, info in told] == [False, True, True, False]
+    assert not any(terminated or truncated for terminated, truncated, _ in told)
 
 
 def test_other_options_reach_every_episode():
