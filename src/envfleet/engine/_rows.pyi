@@ -8,6 +8,5 @@ from envfleet.engine.rows_python import note_ends as note_ends
 from envfleet.engine.rows_python import post_steps as post_steps
 from envfleet.engine.rows_python import put_rows as put_rows
 from envfleet.engine.rows_python import step_rows as step_rows
-from envfleet.engine.rows_python import take_rewards as take_rewards
 
 keep_pcg64: KeepPcg64

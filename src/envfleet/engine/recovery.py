@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from envfleet.engine.backends.base import FastPath, WorkerHandle
+from envfleet.engine.backends.base import WorkerHandle
 from envfleet.engine.batch import BatchReader
 from envfleet.engine.episodes import Episodes, FailureEvent
 from envfleet.engine.host import SlotState
@@ -300,16 +300,16 @@ class Recovery:
         self._next_check_s = now_s + self.check_s
         return True
 
-    def is_any_silent(self, fast_path: FastPath, now_s: float) -> bool:
-        """Whether a worker on the lane has stood at one place for too long; its books will say."""
+    def is_any_silent(self, now_s: float) -> bool:
+        """Whether a worker has stood at one place of a plain step for too long."""
         if now_s < self._next_look_s:
             return False
         self._next_look_s = now_s + self.check_s
         self._note_look(now_s)
         silences = [
-            self._silence_of(worker, fast_path.request_of(worker), now_s)
-            for worker, state in enumerate(fast_path.under_way)
-            if state
+            self._silence_of(worker, self._inflight.steps.request_of(worker), now_s)
+            for worker, is_plain in enumerate(self._inflight.plain)
+            if is_plain
         ]
         is_any = any(self._is_too_long(one, now_s) for one in silences)
         if is_any:
@@ -415,6 +415,7 @@ class Recovery:
                 self._workers.replace(
                     loss.worker, in_process=loss.falls_back, absent=self.blocked.keys()
                 )
+                self._inflight.steps = self._workers.fast_path
                 break
             except EnvfleetError as exc:
                 if loss.falls_back:

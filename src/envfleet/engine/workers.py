@@ -132,11 +132,6 @@ class Workers:
             self._joint = JointFastPath(self._backend, self._local, self._here)
         return self._joint
 
-    @property
-    def are_all_up(self) -> bool:
-        """Whether no worker is being replaced."""
-        return not self._launched_s
-
     def check_payload(self, payload: Any, what: str) -> None:
         """Refuse what could not reach a worker, before anything is under way."""
         if self._backend is not None and self._backend.needs_pickle:
