@@ -10,7 +10,15 @@ from gymnasium.utils.env_checker import data_equivalence
 
 from envfleet.engine.backends.base import backend_named
 from envfleet.engine.messages import EnvFacts
-from envfleet.engine.options import Deadlines, ResetPlan, check_count
+from envfleet.engine.options import (
+    Autoreset,
+    Deadlines,
+    OnFailure,
+    ResetPlan,
+    StartMethod,
+    check_count,
+    one_of,
+)
 from envfleet.engine.slots import SlotSet
 from envfleet.errors import ConfigError, EnvfleetError
 
@@ -76,6 +84,13 @@ def check_page(page: object, pages: npt.NDArray[np.generic] | None) -> None:
     if pages is None or not is_number or not 1 <= page <= len(pages):  # type: ignore[operator]
         have = "none" if pages is None else f"1 to {len(pages)}"
         raise ConfigError(f"there is no page {page!r}: this fleet has {have}")
+
+
+def check_choices(start_method: str, autoreset: str, on_failure: str) -> None:
+    """Refuse words that are none of the choices."""
+    one_of("start_method", start_method, StartMethod)
+    one_of("autoreset", autoreset, Autoreset)
+    one_of("on_failure", on_failure, OnFailure)
 
 
 def check_plan(

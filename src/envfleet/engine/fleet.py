@@ -10,7 +10,6 @@ results out of them. Only one thread may use a fleet at a time.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 import warnings
@@ -27,7 +26,7 @@ from envfleet.engine.backends.process.launch import refuse_unguarded_main
 from envfleet.engine.batch import Batch, BatchReader
 from envfleet.engine.episodes import Episodes
 from envfleet.engine.incident import Incident
-from envfleet.engine.inflight import Inflight, Pending
+from envfleet.engine.inflight import Inflight
 from envfleet.engine.interrupts import uninterrupted
 from envfleet.engine.memory import PagePlan
 from envfleet.engine.messages import EnvFacts, Op
@@ -41,9 +40,8 @@ from envfleet.engine.options import (
     StartMethod,
     check_count,
     check_seconds,
-    one_of,
 )
-from envfleet.engine.receiver import Receiver, results
+from envfleet.engine.receiver import Receiver
 from envfleet.engine.recovery import Recovery
 from envfleet.engine.slots import Slots, SlotSet, SlotSets
 from envfleet.engine.snapshot import Snapshot
@@ -52,10 +50,7 @@ from envfleet.errors import (
     ConfigError,
     EnvfleetError,
     FleetClosed,
-    NothingSent,
-    ResetNeeded,
     SnapshotError,
-    StillInFlight,
 )
 
 _NO_STATE = "has no state of single slots to be taken or put back"
@@ -98,9 +93,7 @@ class Fleet:
                 worker processes step the others; it counts as one of the workers.
         """
         refuse_unguarded_main()
-        one_of("start_method", start_method, StartMethod)
-        one_of("autoreset", autoreset, Autoreset)
-        one_of("on_failure", on_failure, OnFailure)
+        checks.check_choices(start_method, autoreset, on_failure)
         checks.check_plan(len(env_fns), num_workers, num_here, backend, deadlines)
         self.num_slots, self.autoreset = len(env_fns), autoreset
         self._poison, self._can_resume = poison, on_failure == "resume"
@@ -142,7 +135,6 @@ class Fleet:
         self._action_writer = ActionWriter(workers, None if is_native else self._action_log)
         self._is_closed, self._why_closed = False, "this fleet is closed; open a new one"
         _fleets.add(self)
-        self._wait_s = self._copy_s = 0.0
         self._last_timings: dict[str, float] = {}
         self.incidents: list[Incident] = self._episodes.incidents
         """Every failure so far, oldest first."""
@@ -180,13 +172,8 @@ class Fleet:
         """Seconds so far: workers in hosts and waiting, this process waiting and copying."""
         if self.is_closed:
             return self._last_timings
-        words = self._workers.control.status
-        return {
-            "env_s": sum(word[2] for word in words) / 1e9,
-            "worker_wait_s": sum(word[3] for word in words) / 1e9,
-            "wait_s": self._wait_s,
-            "copy_s": self._copy_s,
-        }
+        mine = {"wait_s": self._receiver.wait_s, "copy_s": self._receiver.copy_s}
+        return self._workers.timings | mine
 
     def observations(self) -> Any:
         """What every slot observed last, batched."""
@@ -232,7 +219,7 @@ class Fleet:
             and inflight.is_free(workers)
         )
         if not is_plain:
-            self._check_sendable(slot_set)
+            self._receiver.check_sendable(slot_set)
         before = action_log.now
         try:
             spills = self._action_writer.put(slot_set, actions)
@@ -250,7 +237,7 @@ class Fleet:
             if not inflight.is_posted(slot_set):
                 action_log.take_out(before)  # no worker was asked to do that
             raise
-        self._copy_s += time.perf_counter() - started_s
+        self._receiver.copy_s += time.perf_counter() - started_s
 
     def step(self, actions: Any, *, page: int = 0) -> Batch:
         """`send` to all slots and `recv` from all of them."""
@@ -285,65 +272,34 @@ class Fleet:
             raise FleetClosed(self._why_closed)
         called_s = time.perf_counter()
         slot_set = None if slots is None else self._slot_sets.find(slots)
-        recovery, noted_before = self._recovery, self._receiver.num_noted
-        limit_s = recovery.check_s
+        receiver, silences = self._receiver, self._recovery.silences
+        noted_before = receiver.num_noted
+        limit_s = silences.check_s
         if timeout_s is not None and timeout_s < limit_s:
             limit_s = timeout_s
         is_patient = slot_set is None and min_slots is None
         try:
             collected = None
             # a slot that hangs must not go unnoticed because others are done
-            if is_patient or not recovery.is_any_silent(time.monotonic()):
+            if is_patient or not silences.is_any_too_long(time.monotonic()):
                 collected = self._inflight.collect(
                     slot_set, min_slots, limit_s, has_pages=self._has_pages
                 )
             now_s = time.perf_counter()
-            self._wait_s += now_s - called_s
+            receiver.wait_s += now_s - called_s
             if collected is not None:
                 found, page = collected
                 batch = self._batch_reader.batch(found.slots, found.rows, page)
                 if batch.has_events or self._episodes.has_ended:
-                    self._receiver.note_events(batch, found.rows)
-                self._copy_s += time.perf_counter() - now_s
+                    receiver.note_events(batch, found.rows)
+                receiver.copy_s += time.perf_counter() - now_s
                 return batch
-            recovery.note_wait(now_s - called_s, limit_s, time.monotonic())
+            silences.note_wait(now_s - called_s, limit_s, time.monotonic())
         except BaseException:
             if not self._is_closed:
-                taken = slot_set or self._slot_sets.everything
-                self._receiver.note_taken(taken, noted_before)
+                receiver.note_taken(slot_set or self._slot_sets.everything, noted_before)
             raise
-        return self._recv_special(slot_set, min_slots, timeout_s, called_s)
-
-    def _recv_special(
-        self,
-        slot_set: SlotSet | None,
-        min_slots: int | None = None,
-        timeout_s: float | None = None,
-        called_s: float = 0.0,
-    ) -> Batch:
-        """`recv` of what is not, or no longer, a plain step."""
-        started_s = time.perf_counter()
-        self._receiver.wait_for(slot_set, min_slots, timeout_s, called_s or started_s)
-        now_s = time.perf_counter()
-        self._wait_s += now_s - started_s
-        if slot_set is not None:
-            self._check_sent(slot_set)
-        with uninterrupted:
-            slots, rows = self._receiver.take_ready(slot_set)
-            batch = self._batch_reader.batch(slots, rows)
-            if batch.has_events or self._episodes.has_ended:
-                self._receiver.note_events(batch, rows)
-        self._copy_s += time.perf_counter() - now_s
-        return batch
-
-    def _check_sent(self, slot_set: SlotSet) -> None:
-        """Refuse to wait for slots that have nothing in flight and nothing ready."""
-        inflight, slots = self._inflight, slot_set.slots.tolist()
-        ready = inflight.unreceived()
-        missing = [slot for slot in slots if slot not in ready and not inflight.in_flight[slot]]
-        if missing:
-            self._check_sendable(self._slot_sets.find(missing))
-            raise NothingSent(f"recv cannot wait for slots {missing}: send them first")
+        return receiver.receive(slot_set, min_slots, timeout_s, called_s)
 
     def drop(self, slots: Sequence[int] | None = None) -> None:
         """What these slots (None: all) have in flight or ready is not going to be received."""
@@ -364,7 +320,7 @@ class Fleet:
         self._receiver.wait_out(slot_set.slots.tolist())
         try:
             self._post_reset(slot_set, plans)
-            return self._recv_special(slot_set)
+            return self._receiver.receive(slot_set)
         except BaseException:
             self.drop(slots)  # the rows of the other slots have no call left to go to
             raise
@@ -378,7 +334,7 @@ class Fleet:
         `send`, the slots must have nothing in flight; what was dropped is waited for first.
         """
         slot_set = self._checked_reset(plans, slots)
-        self._check_idle(slot_set)
+        self._receiver.check_idle(slot_set)
         self._post_reset(slot_set, plans)
 
     def _checked_reset(
@@ -392,12 +348,11 @@ class Fleet:
         return slot_set
 
     def _post_reset(self, slot_set: SlotSet, plans: Sequence[ResetPlan]) -> None:
-        slots = slot_set.slots
         with uninterrupted:
             if self._can_resume:
-                known = slots[self._episodes.has_history[slots]]
+                known = slot_set.slots[self._episodes.has_history[slot_set.slots]]
                 self._batch_reader.keep_obs(known, known)
-            self._batch_reader.forget(slots.tolist())
+            self._batch_reader.forget(slot_set.slots.tolist())
             self._inflight.post(slot_set, Op.RESET, plans)
 
     def queue_reset(self, plans: Sequence[ResetPlan], slots: Sequence[int] | None = None) -> None:
@@ -410,30 +365,7 @@ class Fleet:
         slot_set = self._named(slots, plans, "reset plans")
         checks.check_scalar(self._together, slot_set, "resets itself; nothing can be queued")
         self._workers.check_payload(list(plans), "an option for reset")
-        group: list[Pending] = []
-
-        def post() -> list[Pending]:
-            group.extend(self._inflight.post(slot_set, Op.QUEUE, plans))
-            return group
-
-        try:
-            results(self._receiver.ask(post))
-        except EnvfleetError:
-            self._unqueue(group)
-            raise
-
-    def _unqueue(self, group: list[Pending]) -> None:
-        """Some slots could not be given their plans: take back those that the others have."""
-        while not all(pending.is_done for pending in group):
-            with contextlib.suppress(EnvfleetError):  # the first of them is on its way
-                self._receiver.advance(None, want_all=True)
-        with uninterrupted:
-            for pending in group:
-                has_failed = pending.error or (pending.reply and pending.reply.failures)
-                if pending.part is not None and not has_failed:
-                    self._episodes.unqueue(pending.slots)
-                    none = [None] * len(pending.slots)
-                    self._inflight.post_part(Op.QUEUE, pending.part, none, pending.slots)
+        self._receiver.ask_for_all(slot_set, plans)
 
     # ---- calls and states -----------------------------------------------------------------------
 
@@ -467,8 +399,7 @@ class Fleet:
     def _ask_each(self, slots: Sequence[int] | None, op: Op, payload: Any, what: str) -> list[Any]:
         slot_set = self._named(slots)
         self._workers.check_payload(payload, what)
-        post = self._inflight.post_shared
-        values = results(self._receiver.ask(lambda: post(slot_set, op, payload)))
+        values = self._receiver.ask_alike(slot_set, op, payload)
         return [values[slot] for slot in slot_set.slots.tolist()]
 
     def set_attr(
@@ -479,14 +410,14 @@ class Fleet:
         checks.check_whole(self._together, slot_set, "set attributes of")
         self._workers.check_payload(list(values), f"a value for {name!r}")
         payload = [(name, value) for value in values]
-        self._ask(slot_set, Op.SET, payload)
+        self._receiver.ask(slot_set, Op.SET, payload)
 
     def snapshot(self, slots: Sequence[int] | None = None) -> tuple[Snapshot, ...]:
         """The state of these slots, which must not be in flight."""
         slot_set = self._named(slots)
         checks.check_scalar(self._together, slot_set, _NO_STATE, SnapshotError)
-        self._check_sendable(slot_set)
-        values = self._ask(slot_set, Op.SNAPSHOT)
+        self._receiver.check_sendable(slot_set)
+        values = self._receiver.ask(slot_set, Op.SNAPSHOT)
         snapshots = []
         for slot in slot_set.slots.tolist():
             taken, state, queued = values[slot]
@@ -506,60 +437,21 @@ class Fleet:
         self._workers.check_payload(list(snapshots), "a snapshot")
         self._receiver.wait_out(slot_set.slots.tolist())
         self._batch_reader.forget(slot_set.slots.tolist())
-        self._ask(slot_set, Op.RESTORE, snapshots)
+        self._receiver.ask(slot_set, Op.RESTORE, snapshots)
 
-    def _named(
-        self,
-        slots: Sequence[int] | Slots | None,
-        items: Sequence[Any] | None = None,
-        what: str = "",
-    ) -> SlotSet:
+    def _named(self, slots: Any, items: Sequence[Any] | None = None, what: str = "") -> SlotSet:
         self._check_open()
         self._inflight.enter()
         slot_set = self._slot_sets.find(slots)
-        if items is not None and len(items) != len(slot_set.slots):
-            raise ConfigError(
-                f"{len(slot_set.slots)} slots need {len(slot_set.slots)} {what}, got {len(items)}"
-            )
+        num_slots = len(slot_set.slots)
+        if items is not None and len(items) != num_slots:
+            raise ConfigError(f"{num_slots} slots need {num_slots} {what}, got {len(items)}")
         checks.check_blocked(self._recovery.blocked, slot_set)
         return slot_set
-
-    def _ask(
-        self, slot_set: SlotSet, op: Op, payload: Sequence[Any] | None = None
-    ) -> dict[int, Any]:
-        """Ask the workers of these slots, wait, and raise what went wrong; the values by slot."""
-        return results(self._receiver.ask(lambda: self._inflight.post(slot_set, op, payload)))
-
-    # ---- order ----------------------------------------------------------------------------------
 
     def _check_open(self) -> None:
         if self._is_closed:
             raise FleetClosed(self._why_closed)
-
-    def _check_sendable(self, slot_set: SlotSet) -> None:
-        checks.check_whole(self._together, slot_set, "step")
-        self._inflight.enter()
-        checks.check_blocked(self._recovery.blocked, slot_set)
-        self._check_idle(slot_set)
-        episodes = self._episodes
-        if episodes.num_needing_reset:
-            idle = slot_set.slots[episodes.needs_reset[slot_set.slots]].tolist()
-            if idle:
-                raise ResetNeeded(f"slots {idle} have no running episode; call reset first")
-
-    def _check_idle(self, slot_set: SlotSet) -> None:
-        """Refuse slots that have something in flight; what was dropped is waited for."""
-        inflight = self._inflight
-        if inflight.num_in_flight or inflight.num_ready:
-            busy = inflight.busy(slot_set)
-            if busy and not inflight.is_awaited(busy):  # the rest of a step that was dropped
-                self._receiver.wait_out(busy)
-                busy = inflight.busy(slot_set)
-            if busy:
-                raise StillInFlight(
-                    f"slots {busy} have been sent and not yet received; call recv before sending "
-                    "again"
-                )
 
     def close(self) -> None:
         """Close environments, end workers, give everything back. Idempotent and bounded in time."""
@@ -594,7 +486,7 @@ class Fleet:
 
 
 _fleets: weakref.WeakSet[Fleet] = weakref.WeakSet()
-"""All that this process has opened and somebody still holds."""
+"""All that this process has opened and that are still referred to."""
 
 
 def _leave_all_to_parent() -> None:

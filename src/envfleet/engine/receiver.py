@@ -6,8 +6,9 @@ goes through here.
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,16 +16,17 @@ import numpy.typing as npt
 
 from envfleet.engine.backends.base import WorkerHandle
 from envfleet.engine.batch import Batch, BatchReader, any_set
+from envfleet.engine.checks import check_blocked, check_whole, together_of
 from envfleet.engine.episodes import Episodes
 from envfleet.engine.host import SlotState
 from envfleet.engine.inflight import MOVES, Inflight, Pending
 from envfleet.engine.interrupts import uninterrupted
 from envfleet.engine.messages import Op, Reply
-from envfleet.engine.options import Autoreset
+from envfleet.engine.options import Autoreset, ResetPlan
 from envfleet.engine.recovery import Recovery, env_failed
 from envfleet.engine.slots import Slots, SlotSet, SlotSets, is_enough
 from envfleet.engine.workers import Workers
-from envfleet.errors import EnvfleetError, NothingSent
+from envfleet.errors import EnvfleetError, NothingSent, ResetNeeded, StillInFlight
 
 Flags = npt.NDArray[np.bool_]
 
@@ -47,7 +49,10 @@ class Receiver:
         self._workers, self._inflight, self._slot_sets = workers, inflight, slot_sets
         self._episodes, self._batch_reader, self._recovery = episodes, batch_reader, recovery
         self._autoreset, self._poison = autoreset, poison
+        self._together = together_of(workers.facts)
         self._is_native = all(facts.native for facts in workers.facts)
+        self.wait_s = self.copy_s = 0.0
+        """How long this process has waited for workers, and copied actions and rows."""
         self.num_noted = 0
         """How often ends and beginnings were noted that must be noted once."""
 
@@ -56,17 +61,18 @@ class Receiver:
     def advance(self, timeout_s: float | None, *, want_all: bool) -> None:
         """Wait for news of the workers that owe something, take it in, and see to failures."""
         recovery, handles = self._recovery, self._workers.handles
+        silences = recovery.silences
         outstanding = self._inflight.outstanding
         busy = [handles[worker] for worker, owed in enumerate(outstanding) if owed]
         if recovery.coming:
             busy = [handle for handle in busy if handle.worker not in recovery.coming]
             want_all = False  # some have answers to give, and others come up
-        limit_s = recovery.check_s if timeout_s is None else min(recovery.check_s, timeout_s)
+        limit_s = silences.check_s if timeout_s is None else min(silences.check_s, timeout_s)
         started_s = time.monotonic()
         self._workers.wait(busy, limit_s, want_all=want_all)
         now_s = time.monotonic()
-        recovery.note_wait(now_s - started_s, limit_s, now_s)
-        is_check_due = recovery.is_check_due(now_s)
+        silences.note_wait(now_s - started_s, limit_s, now_s)
+        is_check_due = silences.is_check_due(now_s)
         if is_check_due:  # a worker that has answered is not silent: take in what was left out
             self._workers.wait(busy, 0.0, want_all=False)
         with uninterrupted:
@@ -79,7 +85,27 @@ class Receiver:
         if recovery.errors:
             _raise_first(recovery.errors)
 
-    def wait_for(
+    def receive(
+        self,
+        slot_set: SlotSet | None,
+        min_slots: int | None = None,
+        timeout_s: float | None = None,
+        called_s: float = 0.0,
+    ) -> Batch:
+        """`Fleet.recv` of what is not, or no longer, plain steps."""
+        started_s = time.perf_counter()
+        self._wait_for(slot_set, min_slots, timeout_s, called_s)
+        now_s = time.perf_counter()
+        self.wait_s += now_s - started_s
+        with uninterrupted:
+            slots, rows = self._take_ready(slot_set)
+            batch = self._batch_reader.batch(slots, rows)
+            if batch.has_events or self._episodes.has_ended:
+                self.note_events(batch, rows)
+        self.copy_s += time.perf_counter() - now_s
+        return batch
+
+    def _wait_for(
         self,
         slot_set: SlotSet | None,
         min_slots: int | None,
@@ -102,7 +128,46 @@ class Receiver:
             self.advance(left_s, want_all=min_slots is None and chosen is None)
             now_s = time.perf_counter()
 
-    def ask(self, post: Callable[[], list[Pending]]) -> list[Pending]:
+    # ---- asking ---------------------------------------------------------------------------------
+
+    def ask(
+        self, slot_set: SlotSet, op: Op, payload: Sequence[Any] | None = None
+    ) -> dict[int, Any]:
+        """Ask the workers of these slots and wait; `payload` has one item per slot.
+
+        Returns values by slot, or raises what went wrong.
+        """
+        return _results(self._ask(lambda: self._inflight.post(slot_set, op, payload)))
+
+    def ask_alike(self, slot_set: SlotSet, op: Op, payload: Any) -> dict[int, Any]:
+        """`ask`, with one payload for all."""
+        return _results(self._ask(lambda: self._inflight.post_shared(slot_set, op, payload)))
+
+    def ask_for_all(self, slot_set: SlotSet, plans: Sequence[ResetPlan]) -> None:
+        """Give each of these slots its plan for the next autoreset, or none of them."""
+        group: list[Pending] = []
+
+        def post() -> list[Pending]:
+            group.extend(self._inflight.post(slot_set, Op.QUEUE, plans))
+            return group
+
+        try:
+            _results(self._ask(post))
+        except EnvfleetError:
+            while not all(pending.is_done for pending in group):
+                with contextlib.suppress(EnvfleetError):  # the first of them is on its way
+                    self.advance(None, want_all=True)
+            with uninterrupted:
+                for pending in group:
+                    has_failed = pending.error or (pending.reply and pending.reply.failures)
+                    if pending.part is not None and not has_failed:
+                        slots = pending.slots
+                        self._episodes.unqueue(slots)
+                        none = [None] * len(slots)
+                        self._inflight.post_part(Op.QUEUE, pending.part, none, slots)
+            raise
+
+    def _ask(self, post: Callable[[], list[Pending]]) -> list[Pending]:
         """Post a group of commands and wait until each has its answer, or will have none."""
         group: list[Pending] = []
         try:
@@ -115,6 +180,34 @@ class Receiver:
                 pending.unwanted |= set(pending.slots)
             raise
         return group
+
+    # ---- what can be asked now ------------------------------------------------------------------
+
+    def check_sendable(self, slot_set: SlotSet) -> None:
+        """Refuse a step of slots that are lost, or have something in flight, or need a reset."""
+        check_whole(self._together, slot_set, "step")
+        self._inflight.enter()
+        check_blocked(self._recovery.blocked, slot_set)
+        self.check_idle(slot_set)
+        episodes = self._episodes
+        if episodes.num_needing_reset:
+            idle = slot_set.slots[episodes.needs_reset[slot_set.slots]].tolist()
+            if idle:
+                raise ResetNeeded(f"slots {idle} have no running episode; call reset first")
+
+    def check_idle(self, slot_set: SlotSet) -> None:
+        """Refuse slots that have something in flight; what was dropped is waited for."""
+        inflight = self._inflight
+        if inflight.num_in_flight or inflight.num_ready:
+            busy = inflight.busy(slot_set)
+            if busy and not inflight.is_awaited(busy):  # the rest of a step that was dropped
+                self.wait_out(busy)
+                busy = inflight.busy(slot_set)
+            if busy:
+                raise StillInFlight(
+                    f"slots {busy} have been sent and not yet received; call recv before sending "
+                    "again"
+                )
 
     def drop(self, slots: set[int]) -> None:
         """What these slots have in flight or ready is not going to be received."""
@@ -215,7 +308,7 @@ class Receiver:
 
     # ---- what is handed out ---------------------------------------------------------------------
 
-    def take_ready(self, slot_set: SlotSet | None) -> tuple[Slots, slice | Slots]:
+    def _take_ready(self, slot_set: SlotSet | None) -> tuple[Slots, slice | Slots]:
         """Take out what these slots (None: all) have ready, also if it was sent with others."""
         inflight = self._inflight
         if slot_set is None:
@@ -223,6 +316,10 @@ class Receiver:
         if inflight.take_ready_parts(slot_set.parts):
             return slot_set.slots, slot_set.rows
         ready, slots = inflight.unreceived(), slot_set.slots.tolist()
+        missing = [slot for slot in slots if slot not in ready and not inflight.in_flight[slot]]
+        if missing:
+            self.check_sendable(self._slot_sets.find(missing))
+            raise NothingSent(f"recv cannot wait for slots {missing}: send them first")
         here = [slot for slot in slots if slot in ready]
         for pending in inflight.take_ready_of(set(here)):
             rest = [slot for slot in pending.slots if slot not in here]
@@ -289,7 +386,7 @@ class Receiver:
                 self._episodes.set_needs_reset(slots[ended], True)
 
 
-def results(group: list[Pending]) -> dict[int, Any]:
+def _results(group: list[Pending]) -> dict[int, Any]:
     """Raise what went wrong with these commands; the values by slot."""
     values: dict[int, Any] = {}
     for pending in group:
