@@ -261,7 +261,7 @@ class Recovery:
     def on_death(self, handle: WorkerHandle) -> None:
         """A worker ended without being asked to."""
         owed = list(self._inflight.outstanding[handle.worker])
-        op, slot, _ = handle.status()
+        op, slot, *_ = handle.status()
         if op is Op.IDLE and owed:
             op = owed[0].command.op
         is_known = slot is not None
@@ -334,7 +334,7 @@ class Recovery:
 
     def _check_silence(self, handle: WorkerHandle, oldest: Pending, now_s: float) -> None:
         silence = self._silence_of(handle.worker, oldest.command.request, now_s)
-        op, slot, _ = silence.status
+        op, slot, *_ = silence.status
         if op is Op.IDLE:
             op = oldest.command.op
         is_known = slot is not None

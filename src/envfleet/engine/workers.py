@@ -276,7 +276,7 @@ class Workers:
         known = self._backend_of(handle.worker).death_at_start(handle)
         if known is not None:
             return known
-        exit_code, (op, slot, _) = handle.exit_code(), handle.status()
+        exit_code, (op, slot, *_) = handle.exit_code(), handle.status()
         doing = "start-up" if slot is None else f"{op.phrase} of slot {slot}"
         # a fleet restarts what it has had, not what never came up
         return WorkerDied(
