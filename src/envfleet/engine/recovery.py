@@ -200,7 +200,8 @@ class Recovery:
 
     def _rebuild(self, pending: Pending | None, slot: int) -> None:
         """A new environment for one slot, which is then asked again what the old one was asked."""
-        part, order = self._slot_sets.part_of([slot]), None
+        part = self._slot_sets.part_of([slot])
+        order: Snapshot | tuple[ResetPlan, Any, bool]
         self._batch_reader.mend_rows([slot])  # its last observation may be what could not be sent
         if self._resumes:
             try:
