@@ -301,7 +301,7 @@ class Fleet:
             raise
         return receiver.receive(slot_set, min_slots, timeout_s, called_s)
 
-    def drop(self, slots: Sequence[int] | None = None) -> None:
+    def drop(self, slots: Sequence[int] | Slots | None = None) -> None:
         """What these slots (None: all) have in flight or ready is not going to be received."""
         self._check_open()
         self._receiver.drop(set(self._slot_sets.find(slots).slots.tolist()))

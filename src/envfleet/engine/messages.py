@@ -112,7 +112,7 @@ class WorkerStatus(NamedTuple):
     slot: int | None
     """None between slots, or if it is not known."""
     is_alive: bool = True
-    count: int = 0
+    action: int = 0
     """In a replay, the number of the action."""
 
     @classmethod
