@@ -18,6 +18,7 @@ from gymnasium import spaces
 import envfleet
 from envfleet import errors
 from envfleet.engine import Deadlines, Fleet, ResetPlan, RestartPolicy
+from envfleet.engine.backends.process import handle
 from envfleet.engine.backends.process.backend import ProcessBackend
 from envfleet.testing import (
     AnySpace,
@@ -1524,20 +1525,20 @@ def test_what_lives_here_is_rebuilt_here():
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_a_successor_that_is_gone_before_it_is_watched_is_one_more_loss(method, monkeypatch):
     """A fork server reaps its children at once, so there may be no process left to watch."""
-    open_process = os.pidfd_open
+    watch_end = handle.watch_end
     gone: list[int] = []
 
-    def open_late(pid, *flags):
+    def watch_late(process, start_method):
         if not gone:
-            gone.append(pid)
-            kill_and_wait(pid)
-            while method == "forkserver" and psutil.pid_exists(pid):
+            gone.append(process.pid)
+            kill_and_wait(process.pid)
+            while method == "forkserver" and psutil.pid_exists(process.pid):
                 time.sleep(0.001)
-        return open_process(pid, *flags)
+        return watch_end(process, start_method)
 
     with opened([Resident] * 2, num_workers=2, start_method=method, on_failure="restart") as envs:
         envs.reset(seed=0)
-        monkeypatch.setattr(os, "pidfd_open", open_late)
+        monkeypatch.setattr(handle, "watch_end", watch_late)
         os.kill(envs.fleet.worker_pids()[0], signal.SIGKILL)
         envs.step(zeros(2))
         envs.step(zeros(2))

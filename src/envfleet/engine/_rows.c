@@ -599,6 +599,75 @@ copy_rows(PyObject *Py_UNUSED(module), PyObject *args)
                          special ? Py_True : Py_False);
 }
 
+/* One row of an array, in memory of its own. */
+static PyObject *
+copied_row(PyArrayObject *column, npy_intp row)
+{
+    PyArray_Descr *descr = PyArray_DESCR(column);
+    Py_INCREF(descr);
+    PyObject *copy = PyArray_NewFromDescr(&PyArray_Type, descr, PyArray_NDIM(column) - 1,
+                                          PyArray_DIMS(column) + 1, NULL, NULL, 0, NULL);
+    if (copy != NULL) {
+        npy_intp size = row_nbytes(column);
+        memcpy(PyArray_DATA((PyArrayObject *)copy), PyArray_BYTES(column) + row * size,
+               (size_t)size);
+    }
+    return copy;
+}
+
+static PyObject *
+take_ended(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    PyArrayObject *finals, *terminated, *truncated;
+    Py_ssize_t first;
+    if (!PyArg_ParseTuple(args, "O!O!O!n", &PyArray_Type, &finals, &PyArray_Type, &terminated,
+                          &PyArray_Type, &truncated, &first) ||
+        !is_array(terminated, NPY_BOOL, 1, 0)) {
+        return NULL;
+    }
+    npy_intp count = PyArray_DIM(terminated, 0);
+    if (!is_array(truncated, NPY_BOOL, 1, count)) {
+        return NULL;
+    }
+    if (!PyArray_ISCARRAY(finals) || PyArray_NDIM(finals) < 2 ||
+        PyDataType_REFCHK(PyArray_DESCR(finals))) {
+        PyErr_SetString(PyExc_TypeError, "rows must be contiguous arrays of bytes");
+        return NULL;
+    }
+    if (first < 0 || first + count > PyArray_DIM(finals, 0)) {
+        return PyErr_Format(PyExc_IndexError, "rows %zd:%zd are not within 0:%zd", first,
+                            (Py_ssize_t)(first + count), (Py_ssize_t)PyArray_DIM(finals, 0));
+    }
+    const npy_bool *ends = PyArray_DATA(terminated), *cuts = PyArray_DATA(truncated);
+    npy_intp dims[1] = {count};
+    PyObject *ended = PyArray_SimpleNew(1, dims, NPY_BOOL);
+    PyObject *positions = PyList_New(0), *rows = PyList_New(0);
+    if (ended == NULL || positions == NULL || rows == NULL) {
+        goto failed;
+    }
+    npy_bool *is_end = PyArray_DATA((PyArrayObject *)ended);
+    for (npy_intp i = 0; i < count; i++) {
+        is_end[i] = ends[i] | cuts[i];
+        if (!is_end[i]) {
+            continue;
+        }
+        PyObject *position = PyLong_FromSsize_t(i), *row = copied_row(finals, first + i);
+        int is_kept = position != NULL && row != NULL && PyList_Append(positions, position) == 0 &&
+                      PyList_Append(rows, row) == 0;
+        Py_XDECREF(position);
+        Py_XDECREF(row);
+        if (!is_kept) {
+            goto failed;
+        }
+    }
+    return Py_BuildValue("(NNN)", ended, positions, rows);
+failed:
+    Py_XDECREF(ended);
+    Py_XDECREF(positions);
+    Py_XDECREF(rows);
+    return NULL;
+}
+
 /* From [item, row] to [row, item]; the columns are read side by side, a few at a time. */
 #define TURN(type)                                                                              \
     for (npy_intp c = 0; c < width; c += 4) {                                                   \
@@ -1034,6 +1103,7 @@ static PyMethodDef methods[] = {
     {"step_rows", step_rows, METH_VARARGS, NULL},
     {"keep_pcg64", keep_pcg64, METH_VARARGS, NULL},
     {"copy_rows", copy_rows, METH_VARARGS, NULL},
+    {"take_ended", take_ended, METH_VARARGS, NULL},
     {"put_rows", put_rows, METH_VARARGS, NULL},
     {"note_ends", note_ends, METH_VARARGS, NULL},
     {"common_number", common_number, METH_VARARGS, NULL},

@@ -4,8 +4,8 @@
     caller ◄── recv(): Batch ───────── rows, infos, incidents ◄── reply ──── workers
 
 `inflight` records what is under way, `receiver` takes in answers, `episodes` remembers what was
-done to each slot, `recovery` handles failures. `actions` writes actions into rows, `batch` reads
-results out of them. Only one thread may use a fleet at a time.
+done to each slot, `recovery` handles failures. `actions` writes actions into rows, `batch_reader`
+reads results out of them. Only one thread may use a fleet at a time.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ import numpy.typing as npt
 from envfleet.engine import checks
 from envfleet.engine.actions import ActionWriter
 from envfleet.engine.backends.process.launch import refuse_unguarded_main
-from envfleet.engine.batch import Batch, BatchReader
+from envfleet.engine.batch import Batch
+from envfleet.engine.batch_reader import BatchReader
 from envfleet.engine.episodes import Episodes
 from envfleet.engine.incident import Incident
 from envfleet.engine.inflight import Inflight

@@ -15,7 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from envfleet.engine.backends.base import WorkerHandle
-from envfleet.engine.batch import Batch, BatchReader, any_set
+from envfleet.engine.batch import Batch, any_set
+from envfleet.engine.batch_reader import BatchReader
 from envfleet.engine.checks import check_blocked, check_whole, together_of
 from envfleet.engine.episodes import Episodes
 from envfleet.engine.host import SlotState

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from envfleet.engine.backends.base import WorkerHandle
-from envfleet.engine.batch import BatchReader
+from envfleet.engine.batch_reader import BatchReader
 from envfleet.engine.episodes import Episodes, FailureEvent
 from envfleet.engine.host import ReturnOrder, SlotState
 from envfleet.engine.incident import Incident

@@ -24,6 +24,7 @@ __all__ = [
     "post_steps",
     "put_rows",
     "step_rows",
+    "take_ended",
     "wait_for_count",
 ]
 
@@ -43,6 +44,7 @@ try:
         post_steps,
         put_rows,
         step_rows,
+        take_ended,
         wait_for_count,
     )
 except ImportError:
@@ -54,6 +56,7 @@ except ImportError:
         post_steps,
         put_rows,
         step_rows,
+        take_ended,
         wait_for_count,
     )
 

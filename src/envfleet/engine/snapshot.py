@@ -378,6 +378,15 @@ def begin(
     return ResetPlan(replay.seed, replay.options).apply(wrap(env.reset))
 
 
+def does_not_repeat(slot: int) -> SnapshotError:
+    """The error of a replay that led elsewhere."""
+    return SnapshotError(
+        f"the environment of slot {slot} does not repeat itself: after the same reset and the same "
+        "actions it observes something else. Let it draw everything random from its np_random, or "
+        "give it the methods get_state and set_state"
+    )
+
+
 def _own_methods(inner: Any) -> tuple[str, str] | None:
     for take_name, put_name in _OWN_METHODS:
         if callable(getattr(inner, take_name, None)) and callable(getattr(inner, put_name, None)):

@@ -316,7 +316,7 @@ TRAINING = YES_OR_NO | {
 }
 PLAYING = {"--config-name", "--mode", "--seed"}
 OPTIONS = {
-    "train": TRAINING | {"--resume", "--live-verdict"},
+    "train": TRAINING | {"--resume", "--live-verdict", "--trust"},
     "eval": {"--episodes", "--n-envs", "--seed", "--video"},
     "bench": MEASURING
     | {"--speedup", "--num-workers", "--autoreset", "--contenders", "--baseline"},

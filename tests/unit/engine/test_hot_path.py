@@ -157,18 +157,18 @@ class Lazy(gymnasium.Env):
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
-        self.reset = self.later_reset
+        self.reset = self.later_reset  # type: ignore[method-assign]
         return np.zeros(1, np.float32), {}
 
     def later_reset(self, *, seed=None, options=None):
         return np.ones(1, np.float32), {}
 
     def step(self, action):
-        self.step = self.second
+        self.step = self.second  # type: ignore[method-assign]
         return np.zeros(1, np.float32), 1.0, False, False, {}
 
     def second(self, action):
-        self.step = self.third
+        self.step = self.third  # type: ignore[method-assign]
         return np.zeros(1, np.float32), 2.0, True, False, {}
 
     def third(self, action):
@@ -200,7 +200,7 @@ def test_a_method_that_a_native_environment_replaces_is_replaced():
             super().__init__([Counter] * count)
 
         def reset(self, **arguments):
-            self.step = self.first_step
+            self.step = self.first_step  # type: ignore[method-assign]
             return super().reset(**arguments)
 
         def first_step(self, actions):

@@ -3,6 +3,7 @@
 import enum
 import struct
 from contextlib import closing
+from typing import Any
 
 import numpy as np
 import pytest
@@ -402,7 +403,7 @@ class SaysTwo(Counter):
 @pytest.mark.parametrize("backend", ["serial", "process"])
 def test_environments_on_both_sides_of_a_native_one_keep_their_own_infos(backend):
     """One worker has them all, in several hosts."""
-    env_fns = [SaysOne, lambda: VectorCounter([9]), SaysTwo]
+    env_fns: list[Any] = [SaysOne, lambda: VectorCounter((9,)), SaysTwo]
     with closing(Fleet(env_fns, backend=backend, num_workers=1)) as fleet:
         first = fleet.reset([ResetPlan(seed) for seed in range(3)]).each_info
         zeros = [facts.action_space.sample() for facts in fleet.facts]
