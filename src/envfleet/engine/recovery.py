@@ -20,7 +20,7 @@ from typing import Any
 from envfleet.engine.backends.base import WorkerHandle
 from envfleet.engine.batch_reader import BatchReader
 from envfleet.engine.episodes import Episodes, FailureEvent
-from envfleet.engine.host import SlotState
+from envfleet.engine.host import ReturnOrder, SlotState
 from envfleet.engine.incident import Incident
 from envfleet.engine.inflight import MOVES, Inflight, Pending
 from envfleet.engine.messages import EnvFailure, Op
@@ -200,8 +200,8 @@ class Recovery:
 
     def _rebuild(self, pending: Pending | None, slot: int) -> None:
         """A new environment for one slot, which is then asked again what the old one was asked."""
+        order: ReturnOrder
         part = self._slot_sets.part_of([slot])
-        order: Snapshot | tuple[ResetPlan, Any, bool]
         self._batch_reader.mend_rows([slot])  # its last observation may be what could not be sent
         if self._resumes:
             try:
