@@ -257,7 +257,7 @@ class AgentFleet:
         return self.envs.incidents
 
     @property
-    def is_closed(self) -> bool:
+    def closed(self) -> bool:
         """True after `close`."""
         return self.envs.fleet.is_closed
 
