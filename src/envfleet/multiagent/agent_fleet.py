@@ -212,7 +212,6 @@ class AgentFleet:
         """How an agent acts in all slots."""
         return self._batched("action", agent)
 
-
     def _batched(self, kind: str, agent: Any) -> Space:
         return batch_space(getattr(self._group_of(agent), f"{kind}_space"), self.num_envs)
 

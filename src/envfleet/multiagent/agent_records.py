@@ -152,7 +152,12 @@ def tree_of(space: Space, records: Array) -> Any:
 
 
 def _fill(
-    space: Space, records: Array, at: tuple[Any, ...], axes: tuple[int, ...], values: Any, where: str
+    space: Space,
+    records: Array,
+    at: tuple[Any, ...],
+    axes: tuple[int, ...],
+    values: Any,
+    where: str,
 ) -> None:
     """Write batched values of a space into a part of an array of records."""
     parts: Any = space.spaces if isinstance(space, spaces.Dict | spaces.Tuple) else None

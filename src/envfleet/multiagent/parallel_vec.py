@@ -220,13 +220,12 @@ class AsyncPettingZooVecEnv(AgentFleet):
     # ---- parts ----------------------------------------------------------------------------------
 
     def _recv_all(self, timeout: float | None) -> ParallelBatch:
-        every = range(self.num_envs)
-        batch = self._read(self.envs.recv(None, timeout, list(every)))
+        batch = self._read(self.envs.recv(None, timeout))
         if len(batch) < self.num_envs:
-            missing = sorted(set(every).difference(batch.slots.tolist()))
+            missing = sorted(set(range(self.num_envs)).difference(batch.slots.tolist()))
             raise TimeoutError(
-                f"slots {missing} were not ready after {timeout:g} s; use send and recv to take "
-                "what is ready"
+                f"slots {missing} were not ready after {timeout} s, and the rows of the others are "
+                "lost; go on with reset. To take what is ready, use send and recv"
             )
         return batch
 
@@ -242,9 +241,10 @@ class AsyncPettingZooVecEnv(AgentFleet):
 
     def _infos(self, batch: ParallelBatch) -> dict[Any, Any]:
         infos = dict(batch.infos)
-        infos |= {f"_{name}": there for name, there in zip(
-            self.layout.agents, batch.all_present.T, strict=True
-        )}
+        infos |= {
+            f"_{name}": there
+            for name, there in zip(self.layout.agents, batch.all_present.T, strict=True)
+        }
         if self._compat is not None:
             for name, mask in batch.masks.items():
                 infos[name][MASK_KEY], infos[name][f"_{MASK_KEY}"] = mask, infos[f"_{name}"]
@@ -293,7 +293,11 @@ class AsyncPettingZooVecEnv(AgentFleet):
                     layout.put_group_action(records, number, given)
                 else:
                     layout.put_action(records, name, given)
-        unknown = [name for name in actions if name not in (self.groups if self._by_group else layout.places)]
+        unknown = [
+            name
+            for name in actions
+            if name not in (self.groups if self._by_group else layout.places)
+        ]
         if unknown:
             raise ActionError(f"there are actions for {unknown}, who are not among the agents")
         return records
@@ -323,7 +327,9 @@ class AsyncPettingZooVecEnv(AgentFleet):
     def _seat_actions(self, actions: Actions, alive: Bools) -> tuple[dict[int, Any], ...]:
         """For each slot seat -> action, of the seats whose agents are alive."""
         if isinstance(actions, Mapping):
-            rows = [{seat: values[row] for seat, values in actions.items()} for row in range(len(alive))]
+            rows = [
+                {seat: values[row] for seat, values in actions.items()} for row in range(len(alive))
+            ]
         else:
             rows = [dict(one) for one in actions]
         if len(rows) != len(alive):

@@ -63,9 +63,7 @@ def _parallel_slot(env, slot, num_steps, seed):
     seen, infos = env.reset(seed=next(seeds))
     steps: list[Any] = [copied({"seen": seen, "alive": set(env.agents), "infos": _told(infos)})]
     for number in range(num_steps):
-        actions = {
-            name: chosen(slot, number, name, env.action_space(name)) for name in env.agents
-        }
+        actions = {name: chosen(slot, number, name, env.action_space(name)) for name in env.agents}
         seen, rewards, terminated, truncated, infos = env.step(actions)
         step: dict[str, Any] = {
             name: (float(rewards[name]), bool(terminated[name]), bool(truncated[name]))
