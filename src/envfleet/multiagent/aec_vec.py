@@ -16,7 +16,7 @@ import numpy.typing as npt
 from envfleet.engine import Batch
 from envfleet.errors import ActionError, ConfigError
 from envfleet.layout import are_equal
-from envfleet.multiagent.agent_fleet import AgentBatch, AgentFleet, Array, Bools, Floats, Layout
+from envfleet.multiagent.agent_fleet import AgentBatch, AgentFleet, Array, Bools, Floats
 from envfleet.multiagent.agent_records import AgentLayout
 from envfleet.multiagent.groups import Space
 from envfleet.multiagent.seats import SeatLayout

@@ -7,13 +7,16 @@
     action        "action0", "action1", ...             per group [agent of the group, ...]
 
 Where agents take turns, an action is one agent's: of the space that all share, or a record with one
-place per group. An agent is "present" in a step if the step says something about it, and "alive" if it may act next.
-What lies in the row of an agent that is not present is zero.
+place per group.
+
+An agent is "present" in a step if the step says something about it, and "alive" if it may act next.
+The observation of an agent that is not present is zero, or, where agents take turns, its last one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -213,7 +216,19 @@ class RecordWriter:
             self._writers[name] = list(_leaves(space, field, place, (), where))
             if f"mask{number}" in layout.observation_space.fields:
                 self._masks[name] = record[f"mask{number}"][place]
+        self._action_fields = [f"action{number}" for number in range(len(layout.groups))]
+        self._readers: dict[Any, tuple[int, int, Callable[[Any], Any]]] = {}
+        """Where an agent's action is, and what makes of it what the agent is given."""
+        for name, (number, place) in layout.places.items():
+            self._readers[name] = number, place, _reader(layout.groups[number].action_space)
+        self._forget()
+
+    def _forget(self) -> None:
+        """Take nothing for known of what the record says."""
         self._shown: list[Any] = []
+        self._live: list[Any] = []
+        self._alive = self._present = [False] * len(self._layout.agents)
+        self._flags.forget()
 
     def __getstate__(self) -> dict[str, Any]:
         return {"_layout": self._layout, "record": self.record, "_shown": self._shown}
@@ -223,55 +238,58 @@ class RecordWriter:
         self._layout, self.record = state["_layout"], state["record"]
         self._bind()
         self._shown = state["_shown"]
+        self._present = [name in self._shown for name in self._layout.agents]
 
     def clear(self) -> None:
         """Forget everything, at the start of an episode."""
         self.record[...] = np.zeros((), self.record.dtype)
         for mask in self._masks.values():
             mask[:] = True
-        self._shown = []
-        self._flags.forget()
+        self._forget()
 
     def write(self, outcome: Outcome, turn: Any = None) -> Array:
         """Write what a step brought and return the record."""
-        names, live, seen = self._layout.agents, set(outcome.live), outcome.seen
-        self._show(seen, outcome.infos)
+        names, rewards = self._layout.agents, outcome.rewards
+        self._show(outcome.seen, outcome.infos)
+        if outcome.live != self._live:
+            self._live = list(outcome.live)
+            live = set(self._live)
+            self._alive = [name in live for name in names]
         self._flags.put(
-            [outcome.rewards.get(name, 0.0) for name in names],
+            [rewards.get(name, 0.0) for name in names],
             _flags_of(names, outcome.terminated),
             _flags_of(names, outcome.truncated),
-            [name in live for name in names],
-            [name in seen for name in names],
+            self._alive,
+            self._present,
             0 if turn is None else self._layout.number_of[turn],
         )
         return self.record
 
     def actions_of(self, action: Any, names: Sequence[Any]) -> dict[Any, Any]:
         """The actions of these agents out of a slot's action."""
-        layout = self._layout
-        rows = [action[f"action{number}"] for number in range(len(layout.groups))]
+        rows = [action[field] for field in self._action_fields]
         actions = {}
         for name in names:
-            number, place = layout.places[name]
-            actions[name] = _single(layout.groups[number].action_space, rows[number][place])
+            number, place, read = self._readers[name]
+            actions[name] = read(rows[number][place])
         return actions
 
     def action_of_turn(self, action: Any, name: Any) -> Any:
         """The action of the agent to act out of a slot's action."""
-        layout = self._layout
-        if layout.shared_action_space is not None:
-            return action
-        number, _ = layout.places[name]
-        return _single(layout.groups[number].action_space, action[f"action{number}"])
+        number, _, read = self._readers[name]
+        if self._layout.shared_action_space is None:
+            return read(action[self._action_fields[number]])
+        return int(action) if read is int else action
 
     def _show(self, seen: Mapping[Any, Any], infos: Mapping[Any, Any]) -> None:
-        """Write what agents observe; agents that were shown before and are not now become zero."""
+        """Write what agents observe."""
         if self._shown != (shown := list(seen)):
-            for name in self._shown:
+            for name in () if self._layout.has_turns else self._shown:
                 if name not in seen:
                     for _, view, _ in self._writers[name]:
                         view[...] = 0
             self._shown = shown
+            self._present = [name in seen for name in self._layout.agents]
         for name, value in seen.items():
             for path, view, where in self._writers[name]:
                 part = value
@@ -332,11 +350,17 @@ def _flags_of(names: Sequence[Any], flags: Mapping[Any, bool]) -> list[bool] | N
     return [bool(flags.get(name)) for name in names]
 
 
-def _single(space: Space, value: Any) -> Any:
-    """One agent's action; numbers are of the type that the space itself would give."""
+def _reader(space: Space) -> Callable[[Any], Any]:
+    """What makes an agent's action of a part of a record."""
+    if isinstance(space, spaces.Discrete):
+        return int  # environments reckon with Python's numbers several times as fast
     if isinstance(space, spaces.Dict | spaces.Tuple):
-        return tree_of(space, value)
-    return value if space.shape else value[()]
+        return functools.partial(tree_of, space)
+    return _as_it_is
+
+
+def _as_it_is(value: Any) -> Any:
+    return value
 
 
 def _leaves(space: Space, field: Array, place: int, path: tuple[Any, ...], where: str) -> Any:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from gymnasium.spaces import Discrete
 from pettingzoo.utils.env_logger import EnvLogger
 from pettingzoo.utils.wrappers import (
     AssertOutOfBoundsWrapper,
@@ -73,7 +74,7 @@ class Bare:
         """The move of the agent to act; None if it is dead."""
         env = self.env
         if action is not None:
-            if self._checks_bounds and not env.action_space(env.agent_selection).contains(action):
+            if self._checks_bounds and not _is_in(env.action_space(env.agent_selection), action):
                 raise ActionError(
                     f"the action {action!r} of {env.agent_selection} is not in its space, "
                     f"{env.action_space(env.agent_selection)}"
@@ -112,3 +113,9 @@ class Bare:
     @staticmethod
     def _mask_in(seen: Any, info: dict[str, Any]) -> Any:
         return seen.get(MASK_KEY) if isinstance(seen, dict) else info.get(MASK_KEY)
+
+
+def _is_in(space: Any, action: Any) -> bool:
+    if type(space) is Discrete and type(action) is int:  # a tenth of the time of `contains`
+        return bool(space.start <= action < space.start + space.n)
+    return bool(space.contains(action))

@@ -35,6 +35,8 @@ class Outcome:
 
 def is_any_cut(terminations: Mapping[Any, Any], truncations: Mapping[Any, Any]) -> bool:
     """Whether an agent was truncated without being terminated: an illegal move may set both."""
+    if not any(truncations.values()):
+        return False
     return any(cut and not terminations[name] for name, cut in truncations.items())
 
 
@@ -58,6 +60,9 @@ class Turns:
 
     def live_agents(self) -> list[Any]:
         """Agents that will act again."""
+        env = self._env
+        if not any(env.terminations.values()) and not any(env.truncations.values()):
+            return list(env.agents)
         return [name for name in self._env.agents if not self._is_dead(name)]
 
     def observe(self, names: list[Any]) -> tuple[dict[Any, Any], dict[Any, Info]]:

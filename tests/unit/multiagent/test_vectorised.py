@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 from gymnasium.error import ClosedEnvironmentError, NoAsyncCallError
+from gymnasium.vector.utils import iterate
 from pettingzoo import AECEnv, ParallelEnv
 from pettingzoo.utils import wrappers
 
@@ -16,6 +17,7 @@ from envfleet import errors
 from envfleet.multiagent import AECVecEnv, AsyncPettingZooVecEnv, GridWorldEnvParallel
 from envfleet.multiagent.bare import Bare
 from envfleet.multiagent.slot_envs import ParallelSlot, TurnSlot
+from envfleet.testing.values import value_difference
 from tests.unit.multiagent.dying_agents import (
     DyingAgents,
     DyingAgentsParallel,
@@ -136,12 +138,12 @@ def test_halves_of_a_step():
             with pytest.raises(NoAsyncCallError):
                 wait()
         vec.reset_async(seed=[3, 4])
-        obs, _ = vec.reset_wait(timeout=60)
+        vec.reset_wait(timeout=60)
         actions = {name: np.array([1, 2]) for name in vec.agents}
         vec.step_async(actions)
         with pytest.raises(errors.StillInFlight):
             vec.step_async(actions)
-        obs, rewards, *_ = vec.step_wait()
+        _, rewards, *_ = vec.step_wait()
         assert rewards["speaker_0"].tolist() == [1, 1]
         vec.step_async([{"speaker_0": 0, "listener_0": 3}] * 2)
         vec.step_wait()
@@ -178,9 +180,6 @@ def test_nested_observations_keep_their_form(space):
             assert obs[name] in vec.observation_space(name)
         by_hand = make()
         expected, _ = by_hand.reset()
-        from envfleet.testing.values import value_difference
-        from gymnasium.vector.utils import iterate
-
         for name in vec.agents:
             first = next(iter(iterate(vec.observation_space(name), obs[name])))
             assert value_difference(_plain(expected[name]), _plain(first)) is None
