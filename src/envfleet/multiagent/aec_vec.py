@@ -15,7 +15,6 @@ import numpy.typing as npt
 
 from envfleet.engine import Batch
 from envfleet.errors import ActionError, ConfigError
-from envfleet.layout import are_equal
 from envfleet.multiagent.agent_fleet import AgentBatch, AgentFleet, Array, Bools, Floats
 from envfleet.multiagent.agent_records import AgentLayout
 from envfleet.multiagent.groups import Space
@@ -59,10 +58,7 @@ class TurnBatch(AgentBatch):
         layout = self._layout
         if isinstance(layout, SeatLayout):
             return [seen[seat][1] for seen, seat in zip(self._seen, self.turns, strict=True)]
-        if len(layout.groups) == 1:
-            return self.obs_of(layout.groups[0].name)
-        first = layout.groups[0].observation_space
-        if not all(are_equal(first, group.observation_space) for group in layout.groups):
+        if not layout.is_observation_shared:
             raise ConfigError(
                 "agents observe in different spaces, which are not one batch: use rows_of and "
                 f"obs_of for each of {[group.name for group in layout.groups]}"
@@ -81,7 +77,10 @@ class TurnBatch(AgentBatch):
 
     def rows_of(self, name: Any) -> Rows:
         """The rows in which it is the turn of this agent, or of an agent of this group."""
-        return np.flatnonzero(np.isin(self.turns, self._members(name)[1]))
+        numbers = self._members(name)[1]
+        if len(numbers) == len(self._layout.agents):
+            return np.arange(len(self))
+        return np.flatnonzero(np.isin(self.turns, numbers))
 
     def obs_of(self, name: Any) -> Any:
         """What this agent, or the agents of this group, observe in those rows."""
@@ -128,10 +127,7 @@ class TurnBatch(AgentBatch):
         """The rows of a group or agent, and who in its group acts there."""
         layout, rows = self._layout, self.rows_of(name)
         assert isinstance(layout, AgentLayout)
-        number, _ = self._members(name)
-        place_of = np.zeros(len(layout.agents), np.intp)
-        place_of[list(layout.groups[number].numbers)] = range(len(layout.groups[number].agents))
-        return rows, place_of[self.turns[rows]]
+        return rows, layout.place_of[self.turns[rows]]
 
 
 class AECVecEnv(AgentFleet):
@@ -254,6 +250,8 @@ def _merged(count: int, parts: list[tuple[Rows, Any]]) -> Any:
             _merged(count, [(rows, one[index]) for rows, one in parts])
             for index in range(len(first))
         )
+    if len(parts) == 1:
+        return first
     merged: Array = np.zeros((count, *first.shape[1:]), first.dtype)
     for rows, values in parts:
         merged[rows] = values

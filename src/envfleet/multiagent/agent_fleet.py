@@ -53,7 +53,7 @@ class AgentBatch:
         self._now: Array = obs["record"] if is_seated else obs
         self._step: Array = last["record"] if is_seated else last
         self._seen, self._last_seen = (obs["seen"], last["seen"]) if is_seated else ((), ())
-        self._infos = batch.infos
+        self._batch = batch
         if batch.has_events and not batch.valid.all():
             self._leave_out_invalid()
 
@@ -98,13 +98,17 @@ class AgentBatch:
     def infos(self) -> dict[Any, Any]:
         """Agent -> key -> values, "_key" -> which slots have it; and what is of no agent."""
         return self._by_agent(
-            {key: value for key, value in self._infos.items() if key.strip("_") not in _FINAL_KEYS}
+            {
+                key: value
+                for key, value in self._batch.infos.items()
+                if key.removeprefix("_") not in _FINAL_KEYS
+            }
         )
 
     @cached_property
     def final_infos(self) -> dict[Any, Any]:
         """The same for the last step of the episodes that ended."""
-        return self._by_agent(self._infos.get("final_info", {}))
+        return self._by_agent(self._batch.infos.get("final_info", {}))
 
     def _by_agent(self, flat: Mapping[str, Any]) -> dict[Any, Any]:
         found: dict[Any, Any] = {name: {} for name in self._layout.agents}

@@ -60,6 +60,17 @@ class AgentLayout:
         return {name: number for number, name in enumerate(self.agents)}
 
     @cached_property
+    def place_of(self) -> npt.NDArray[np.intp]:
+        """Number of an agent among all -> its number in its group."""
+        return np.array([self.places[name][1] for name in self.agents], np.intp)
+
+    @cached_property
+    def is_observation_shared(self) -> bool:
+        """Whether all agents observe in the same space."""
+        first = self.groups[0].observation_space
+        return all(are_equal(first, group.observation_space) for group in self.groups)
+
+    @cached_property
     def observation_space(self) -> RecordSpace:
         """The space of a slot's observation."""
         fields: dict[str, Space] = {}
