@@ -13,6 +13,8 @@ from contextlib import closing
 import gymnasium
 import numpy as np
 import pytest
+import torch
+import tqdm
 from gymnasium.utils.env_checker import data_equivalence
 from sb3_contrib import MaskablePPO
 from sb3_contrib.common.maskable.utils import get_action_masks, is_masking_supported
@@ -24,7 +26,7 @@ from stable_baselines3.common.monitor import Monitor
 
 from envfleet import errors
 from envfleet.adapters import sb3 as ours
-from envfleet.testing import Counter, Crashing, TwoArgumentError
+from envfleet.testing import Counter, Crashing, TwoArgumentException
 from tests.unit.sb3_envs import Corridor, DictActions, Maze, Outer, Outermost, SeedOnly
 
 BACKENDS = {
@@ -37,6 +39,15 @@ PENDULUM = functools.partial(gymnasium.make, "Pendulum-v1")
 FORK = {"start_method": "fork", "num_workers": 2}
 
 
+@pytest.fixture(autouse=True)
+def one_thread_each():
+    """On a busy machine PyTorch's threads wait for each other most of the time."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(params=BACKENDS)
 def options(request):
     return BACKENDS[request.param]
@@ -46,10 +57,15 @@ def opened(env_fns, **options):
     return closing(ours.FleetVecEnv(env_fns, **options))
 
 
+def plain(obs):
+    """SB3's DummyVecEnv gives an OrderedDict, its SubprocVecEnv and ours a dict."""
+    return dict(obs) if isinstance(obs, dict) else obs
+
+
 def begin_alike(left, right, seed=7):
     for one in (left, right):
         one.seed(seed)
-    assert data_equivalence(left.reset(), right.reset(), exact=True)
+    assert data_equivalence(plain(left.reset()), right.reset(), exact=True)
     assert data_equivalence(list(left.reset_infos), list(right.reset_infos), exact=True)
 
 
@@ -61,6 +77,7 @@ def step_alike(left, right, steps, at_step=lambda number: None):
         at_step(number)
         actions = np.array([left.action_space.sample() for _ in range(left.num_envs)])
         expected, got = left.step(actions), right.step(actions)
+        expected = plain(expected[0]), *expected[1:]
         assert [type(part) for part in got] == [type(part) for part in expected]
         assert got[1].dtype == np.float32
         assert got[2].dtype == np.bool_
@@ -151,10 +168,10 @@ class TestContract:
                 envs.get_attr("dummy", indices=[3])
 
     def test_set_attr_is_of_the_outermost_layer(self, options):
-        with opened([make_wrapped], **options) as envs:
+        with opened([make_wrapped] * 2, **options) as envs:
             envs.set_attr("t", 40)
             layers = envs.fleet.apply(lambda env: (vars(env).get("t"), env.unwrapped.t))
-            assert layers == [(40, 0)]
+            assert layers == [(40, 0)] * 2
 
     def test_get_attr_calls_nothing(self):
         with opened([Counter], backend="serial") as envs:
@@ -185,8 +202,11 @@ class TestContract:
             assert envs.render().shape == (8, 8, 3)
             with pytest.warns(UserWarning, match="has to be the same"):
                 envs.render(mode="something_else")
-        with opened([CARTPOLE], **options) as envs, pytest.warns(UserWarning, match="no images"):
-            assert envs.get_images() == [None]
+        with (
+            opened([CARTPOLE] * 2, **options) as envs,
+            pytest.warns(UserWarning, match="no images"),
+        ):
+            assert envs.get_images() == [None, None]
 
     def test_a_step_before_any_reset_resets(self):
         with (
@@ -337,7 +357,7 @@ class TestMasks:
 
 class TestFailures:
     def test_an_env_that_raises(self, options):
-        fns = [Counter, functools.partial(TwoArgumentError, at="step", nth=2), Counter]
+        fns = [Counter, functools.partial(TwoArgumentException, at="step", nth=2), Counter]
         zeros = np.zeros(3, np.int64)
         with opened(fns, **options) as envs:
             envs.reset()
@@ -349,7 +369,7 @@ class TestFailures:
 
     def test_an_env_that_cannot_be_built(self):
         with pytest.raises(errors.EnvConstructionFailed, match="slot 0"):
-            ours.SubprocVecEnv([broken], **FORK)
+            ours.SubprocVecEnv([broken] * 2, **FORK)
 
     def test_a_killed_worker(self):
         with closing(ours.SubprocVecEnv([Counter] * 4, **FORK)) as envs:
@@ -408,7 +428,8 @@ class TestWrappersAndAlgorithms:
             with pytest.raises(ValueError, match="nan"):
                 envs.step([[float("nan")]])
 
-    def test_recorded(self, tmp_path):
+    def test_recorded(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(tqdm.tqdm, "monitor_interval", 0)  # moviepy's progress bar: no thread
         env_fn = functools.partial(gymnasium.make, "CartPole-v1", render_mode="rgb_array")
         envs = ours.SubprocVecEnv([env_fn] * 2, **FORK)
         video = theirs.VecVideoRecorder(envs, str(tmp_path), lambda step: step == 0, 5)
@@ -438,7 +459,7 @@ class TestWrappersAndAlgorithms:
             (PPO, CARTPOLE, {"n_steps": 64, "batch_size": 64, "n_epochs": 1}),
             (A2C, CARTPOLE, {}),
             (DQN, CARTPOLE, {"learning_starts": 100}),
-            (SAC, PENDULUM, {"learning_starts": 250, "buffer_size": 1000}),
+            (SAC, PENDULUM, {"learning_starts": 250, "buffer_size": 1000, "batch_size": 32}),
             (MaskablePPO, Corridor, {"n_steps": 64, "batch_size": 64, "n_epochs": 1}),
         ],
         ids=lambda value: getattr(value, "__name__", ""),
