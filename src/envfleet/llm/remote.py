@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 import os
+import pickle
 import signal
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -29,6 +30,7 @@ from envfleet.engine import Batch, Deadlines, Fleet, Incident, ResetPlan
 from envfleet.engine.options import RestartPolicy
 from envfleet.engine.plan import choose_start_method
 from envfleet.errors import EnvfleetError, SlotQuarantined
+from envfleet.layout import Field, cell, register
 from envfleet.llm.local import close_env
 from envfleet.llm.settings import Settings
 from envfleet.llm.turns import (
@@ -47,6 +49,8 @@ FLEET_ERRORS = (EnvfleetError, OSError)
 """What a fleet raises when it gives up slots, or when no process can be started."""
 FROM_OUTSIDE = {-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP}
 """Exit codes of workers that were killed from outside: by the kernel, short of memory, say."""
+_TURN_BYTES = 1000
+"""The room for a turn in shared memory."""
 _GRACE_S = 0.3
 """How long a reset waits for the replies to a call that was interrupted."""
 
@@ -71,10 +75,29 @@ class AnyPicklable(spaces.Space[Any]):
         return True
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, AnyPicklable)
+        return type(self) is type(other)
 
     def __hash__(self) -> int:
-        return hash(AnyPicklable)
+        return hash(type(self))
+
+
+class TurnSpace(AnyPicklable):
+    """Turns: the names of their actions, and how many actions the episode still allows."""
+
+
+class _TurnCodec:
+    """Puts a turn into shared memory; one that is too long for its row is sent in a message."""
+
+    def encode(self, value: Any) -> bytes:
+        return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
+
+    def decode(self, data: bytes) -> Any:
+        return pickle.loads(data) if data else None
+
+
+@register(TurnSpace)
+def _describe_turn(space: TurnSpace) -> Field:
+    return cell(_TURN_BYTES, _TurnCodec())
 
 
 class EnvInSlot(gymnasium.Env[State, tuple[Any, ...]]):
@@ -84,7 +107,7 @@ class EnvInSlot(gymnasium.Env[State, tuple[Any, ...]]):
     """
 
     metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012  (Gymnasium's own form)
-    observation_space, action_space = AnyPicklable(), AnyPicklable()
+    observation_space, action_space = AnyPicklable(), TurnSpace()
 
     def __init__(self, make: Callable[[], Any]) -> None:
         """Build the environment."""
@@ -97,7 +120,7 @@ class EnvInSlot(gymnasium.Env[State, tuple[Any, ...]]):
         assert seed is not None
         assert options is not None
         start = self._player.begin(seed, options["mode"])
-        return start.state, {"reply": (start.answer,), "failure": _plain(start.failure)}
+        return start.state, _info(start.failure, start.answer)
 
     def step(self, action: tuple[Any, ...]) -> tuple[State, float, bool, bool, dict[str, Any]]:
         """Play a turn: the names of its actions, and how many the episode still allows.
@@ -106,7 +129,7 @@ class EnvInSlot(gymnasium.Env[State, tuple[Any, ...]]):
         """
         turn = self._player.play(*action)
         reply = (turn.actions, turn.num_valid, turn.reward, turn.info, turn.is_done)
-        info = {"reply": (*reply, turn.is_success), "failure": _plain(turn.failure)}
+        info = _info(turn.failure, *reply, turn.is_success)
         return turn.state, 0.0, False, False, info
 
     def close(self) -> None:
@@ -114,13 +137,15 @@ class EnvInSlot(gymnasium.Env[State, tuple[Any, ...]]):
         close_env(self._player.env)
 
 
-def _plain(failure: EpisodeFailure | None) -> tuple[str, str] | None:
-    return None if failure is None else (failure.doing, failure.error)
+def _info(failure: EpisodeFailure | None, *reply: Any) -> dict[str, Any]:
+    if failure is None:
+        return {"reply": reply}
+    return {"reply": reply, "failure": (failure.doing, failure.error)}
 
 
 def _reply(request: Request, state: State, info: Mapping[str, Any]) -> TurnReply:
     """The reply to a request, from what an `EnvInSlot` observed and informed of."""
-    failure = None if info["failure"] is None else EpisodeFailure(*info["failure"])
+    failure = EpisodeFailure(*info["failure"]) if "failure" in info else None
     if isinstance(request, EpisodeRequest):
         return EpisodeStart(state, *info["reply"], failure)
     *reply, is_success = info["reply"]

@@ -17,7 +17,7 @@ from envfleet.engine.backends.base import Launch
 from envfleet.engine.messages import EnvFailure, Reply
 from envfleet.errors import EnvNotPicklable
 
-_PLAIN_TYPES = frozenset((bool, int, float, complex, str, bytes))
+_PLAIN_TYPES = frozenset((bool, int, float, complex, str, bytes, type(None)))
 
 
 def encode_env_fns(launch: Launch) -> bytes:
@@ -137,13 +137,16 @@ def always_travels(value: Any) -> bool:
 
 def _is_plain(value: Any) -> bool:
     """Whether a value is made of what can always be pickled, so that there is no need to try."""
-    if type(value) is dict:
-        return all(_is_plain(key) and _is_plain(item) for key, item in value.items())
-    if type(value) in (list, tuple):
+    kind = type(value)
+    if kind in _PLAIN_TYPES:
+        return True
+    if kind is dict:
+        return all(map(_is_plain, value)) and all(map(_is_plain, value.values()))
+    if kind in (list, tuple):
         return all(map(_is_plain, value))
-    if type(value) is np.ndarray:
+    if kind is np.ndarray:
         return bool(value.dtype.kind != "O")
-    return value is None or isinstance(value, np.generic) or type(value) in _PLAIN_TYPES
+    return isinstance(value, np.generic)
 
 
 def _why_it_cannot_travel(value: Any) -> BaseException | None:
