@@ -63,15 +63,14 @@ BREAK_A_WORKER = """
 import runpy, sys
 from envfleet.llm import remote
 
-def changes_a_reward(player, request):
-    reply = remote.execute(player, request)
-    if request.names:
-        reply.reward += 1e-9
-    return reply
+step = remote.EnvInSlot.step
 
-remote.EnvInSlot.step = lambda env, request: (
-    changes_a_reward(env._player, request), 0.0, False, False, {}
-)
+def changes_a_reward(env, action):
+    *rest, info = step(env, action)
+    actions, num_valid, reward, *more = info["reply"]
+    return (*rest, info | {"reply": (actions, num_valid, reward + 1e-9, *more)})
+
+remote.EnvInSlot.step = changes_a_reward
 runpy.run_path(sys.argv[1], run_name="__main__")
 """
 
