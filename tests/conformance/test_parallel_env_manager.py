@@ -9,12 +9,14 @@ import textwrap
 import threading
 import time
 import weakref
+from typing import Any
 
 import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
 
+from envfleet import meta
 from envfleet.errors import (
     ConfigError,
     DeadlineExceeded,
@@ -25,9 +27,11 @@ from envfleet.errors import (
     SlotQuarantined,
     StillInFlight,
 )
-from envfleet.meta import make_env, make_parallel_env
+from envfleet.meta import make_parallel_env
 from envfleet.meta.parallel import NotAnswered
 from tests.conformance.matrix import EVERY, FORK
+
+make_env: Any = meta.make_env
 
 TASKS = {"num_train_tasks": 5, "num_eval_tasks": 3}
 WAIT_S = 60.0
@@ -140,7 +144,7 @@ class TestEquality:
     def test_with_a_process_killed_in_the_middle_of_a_rollout(self, name):
         kwargs = {"max_episode_steps": 20}
         with opened(name, how=FORK, **kwargs) as manager:
-            killed = []
+            killed: list[Any] = []
 
             def kill(step):
                 if step in (7, 23):
@@ -203,7 +207,8 @@ class TestPace:
             }
 
     def test_an_idle_worker_takes_the_next_rollout(self):
-        num_rollouts, started, finished = 7, 0, []
+        finished: list[Any] = []
+        num_rollouts, started = 7, 0
         with opened("GridNavi-v0") as manager:
             rollout_of = {}
             for worker in range(3):

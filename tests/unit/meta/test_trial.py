@@ -1,20 +1,27 @@
 """The trial wrapper against loops that are driven by hand."""
 
+from typing import Any
+
 import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
 
+from envfleet import meta
 from envfleet.errors import ConfigError, ResetNeeded
-from envfleet.meta import VariBadWrapper, make_env
+from envfleet.meta import VariBadWrapper
+
+make: Any = gymnasium.make
+"""Untyped: the tests look inside the environments."""
+make_env: Any = meta.make_env
 
 
 class Counter(gymnasium.Env):
     """Counts its steps; its task is how many steps an episode has. Subclasses take the task."""
 
     observation_space = spaces.Box(-1, 100, (1,), np.float64)
-    action_space = spaces.Box(np.float32([-2, 0]), np.float32([2, 10]))
-    _max_episode_steps = 9
+    action_space = spaces.Box(np.array([-2, 0], np.float32), np.array([2, 10], np.float32))
+    _max_episode_steps: int | None = 9
 
     def __init__(self):
         self.length, self.resets, self.actions = 3, [], []
@@ -54,7 +61,7 @@ def by_hand(env, task, episodes, actions, *, oracle, seed):
     vector = lambda: env.unwrapped.get_current_task() if oracle else []  # noqa: E731
 
     def shown(state, flag):
-        return np.float32([*state, *vector(), *([flag] if episodes > 1 else [])])
+        return np.array([*state, *vector(), *([flag] if episodes > 1 else [], np.float32)])
 
     state, _ = env.reset(seed=seed, options={"task": task})
     rows, actions = [shown(state, 0)], iter(actions)
@@ -83,7 +90,7 @@ def test_equals_a_loop_driven_by_hand(name, task, episodes, oracle):
     kwargs = {"num_train_tasks": 3, "num_eval_tasks": 2, "max_episode_steps": 20}
     env = make_env(name, episodes, oracle=oracle, **kwargs)
     actions = rng.uniform(-1.2, 1.2, (100, *env.action_space.shape)).astype(np.float32)
-    raw = gymnasium.make(name, **kwargs)
+    raw = make(name, **kwargs)
     first, *expected = by_hand(raw, task, episodes, actions, oracle=oracle, seed=7)
     obs, _ = env.reset(seed=7, task=task)
     assert env.observation_space.contains(obs)
@@ -110,7 +117,7 @@ def test_equals_a_loop_driven_by_hand(name, task, episodes, oracle):
 @pytest.mark.parametrize("env_class", [WithResetTask, WithSetTask, WithOption])
 @pytest.mark.parametrize("by_option", [False, True])
 def test_any_way_to_take_a_task_works(env_class, by_option):
-    env = VariBadWrapper(env_class(), 2)
+    env: Any = VariBadWrapper(env_class(), 2)
     if by_option:
         obs, _ = env.reset(seed=1, options={"task": 2})
     else:
@@ -141,7 +148,7 @@ def test_the_goal_is_told_by_an_info_and_ends_nothing():
 
 
 def test_other_options_reach_every_episode():
-    env = VariBadWrapper(WithOption(), 2)
+    env: Any = VariBadWrapper(WithOption(), 2)
     env.reset(options={"task": 1, "light": "dim"})
     env.step(np.zeros(2))
     assert [options for _, options in env.unwrapped.resets] == [{"task": 1, "light": "dim"}] * 2
@@ -158,11 +165,11 @@ def test_an_environment_without_tasks_has_trials_too():
 
 class TestActions:
     def test_are_from_minus_one_to_one(self):
-        env = VariBadWrapper(WithOption(), 1)
+        env: Any = VariBadWrapper(WithOption(), 1)
         assert env.action_space == spaces.Box(-1, 1, (2,), np.float32)
         env.reset(task=9)
         for action in ([-1, -1], [0, 0], [1, 1], [-9, 9]):
-            env.step(np.float32(action))
+            env.step(np.array(action, np.float32))
         assert np.allclose(env.unwrapped.actions, [[-2, 0], [0, 5], [2, 10], [-2, 10]])
 
     def test_random_ones_use_the_whole_range(self):
