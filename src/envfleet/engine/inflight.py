@@ -95,11 +95,12 @@ class Inflight:
         return not self.num_in_flight and not self.ready and not any(self.outstanding)
 
     def is_free(self, workers: tuple[int, ...]) -> bool:
-        """Whether these workers owe nothing, and nothing waits to be received."""
+        """Whether these workers live and owe nothing, and nothing waits to be received."""
         if self.ready or self._held:
             return False
+        handles, outstanding, plain = self._handles, self.outstanding, self.plain
         for worker in workers:  # noqa: SIM110 - a generator takes five times as long
-            if self.plain[worker] or self.outstanding[worker]:
+            if plain[worker] or outstanding[worker] or handles[worker].is_dead:
                 return False
         return True
 
