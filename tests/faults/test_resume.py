@@ -465,6 +465,23 @@ def test_an_action_that_does_not_fit_the_slab_is_taken_again(tmp_path):
         assert len(envs.incidents) == 2
 
 
+def test_actions_of_another_type_are_taken_again_as_they_were_taken():
+    """The rows hold what the space says, and that is what the environment was given."""
+    fleet = Fleet([Wanderer] * 2, num_workers=1, autoreset="same_step", on_failure="resume")
+    by_hand = [ByHand("same_step") for _ in range(2)]
+    fleet.reset([ResetPlan(0), ResetPlan(1)])
+    for slot, hand in enumerate(by_hand):
+        hand.reset(ResetPlan(slot))
+    actions = np.full((2, 2), 0.1)
+    for _ in range(6):
+        batch = fleet.step(actions)
+        kill_and_wait(fleet.worker_pids()[0])
+        for slot, hand in enumerate(by_hand):
+            expected = hand.step(actions[slot].astype(np.float32))
+            assert same(row_of(batch, slot), expected)
+    fleet.close()
+
+
 # ---- what cannot be resumed ----------------------------------------------------------------------
 
 

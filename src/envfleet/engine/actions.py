@@ -1,10 +1,8 @@
-"""A caller's actions into the rows of their slots, and into the journal: `gather`'s counterpart."""
+"""Writes a caller's actions into the rows of their slots, and keeps them in the action log."""
 
 from __future__ import annotations
 
 from typing import Any
-
-import numpy as np
 
 from envfleet.engine.episodes import ActionLog
 from envfleet.engine.rows import put_rows
@@ -13,20 +11,20 @@ from envfleet.engine.workers import Workers
 from envfleet.errors import ActionError, LayoutMismatch
 
 Spills = dict[int, Any]
-"""Position in the route -> what of its action did not fit into its row."""
+"""Position in the set of slots -> the part of its action that did not fit into its row."""
 
 
 class ActionWriter:
-    """Takes batches of actions apart."""
+    """Writes batches of actions."""
 
     def __init__(self, workers: Workers, action_log: ActionLog | None) -> None:
-        """Without a journal nothing is kept of what was sent."""
+        """Without a log nothing is kept of what was sent."""
         self._workers, self._action_log, self._data = workers, action_log, workers.data
         self._is_mixed = len(workers.data.space_groups) > 1
         self._plain = None if self._is_mixed else workers.data.actions[0].sole_array
 
     def put(self, slot_set: SlotSet, actions: Any) -> list[Any] | None:
-        """Write actions, one per slot of the route; returns what did not fit, by slot, if any."""
+        """Write actions, one per slot of the set; returns what did not fit, by slot, if any."""
         kept: Any
         rows, spills = slot_set.rows, None
         if (
@@ -57,8 +55,9 @@ class ActionWriter:
             ) from exc
         if self._action_log is None:
             return None, spills
-        if isinstance(actions, np.ndarray) and spills is None:
-            return actions.copy(), None
+        # read back from the rows: environments are given what those hold, of the type of the space
+        if columns.sole_array is not None:
+            return columns.read_batch(slot_set.rows), None
         return columns.read_each(slot_set.rows, spills), spills
 
     def _put_mixed(self, slot_set: SlotSet, actions: Any) -> tuple[list[Any], Spills]:
@@ -66,6 +65,7 @@ class ActionWriter:
         if len(actions) != len(slots):
             raise ActionError(f"{len(slots)} slots need {len(slots)} actions, got {len(actions)}")
         spills: Spills = {}
+        kept = []
         for index, (slot, action) in enumerate(zip(slots, actions, strict=True)):
             kind, row = int(self._data.group_of[slot]), int(self._data.row_of[slot])
             try:
@@ -75,4 +75,5 @@ class ActionWriter:
                 raise ActionError(f"the action of slot {slot} does not fit {space}: {exc}") from exc
             if spill is not None:
                 spills[index] = spill
-        return list(actions), spills
+            kept.append(self._data.actions[kind].read(row, spill))
+        return kept, spills

@@ -124,7 +124,7 @@ def _weight(value: Any) -> int:
 
 @dataclass(frozen=True, slots=True)
 class FailureEvent:
-    """A failure as the fleet sees it, before the logbook adds how the slot got there."""
+    """A failure as the fleet sees it, before it is added how the slot got there."""
 
     kind: Literal["exception", "death", "timeout"]
     worker: int

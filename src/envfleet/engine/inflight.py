@@ -35,7 +35,7 @@ class Pending:
     group: list[Pending] = field(default_factory=list)
     """Everything that one caller waits for."""
     unwanted: Set[int] = frozenset()
-    """Slots whose answer nobody waits for any more: it is taken and dropped."""
+    """Slots whose answer is not wanted any more: it is taken and dropped."""
     is_done: bool = False
     reply: Reply | None = None
     error: EnvfleetError | None = None
@@ -61,7 +61,7 @@ class Inflight:
         """By worker, whether it has a plain step under way; it owes nothing else then."""
         self.outstanding: list[deque[Pending]] = [deque() for _ in handles]
         self.ready: list[Pending] = []
-        """Answered steps that nobody has received yet, oldest first."""
+        """Answered steps and resets that were not received yet, oldest first."""
         self.num_ready = 0
         self.reset_slots: set[int] = set()
         """Slots whose answer that waits to be received is that of a reset."""
@@ -95,11 +95,12 @@ class Inflight:
         return not self.num_in_flight and not self.ready and not any(self.outstanding)
 
     def is_free(self, workers: tuple[int, ...]) -> bool:
-        """Whether these workers owe nothing, and nothing waits to be received."""
+        """Whether these workers live and owe nothing, and nothing waits to be received."""
         if self.ready or self._held:
             return False
-        for worker in workers:  # noqa: SIM110 - a generator takes five times as long
-            if self.plain[worker] or self.outstanding[worker]:
+        handles, outstanding, plain = self._handles, self.outstanding, self.plain
+        for worker in workers:
+            if plain[worker] or outstanding[worker] or handles[worker].is_dead:
                 return False
         return True
 
@@ -255,7 +256,7 @@ class Inflight:
         return [pending for pending in touched if not slots >= set(pending.slots)]
 
     def renounce(self, slots: set[int]) -> list[Pending]:
-        """Nobody waits for what these slots have in flight or ready; returns what was ready."""
+        """What these slots have in flight or ready is not wanted; returns what was ready."""
         for queue in self.outstanding:
             for pending in queue:
                 if pending.command.op in MOVES:
@@ -268,7 +269,7 @@ class Inflight:
         return touched
 
     def is_awaited(self, slots: Sequence[int]) -> bool:
-        """Whether somebody waits for what any of these slots has in flight or ready."""
+        """Whether what any of these slots has in flight or ready is wanted."""
         chosen = set(slots)
         return any(
             chosen.intersection(pending.slots) - pending.unwanted
@@ -290,7 +291,7 @@ class Inflight:
         return num_ready, sum(self.in_flight[slot] for slot in slots)
 
     def busy(self, slot_set: SlotSet) -> list[int]:
-        """Those slots of the route that are in flight, or ready and not received."""
+        """Those slots of the set that are in flight, or ready and not received."""
         rows = slot_set.rows
         if not self.ready and isinstance(rows, slice) and 1 not in self.in_flight[rows]:
             return []

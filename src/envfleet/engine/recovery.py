@@ -81,7 +81,7 @@ class _Loss:
 
 
 class Recovery:
-    """Sees to whatever goes wrong in a fleet."""
+    """Carries out what failures of a fleet lead to."""
 
     def __init__(
         self,

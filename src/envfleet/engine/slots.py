@@ -15,7 +15,7 @@ import numpy.typing as npt
 from envfleet.errors import ConfigError
 
 Slots = npt.NDArray[np.intp]
-_MAX_ROUTES = 256
+_MAX_SETS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,22 +45,22 @@ class SlotSet:
 
 
 class SlotSets:
-    """Finds routes; those of sets that were named before are remembered."""
+    """Finds sets of slots; those that were named before are remembered."""
 
     def __init__(self, bounds: Sequence[tuple[int, int]]) -> None:
         self._bounds = tuple(bounds)
         self.num_slots = bounds[-1][1]
         self._known: dict[tuple[str, bytes], SlotSet] = {}
         self._own: dict[int, SlotSet] = {}
-        """Routes by the identity of their arrays, which batches hand out and callers send back."""
+        """Sets by the identity of their arrays, which batches hand out and callers send back."""
         self.everything = self.make(np.arange(self.num_slots))
         self._known_by_identity(self.everything)
         self._of_workers = {slot_set.workers: slot_set for slot_set in self._own.values()}
-        """Routes of single workers and of all."""
+        """Sets of single workers and of all."""
         self.worker_of = np.repeat(np.arange(len(bounds)), [hi - lo for lo, hi in bounds])
 
     def find(self, slots: Sequence[int] | Slots | None) -> SlotSet:
-        """The route of these slots (None: all), or an error that says what is wrong with them."""
+        """The set of these slots (None: all), or an error that says what is wrong with them."""
         if slots is None:
             return self.everything
         own = self._own.get(id(slots))
@@ -71,7 +71,7 @@ class SlotSets:
         slot_set = self._known.get(key)
         if slot_set is None or slot_set.slots.shape != named.shape:
             slot_set = self.make(self._checked(named))
-            if len(self._known) >= _MAX_ROUTES:
+            if len(self._known) >= _MAX_SETS:
                 self._known.clear()
                 self._own.clear()
                 self._known_by_identity(self.everything)
@@ -80,7 +80,7 @@ class SlotSets:
         return slot_set
 
     def _known_by_identity(self, slot_set: SlotSet) -> None:
-        """Recognise the arrays of this route and of its parts; they live as long as the entry."""
+        """Recognise the arrays of this set and of its parts; they live as long as the entry."""
         for part in slot_set.parts:
             alone = replace(part, positions=list(range(len(part.slots))))
             is_all = part.is_whole and len(self._bounds) == 1
@@ -89,7 +89,7 @@ class SlotSets:
         self._own[id(slot_set.slots)] = slot_set
 
     def make(self, slots: Slots) -> SlotSet:
-        """Work out the route of valid slots."""
+        """Work out the set of valid slots."""
         slots = np.array(slots, np.intp)
         slots.flags.writeable = False  # batches hand it out
         parts = []

@@ -18,6 +18,8 @@ SETS = [list(range(8)), [2, 3, 4], [3, 4, 5, 6, 7], [6], [0, 2, 7], [5, 4, 3], [
 class Inbox:
     """A worker that never answers."""
 
+    is_dead = False
+
     def __init__(self):
         self.commands: list[Command] = []
 
@@ -180,8 +182,12 @@ def test_a_step_that_was_entered_halfway_is_entered_once():
     assert inflight.busy(slot_sets.everything) == list(range(NUM_SLOTS))
 
 
-def test_workers_that_are_being_replaced_are_not_free():
-    _, inflight, _ = open_traffic()
+def test_workers_that_are_dead_or_being_replaced_are_not_free():
+    _, inflight, inboxes = open_traffic()
+    inboxes[1].is_dead = True
+    assert inflight.is_free((0,))
+    assert not inflight.is_free((0, 1))
+    inboxes[1].is_dead = False
     inflight.hold(1)
     assert not inflight.is_free((0,))
     inflight.let_go(1)
