@@ -349,7 +349,8 @@ def are_alike(one: Any, other: Any) -> bool:
         is_formed_alike = one.shape == other.shape and one.dtype == other.dtype
         if one.dtype.names is not None:
             # the bytes between its fields are no part of a record
-            return is_formed_alike and all(are_alike(one[n], other[n]) for n in one.dtype.names)
+            mine, its = np.asarray(one), np.asarray(other)
+            return is_formed_alike and all(are_alike(mine[n], its[n]) for n in one.dtype.names)
         return bool(is_formed_alike and one.tobytes() == other.tobytes())
     if isinstance(one, dict):
         return one.keys() == other.keys() and all(are_alike(one[key], other[key]) for key in one)

@@ -73,7 +73,7 @@ class TurnBatch(AgentBatch):
         if isinstance(layout, SeatLayout) or layout.shared_action_space is None:
             return None
         parts = [(self.rows_of(one.name), self.masks_of(one.name)) for one in layout.groups]
-        return None if parts[0][1] is None else _merged(len(self), parts)  # type: ignore[no-any-return]
+        return None if parts[0][1] is None else _merged(len(self), parts)
 
     def rows_of(self, name: Any) -> Rows:
         """The rows in which it is the turn of this agent, or of an agent of this group."""

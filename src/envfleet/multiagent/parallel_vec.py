@@ -85,8 +85,9 @@ class ParallelBatch(AgentBatch):
         Of an agent that is not alive only the first action is allowed, so that a policy can act for
         the whole batch.
         """
-        layout, masks = self._layout, {}
+        layout = self._layout
         assert isinstance(layout, AgentLayout)
+        masks: dict[Any, Bools] = {}
         for number, group in enumerate(layout.groups):
             given = layout.masks(self._now, number)
             if given is None:
@@ -150,6 +151,8 @@ class AsyncPettingZooVecEnv(AgentFleet):
             **options: Those of `AgentFleet`.
         """
         check("compat", compat, Compat | None)
+        if by_group and compat:
+            raise ConfigError("AgileRL knows no groups: leave out by_group= or compat=")
         super().__init__(env_fns, **options)
         self._by_group, self._compat = by_group, compat
         if isinstance(self.layout, SeatLayout) and (by_group or compat):

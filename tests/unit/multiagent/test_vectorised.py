@@ -506,6 +506,8 @@ def test_wrong_environments_are_refused():
         AsyncPettingZooVecEnv([text], **HERE)
     with pytest.raises(errors.ConfigError, match="compat must be"):
         AsyncPettingZooVecEnv([Pair], compat="sb3", **HERE)
+    with pytest.raises(errors.ConfigError, match="AgileRL knows no groups"):
+        AsyncPettingZooVecEnv([Pair], compat="agilerl", by_group=True, **HERE)
 
 
 @pytest.mark.parametrize(
