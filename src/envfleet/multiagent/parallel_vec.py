@@ -14,7 +14,7 @@ import numpy as np
 from gymnasium import spaces
 
 from envfleet.engine import Batch
-from envfleet.errors import ActionError, ConfigError
+from envfleet.errors import ActionError, ConfigError, ResetNeeded
 from envfleet.multiagent.agent_fleet import AgentBatch, AgentFleet, Array, Bools, Floats, Layout
 from envfleet.multiagent.agent_records import AgentLayout
 from envfleet.multiagent.bare import MASK_KEY
@@ -160,8 +160,7 @@ class AsyncPettingZooVecEnv(AgentFleet):
             raise ConfigError("with seats= neither by_group= nor compat= is possible")
         count = len(self.layout.agents)
         self._alive: Bools = np.zeros((self.num_envs, count), np.bool_)
-        self.last_batch: ParallelBatch | None = None
-        """What `reset`, `step` or `recv` returned last."""
+        self._last_batch: ParallelBatch | None = None
 
     # ---- AgileRL's names ------------------------------------------------------------------------
 
@@ -196,6 +195,13 @@ class AsyncPettingZooVecEnv(AgentFleet):
     def step_wait(self, timeout: float | None = None) -> Step:
         """Wait for what `step_async` started."""
         return self._answer(self._recv_all(timeout))
+
+    @property
+    def last_batch(self) -> ParallelBatch:
+        """What `reset`, `step` or `recv` returned last, by name."""
+        if self._last_batch is None:
+            raise ResetNeeded("there is no batch yet; call reset first")
+        return self._last_batch
 
     @property
     def alive(self) -> dict[Any, Bools]:
@@ -235,7 +241,7 @@ class AsyncPettingZooVecEnv(AgentFleet):
     def _read(self, found: Batch) -> ParallelBatch:
         batch = ParallelBatch(self.layout, found, by_group=self._by_group)
         self._alive[batch.slots] = batch.all_alive
-        self.last_batch = batch
+        self._last_batch = batch
         return batch
 
     def _answer(self, batch: ParallelBatch) -> Step:
