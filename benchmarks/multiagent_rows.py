@@ -14,6 +14,7 @@ import gymnasium
 import numpy as np
 from gymnasium.spaces import MultiDiscrete
 
+from benchmarks import sb3_rows
 from benchmarks.light_team import LightTeam
 from benchmarks.limit import Limit
 from benchmarks.peer_agilerl import AgileRL
@@ -248,6 +249,7 @@ def connect_four(pace: Pace, progress: Progress, title: str) -> Outcome:
 
 
 ROWS: dict[str, Row] = {
+    **sb3_rows.ROWS,
     "light-team": light_team,
     "simple-spread": simple_spread,
     "connect-four": connect_four,

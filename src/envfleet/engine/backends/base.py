@@ -122,9 +122,8 @@ class WorkerHandle(Protocol):
 class FastPath(Protocol):
     """Plain steps: all slots of some workers, with actions and results in their rows.
 
-    The fleet records nothing else of them than `under_way`. Before it does anything else with a
-    worker it enters what is under way there into its own record; to the workers it is as if each
-    step had been posted to the handle.
+    The fleet records nothing else of them than `under_way`, which is part of its `Inflight`. To the
+    workers it is as if each step had been posted to the handle.
     """
 
     under_way: bytearray
@@ -150,9 +149,6 @@ class FastPath(Protocol):
 
     def page_of(self, worker: int) -> int:
         """The page that this worker has been told to write."""
-
-    def resume(self, workers: tuple[int, ...]) -> bool:
-        """Treat what these workers were posted last as under way; False if one has answered."""
 
 
 H = TypeVar("H", bound=WorkerHandle)
@@ -276,18 +272,6 @@ class Backend(ABC, Generic[H]):
     def page_of(self, worker: int) -> int:
         """The page that this worker has been told to write."""
         return self.handles[worker].last.page
-
-    def can_resume(self, workers: tuple[int, ...]) -> bool:
-        """Whether none of these workers has answered what it was posted last."""
-        return all(self.handles[worker].peek() is Answer.NONE for worker in workers)
-
-    def resume(self, workers: tuple[int, ...]) -> bool:
-        """Treat what these workers were posted last as under way; False if one has answered."""
-        if not self.can_resume(workers):
-            return False
-        for worker in workers:
-            self.under_way[worker] = 1
-        return True
 
 
 _factories: dict[str, type[Backend[Any]] | str] = {
