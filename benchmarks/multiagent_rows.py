@@ -147,7 +147,6 @@ class Games:
 
         def step() -> int:
             masks = self._batch.masks
-            assert masks is not None
             self._batch = envs.step((rng.random(masks.shape) * masks).argmax(axis=1))
             return len(masks)
 

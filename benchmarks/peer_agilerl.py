@@ -68,9 +68,7 @@ class AgileRL:
 def _serve(env: str, num_envs: int) -> None:
     import importlib
 
-    from agilerl.vector.pz_async_vec_env import (
-        AsyncPettingZooVecEnv,  # type: ignore[import-not-found, unused-ignore]
-    )
+    from agilerl.vector.pz_async_vec_env import AsyncPettingZooVecEnv
 
     sys.path.insert(0, str(ROOT))
     module, _, name = env.partition(":")

@@ -6,26 +6,28 @@ import signal
 import time
 import warnings
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from envfleet import errors
 from envfleet.multiagent import AECVecEnv, AsyncPettingZooVecEnv
+from envfleet.testing.values import value_difference
 from tests.faults.stage import kill_and_wait
 from tests.unit.multiagent import by_hand
-from tests.unit.multiagent.dying_agents import DyingAgents, DyingAgentsParallel
+from tests.unit.multiagent.dying_agents import DyingAgents, DyingAgentsParallel, _Dying
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)
     from pettingzoo.classic import connect_four_v3
     from pettingzoo.test.example_envs import generated_agents_parallel_v0
 
-WORKERS = {"backend": "process", "start_method": "fork", "num_workers": 2}
-WHERE = {**WORKERS, "on_failure": "resume", "max_restarts": 100}
+WORKERS: dict[str, Any] = {"backend": "process", "start_method": "fork", "num_workers": 2}
+WHERE: dict[str, Any] = {**WORKERS, "on_failure": "resume", "max_restarts": 100}
 
 
-class _Troubled:
+class _Troubled(_Dying):
     """Meets its trouble at the third action of its life, once for each folder."""
 
     def __init__(self, trouble, once, **options):
@@ -53,6 +55,10 @@ class TroubledTurns(_Troubled, DyingAgents):
     pass
 
 
+def kill_worker(vec: Any, worker: int) -> None:
+    kill_and_wait(vec.envs.fleet.worker_pids()[worker])
+
+
 def killer(vec, at):
     """Kills a worker before these steps, each time another."""
     left = set(at)
@@ -60,8 +66,7 @@ def killer(vec, at):
     def meanwhile(number):
         for due in [one for one in left if one <= number]:
             left.discard(due)
-            pids = vec.envs.fleet.worker_pids()
-            kill_and_wait(pids[due % len(pids)])
+            kill_worker(vec, due % 2)
 
     return meanwhile
 
@@ -90,7 +95,7 @@ def test_turns_go_on_after_a_worker_was_killed(make):
 def test_trouble_within_a_step_is_as_if_it_had_not_been(trouble, tmp_path):
     parallel = functools.partial(TroubledParallel, trouble, tmp_path)
     turns = functools.partial(TroubledTurns, trouble, tmp_path)
-    limits = {"step_timeout_s": 2.0 if trouble == "hang" else 60.0}
+    limits: dict[str, Any] = {"step_timeout_s": 2.0 if trouble == "hang" else 60.0}
     (tmp_path / "met").touch()
     expected = by_hand.parallel_by_hand(parallel, 2, 15, 0)
     expected_turns = by_hand.turns_by_hand(turns, 2, 15, 0)
@@ -118,7 +123,7 @@ def test_an_agent_that_raises_is_named(tmp_path):
 def test_a_lost_worker_without_recovery_is_an_error():
     with AECVecEnv([connect_four_v3.env] * 2, **WORKERS) as vec:
         batch = vec.reset(seed=0)
-        kill_and_wait(vec.envs.fleet.worker_pids()[0])
+        kill_worker(vec, 0)
         with pytest.raises(errors.WorkerDied, match="killed"):
             vec.step(batch.masks.argmax(axis=1))
 
@@ -131,7 +136,7 @@ def test_a_restarted_slot_earns_nothing_twice():
         actions = {name: np.zeros(2, np.int64) for name in vec.agents}
         _, before, *_ = vec.step(actions)
         assert all(rewards.all() for rewards in before.values())
-        kill_and_wait(vec.envs.fleet.worker_pids()[0])
+        kill_worker(vec, 0)
         _, rewards, terminated, truncated, infos = vec.step(actions)
         assert infos["_final_obs"].tolist() == [True, False]
         for name in vec.agents:
@@ -151,11 +156,11 @@ def test_seats_are_the_same_after_a_worker_was_killed():
             found = []
             for number in range(25):
                 if is_killed and number in (5, 20):
-                    kill_and_wait(vec.envs.fleet.worker_pids()[number // 20])
+                    kill_worker(vec, number // 20)
                 batch = vec.last_batch
                 actions = [dict.fromkeys(names, 0) for names in batch.names]
                 obs, rewards, terminated, truncated, _ = vec.step(actions)
                 found.append((vec.last_batch.names, obs, rewards, terminated, truncated))
         return found
 
-    assert by_hand.value_difference(drive(False), drive(True)) is None
+    assert value_difference(drive(False), drive(True)) is None

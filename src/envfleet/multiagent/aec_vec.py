@@ -67,13 +67,21 @@ class TurnBatch(AgentBatch):
         return _merged(len(self), parts)
 
     @cached_property
-    def masks(self) -> Bools | None:
-        """What the agents to act may do, if all have the same numbered actions; else None."""
+    def masks(self) -> Bools:
+        """What the agents to act may do, if all have the same numbered actions."""
         layout = self._layout
-        if isinstance(layout, SeatLayout) or layout.shared_action_space is None:
-            return None
+        if (
+            isinstance(layout, SeatLayout)
+            or layout.shared_action_space is None
+            or not layout.groups[0].mask_width
+        ):
+            raise ConfigError(
+                "agents do not all have the same numbered actions, so their masks are not one "
+                "batch: use masks_of for each group (with seats, what the environment says)"
+            )
         parts = [(self.rows_of(one.name), self.masks_of(one.name)) for one in layout.groups]
-        return None if parts[0][1] is None else _merged(len(self), parts)  # type: ignore[no-any-return]
+        masks: Bools = _merged(len(self), parts)
+        return masks
 
     def rows_of(self, name: Any) -> Rows:
         """The rows in which it is the turn of this agent, or of an agent of this group."""

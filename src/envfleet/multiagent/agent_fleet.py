@@ -52,7 +52,8 @@ class AgentBatch:
         obs, last = batch.obs, batch.final_obs if batch.finals is not None else batch.obs
         self._now: Array = obs["record"] if is_seated else obs
         self._step: Array = last["record"] if is_seated else last
-        self._seen, self._last_seen = (obs["seen"], last["seen"]) if is_seated else ((), ())
+        self._seen: Any = obs["seen"] if is_seated else ()
+        self._last_seen: Any = last["seen"] if is_seated else ()
         self._batch = batch
         if batch.has_events and not batch.valid.all():
             self._leave_out_invalid()

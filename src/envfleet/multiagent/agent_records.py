@@ -115,7 +115,7 @@ class AgentLayout:
         group = self.groups[number]
         if group.has_mask_in_observation:
             given = records[f"observation{number}"][MASK_KEY]
-            return given.astype(np.bool_)  # type: ignore[no-any-return]
+            return given.astype(np.bool_)
         return records[f"mask{number}"] if group.mask_width else None
 
     # ---- writing batches of actions -------------------------------------------------------------
@@ -151,7 +151,8 @@ class AgentLayout:
 def flag_fields(count: int, has_turns: bool) -> dict[str, Space]:
     """What is said about each of `count` agents apart from what it observes."""
     fields: dict[str, Space] = {"reward": spaces.Box(-np.inf, np.inf, (count,), np.float64)}
-    fields |= {name: spaces.Box(0, 1, (count,), np.bool_) for name in FLAGS}
+    flag: Any = np.bool_
+    fields |= {name: spaces.Box(0, 1, (count,), flag) for name in FLAGS}
     return fields | ({"turn": spaces.Discrete(count)} if has_turns else {})
 
 

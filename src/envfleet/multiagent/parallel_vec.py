@@ -14,7 +14,7 @@ import numpy as np
 from gymnasium import spaces
 
 from envfleet.engine import Batch
-from envfleet.errors import ActionError, ConfigError
+from envfleet.errors import ActionError, ConfigError, ResetNeeded
 from envfleet.multiagent.agent_fleet import AgentBatch, AgentFleet, Array, Bools, Floats, Layout
 from envfleet.multiagent.agent_records import AgentLayout
 from envfleet.multiagent.bare import MASK_KEY
@@ -85,8 +85,9 @@ class ParallelBatch(AgentBatch):
         Of an agent that is not alive only the first action is allowed, so that a policy can act for
         the whole batch.
         """
-        layout, masks = self._layout, {}
+        layout = self._layout
         assert isinstance(layout, AgentLayout)
+        masks: dict[Any, Bools] = {}
         for number, group in enumerate(layout.groups):
             given = layout.masks(self._now, number)
             if given is None:
@@ -150,6 +151,8 @@ class AsyncPettingZooVecEnv(AgentFleet):
             **options: Those of `AgentFleet`.
         """
         check("compat", compat, Compat | None)
+        if by_group and compat:
+            raise ConfigError("AgileRL knows no groups: leave out by_group= or compat=")
         super().__init__(env_fns, **options)
         self._by_group, self._compat = by_group, compat
         if isinstance(self.layout, SeatLayout) and (by_group or compat):
@@ -157,8 +160,7 @@ class AsyncPettingZooVecEnv(AgentFleet):
             raise ConfigError("with seats= neither by_group= nor compat= is possible")
         count = len(self.layout.agents)
         self._alive: Bools = np.zeros((self.num_envs, count), np.bool_)
-        self.last_batch: ParallelBatch | None = None
-        """What `reset`, `step` or `recv` returned last."""
+        self._last_batch: ParallelBatch | None = None
 
     # ---- AgileRL's names ------------------------------------------------------------------------
 
@@ -193,6 +195,13 @@ class AsyncPettingZooVecEnv(AgentFleet):
     def step_wait(self, timeout: float | None = None) -> Step:
         """Wait for what `step_async` started."""
         return self._answer(self._recv_all(timeout))
+
+    @property
+    def last_batch(self) -> ParallelBatch:
+        """What `reset`, `step` or `recv` returned last, by name."""
+        if self._last_batch is None:
+            raise ResetNeeded("there is no batch yet; call reset first")
+        return self._last_batch
 
     @property
     def alive(self) -> dict[Any, Bools]:
@@ -232,7 +241,7 @@ class AsyncPettingZooVecEnv(AgentFleet):
     def _read(self, found: Batch) -> ParallelBatch:
         batch = ParallelBatch(self.layout, found, by_group=self._by_group)
         self._alive[batch.slots] = batch.all_alive
-        self.last_batch = batch
+        self._last_batch = batch
         return batch
 
     def _answer(self, batch: ParallelBatch) -> Step:

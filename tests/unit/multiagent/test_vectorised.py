@@ -38,8 +38,8 @@ with warnings.catch_warnings():
         generated_agents_parallel_v0,
     )
 
-HERE = {"backend": "serial"}
-APART = {"backend": "process", "start_method": "fork", "num_workers": 2}
+HERE: dict[str, Any] = {"backend": "serial"}
+APART: dict[str, Any] = {"backend": "process", "start_method": "fork", "num_workers": 2}
 
 
 class Pair(ParallelEnv[Any, Any, Any]):
@@ -76,7 +76,7 @@ class Pair(ParallelEnv[Any, Any, Any]):
         rewards = {"speaker_0": 1, "listener_0": 0.5}
         flags = dict.fromkeys(self.agents, is_over), dict.fromkeys(self.agents, False)
         infos = {"speaker_0": {"said": np.arange(3)}, "listener_0": {}}
-        return self.seen(), rewards, *flags, infos
+        return self.seen(), rewards, flags[0], flags[1], infos
 
     def render(self):
         return np.zeros((4, 4, 3), np.uint8)
@@ -103,7 +103,7 @@ def test_names_and_shapes_are_agilerl_s(where, is_continuous):
             obs, rewards, terminated, truncated, infos = vec.step(actions)
             for name in vec.agents:
                 assert obs[name].shape == vec.observation_space(name).shape
-                assert obs[name].shape == (2, *vec.single_observation_space(name).shape)
+                assert obs[name].shape == (2, *(vec.single_observation_space(name).shape or ()))
                 assert obs[name].dtype == vec.observation_space(name).dtype
                 assert rewards[name].dtype == np.float64
                 assert rewards[name].shape == (2,)
@@ -134,6 +134,8 @@ def test_names_and_shapes_are_agilerl_s(where, is_continuous):
 
 def test_halves_of_a_step():
     with AsyncPettingZooVecEnv([Pair] * 2, **APART) as vec:
+        with pytest.raises(errors.ResetNeeded, match="no batch yet"):
+            _ = vec.last_batch
         for wait in (vec.step_wait, vec.reset_wait):
             with pytest.raises(NoAsyncCallError):
                 wait()
@@ -349,6 +351,8 @@ def test_one_policy_for_each_group_of_a_game_with_different_spaces():
         batch = vec.reset(seed=0)
         with pytest.raises(errors.ConfigError, match="use rows_of and obs_of"):
             _ = batch.obs
+        with pytest.raises(errors.ConfigError, match="use masks_of"):
+            _ = batch.masks
         assert vec.shared_action_space is None
         for _ in range(30):
             actions = {
@@ -505,7 +509,9 @@ def test_wrong_environments_are_refused():
     with pytest.raises(errors.ConfigError, match="cannot be part of a record"):
         AsyncPettingZooVecEnv([text], **HERE)
     with pytest.raises(errors.ConfigError, match="compat must be"):
-        AsyncPettingZooVecEnv([Pair], compat="sb3", **HERE)
+        AsyncPettingZooVecEnv([Pair], **{"compat": "sb3", **HERE})
+    with pytest.raises(errors.ConfigError, match="AgileRL knows no groups"):
+        AsyncPettingZooVecEnv([Pair], compat="agilerl", by_group=True, **HERE)
 
 
 @pytest.mark.parametrize(
