@@ -227,7 +227,7 @@ def test_a_run_with_nothing_to_learn_from_fails(backend, tmp_path):
     more = ["--backend", backend, "--checkpoint-dir", "run"]
     told = run("train", *words, *more, folder=tmp_path, code=1).stderr
     assert "the environments failed in each of 32 steps" in told
-    assert "ValueError: a joint is broken. All are in run/incidents.jsonl" in told
+    assert "ValueError: a joint is broken. All failures are in run/incidents.jsonl" in told
     (noted,) = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     assert json.loads(noted)["ended"].startswith("failed: there is nothing to learn from")
     assert len((tmp_path / "run" / "incidents.jsonl").read_text().splitlines()) == 32

@@ -24,7 +24,7 @@ Act = Callable[[Any, Mapping[str, Any]], Any]
 
 
 class Agent:
-    """What a run makes: a policy, and how observations and actions reach it."""
+    """A policy, and how observations and actions reach it: what a run makes."""
 
     def __init__(
         self,
@@ -64,12 +64,12 @@ class Agent:
         self._start = start if np.any(start) else None
 
     def tensor(self, array: Array) -> Tensor:
-        """An array where the networks are."""
+        """An array as a tensor on the networks' device."""
         tensor = torch.from_numpy(array)
         return tensor if self._is_here else tensor.to(self.device)
 
     def tensors(self, leaves: Leaves) -> tuple[Tensor, ...]:
-        """The same for all leaves."""
+        """All leaves as tensors."""
         return tuple(self.tensor(leaf) for leaf in leaves)
 
     def look(self, obs: Any, *, learns: bool = False) -> Leaves:
@@ -105,7 +105,7 @@ class Agent:
         return actions if self._start is None else actions + self._start
 
     def fresh_states(self, count: int) -> Tensor:
-        """What is remembered at the beginning of an episode: nothing."""
+        """The memory at the start of an episode: zeros."""
         return torch.zeros((count, self.policy.state_size), device=self.device)
 
     def play(self) -> Act:

@@ -1,4 +1,4 @@
-"""Numbers that would spoil a policy in silence, found before anything is learned from them.
+"""Numbers that would ruin a policy silently, found before anything is learned from them.
 
 One reward that is not a number makes every parameter one that is not, and the run would go on and
 save that. Law: nothing is changed here, and nothing was learned from the numbers yet.

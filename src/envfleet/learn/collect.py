@@ -41,11 +41,11 @@ Array = npt.NDArray[Any]
 Floats = npt.NDArray[np.float32]
 Flags = npt.NDArray[np.bool_]
 OVERLAP_FROM = 16
-"""Slots: with fewer, a second forward pass costs more than it hides."""
+"""Slots for which halves overlap: with fewer, a second forward pass costs more than it hides."""
 OVERLAP_CORES = 3
-"""With fewer the policy takes a core away from the half that steps: measured, it loses."""
+"""With fewer cores the policy takes one from the half that steps, which was measured slower."""
 _ROWS_AT_ONCE = 4096
-"""In forward passes over whole rollouts: pictures need memory."""
+"""Rows of one forward pass over a rollout: pictures need memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class Experience:
     values: Floats
     rewards: Floats
     successors: Floats
-    """What each row's successor is worth."""
+    """The value of each row's successor."""
     ended: Flags
     valid: Flags
     """False where a row is no transition: its environment was lost."""
@@ -86,7 +86,7 @@ def flattened(arrays: Leaves) -> Leaves:
 
 
 def _some_at_a_time(count: int) -> list[slice]:
-    """All rows, in parts for which there is memory; episodes must not be taken apart so."""
+    """All rows in slices that fit into memory; not for policies with a memory."""
     starts = range(0, count, _ROWS_AT_ONCE)
     return [slice(start, start + _ROWS_AT_ONCE) for start in starts]
 
@@ -129,23 +129,23 @@ class _Store:
             mine[step, half] = leaf
 
     def mask(self, step: int, half: slice, masks: Flags) -> None:
-        """Keep what is allowed; before the first mask everything was."""
+        """Keep a mask; before the first one all actions are allowed."""
         if self.masks is None:
             self.masks = np.ones((*self._shape, masks.shape[-1]), np.bool_)
         self.masks[step, half] = masks
 
     def page_after(self, step: int) -> int:
-        """The fleet's page for what this step will bring; they count from 1."""
+        """The fleet's page for the observations after this step; pages count from 1."""
         return step + 2 if self.has_pages else 0
 
 
 class Collector:
-    """Steps a fleet by a policy, and remembers between rollouts what goes on."""
+    """Steps a fleet by a policy, and keeps what continues from one rollout to the next."""
 
     def __init__(
         self, envs: FleetVectorEnv, agent: Agent, options: PPOOptions, *, seed: int
     ) -> None:
-        """Reset the fleet; from then on its slots only reset by themselves."""
+        """Reset the fleet; after that, slots only reset at the ends of episodes."""
         self._envs, self._agent, self._times = envs, agent, options.n_steps
         pages = envs.fleet.pages
         if pages is not None and (len(pages) <= options.n_steps or not agent.sees_plainly(pages)):
@@ -154,7 +154,7 @@ class Collector:
         self._is_quick = QuickActor.can_be(agent.policy)
         self._takes_masks = agent.policy.head.takes_masks
         self._quick: QuickActor | None = None
-        # here, wherever the networks are: a run may go on on another device with the same noise
+        # always on the CPU: a run may go on on another device with the same noise
         self._generator = torch.Generator().manual_seed(seed)
         count = envs.num_envs
         overlaps = options.overlap
@@ -172,7 +172,7 @@ class Collector:
         self._inference_s = self._fleet_s = 0.0
         """Seconds spent in acting and judging, and in the fleet's send and recv, by rollouts."""
         self.seconds = dict.fromkeys(OF_ROLLOUTS, 0.0)
-        """Where the time of all rollouts went."""
+        """What the time of all rollouts went into."""
 
     # ---- to continue exactly where it was --------------------------------------------------------
 
@@ -238,13 +238,13 @@ class Collector:
     # ---- the loop -------------------------------------------------------------------------------
 
     def collect(self) -> Experience:
-        """Step every slot `n_steps` times; observations may be the fleet's, until the next time."""
+        """Step every slot `n_steps` times; the observations are valid until the next call."""
         with self._accounted():
             return self._collected()
 
     @contextmanager
     def _accounted(self) -> Iterator[None]:
-        """Add up where the time goes; what a fleet does between rollouts is none of it."""
+        """Add up what the time of a rollout goes into."""
         fleet, before = self._envs.fleet, self._envs.fleet.timings
         self._inference_s = self._fleet_s = 0.0
         begun_s = time.perf_counter()
@@ -276,29 +276,20 @@ class Collector:
             self._fill_by_halves(store, noise)
         self._obs = tuple(leaf[times].copy() for leaf in store.obs)
         self._masks = None if store.masks is None else store.masks[times].copy()
-        with np.errstate(over="ignore", invalid="ignore"):  # what comes of it is looked at
+        with np.errstate(over="ignore", invalid="ignore"):  # the results are checked
             return self._finished(store, states)
 
     def _fill(self, store: _Store, noise: Tensor) -> None:
-        fleet, rewards = self._envs.fleet, list(store.rewards)
-        shared = fleet.shared_obs
-        is_plain = shared is not None and not self._takes_masks
+        fleet = self._envs.fleet
         for step in range(self._times):
             wanted = self._choose(store, step, 0, noise)
-            page, begun_s = store.page_after(step), time.perf_counter()
-            batch = (
-                fleet.step_plainly(wanted, rewards[step], page=page)
-                if is_plain
-                else fleet.step(wanted, page=page)
-            )
+            begun_s = time.perf_counter()
+            batch = fleet.step(wanted, page=store.page_after(step))
             self._fleet_s += time.perf_counter() - begun_s
-            if batch is not None:
-                self._note(store, step, self._halves[0], batch)
-            elif not page:
-                store.see(step + 1, self._halves[0], self._agent.look(shared, learns=True))
+            self._note(store, step, self._halves[0], batch)
 
     def _fill_by_halves(self, store: _Store, noise: Tensor) -> None:
-        """Act for one half of the slots while the other is under way."""
+        """Act for one half of the slots while the other steps."""
         for index in range(len(self._halves)):
             self._send(store, 0, index, noise)
         for step in range(self._times):
@@ -443,7 +434,7 @@ class Collector:
             self._lengths += valid[first : step + 1].sum(0)
             first = step + 1
             for slot in np.flatnonzero(ended[step]).tolist():
-                if valid[step, slot]:  # an episode whose environment was lost has no honest return
+                if valid[step, slot]:  # the episode of a lost environment has no true return
                     finished.append((float(self._returns[slot]), int(self._lengths[slot])))
                 self._returns[slot], self._lengths[slot] = 0.0, 0
         self._returns += rewards[first:].sum(0)

@@ -37,8 +37,8 @@ FREE = frozenset(
         "video",
     }
 )
-"""What a run may go on with others of: nothing that it learns depends on them (of the device, the
-last digits do)."""
+"""Options that may change when a run goes on: nothing that it learns depends on them (except the
+last digits, which depend on the device)."""
 
 
 @option_class
@@ -59,7 +59,7 @@ class TrainOptions:
     seed: Seed = 0
     """Of weights, actions, shuffling and environments: the same seed gives the same run."""
     device: Device = "auto"
-    """Where the networks live: cpu, cuda, cuda:N, mps, or auto, which takes cuda where there is
+    """The device of the networks: cpu, cuda, cuda:N, mps, or auto, which takes cuda if there is
     one, else cpu."""
     backend: Literal["auto", BackendName] = "auto"
     """What runs the environments; auto measures, and says what it chose and why."""
@@ -105,7 +105,7 @@ class TrainOptions:
 
     @property
     def has_deadlines(self) -> bool:
-        """Whether an environment may be given up, which cannot be done in this process."""
+        """Whether a hung environment is given up, which cannot be done in this process."""
         return self.step_timeout_s is not None or self.reset_timeout_s is not None
 
     def iterations(self, ppo: PPOOptions) -> int:
