@@ -518,7 +518,6 @@ USED_IN_A_COPY = """
             uses = (
                 lambda: envs.recv(),
                 lambda: envs.step(zeros),
-                lambda: envs.fleet.step_plainly(zeros, np.zeros(2)),
                 lambda: envs.send(zeros),
                 lambda: envs.reset(seed=7),
                 lambda: envs.call("t"),

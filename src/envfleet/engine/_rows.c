@@ -748,30 +748,6 @@ put_rows(PyObject *Py_UNUSED(module), PyObject *args)
 }
 
 static PyObject *
-take_rewards(PyObject *Py_UNUSED(module), PyObject *args)
-{
-    PyArrayObject *rewards, *flags, *out;
-    if (!PyArg_ParseTuple(args, "O!O!O!", &PyArray_Type, &rewards, &PyArray_Type, &flags,
-                          &PyArray_Type, &out)) {
-        return NULL;
-    }
-    npy_intp slots = PyArray_NDIM(rewards) == 1 ? PyArray_DIM(rewards, 0) : 0;
-    if (!is_array(rewards, NPY_DOUBLE, 1, 0) || !is_array(flags, NPY_BOOL, 2, slots) ||
-        !is_array(out, NPY_DOUBLE, 1, slots)) {
-        return NULL;
-    }
-    if (PyArray_DIM(out, 0) != slots) {
-        PyErr_SetString(PyExc_ValueError, "there must be room for one reward of each slot");
-        return NULL;
-    }
-    if (memchr(PyArray_DATA(flags), 1, (size_t)PyArray_NBYTES(flags)) != NULL) {
-        Py_RETURN_FALSE;
-    }
-    memcpy(PyArray_DATA(out), PyArray_DATA(rewards), (size_t)PyArray_NBYTES(out));
-    Py_RETURN_TRUE;
-}
-
-static PyObject *
 note_ends(PyObject *Py_UNUSED(module), PyObject *args)
 {
     PyArrayObject *terminated, *truncated, *valid, *ended, *starts;
@@ -1129,7 +1105,6 @@ static PyMethodDef methods[] = {
     {"copy_rows", copy_rows, METH_VARARGS, NULL},
     {"take_ended", take_ended, METH_VARARGS, NULL},
     {"put_rows", put_rows, METH_VARARGS, NULL},
-    {"take_rewards", take_rewards, METH_VARARGS, NULL},
     {"note_ends", note_ends, METH_VARARGS, NULL},
     {"common_number", common_number, METH_VARARGS, NULL},
     {"post_steps", post_steps, METH_VARARGS, NULL},

@@ -17,7 +17,7 @@ from envfleet.engine.infos import NO_INFO, Info, PackedInfos, Schema
 from envfleet.engine.memory import Control, Data
 from envfleet.engine.messages import Reply
 from envfleet.engine.options import Autoreset
-from envfleet.engine.rows import common_number, copy_rows, take_ended, take_rewards
+from envfleet.engine.rows import common_number, copy_rows, take_ended
 from envfleet.engine.slots import Slots, WorkerPart
 from envfleet.errors import LayoutMismatch
 from envfleet.layout import Columns
@@ -238,12 +238,6 @@ class BatchReader:
             plain=plain,
             finals=finals,
         )
-
-    def take_plain(self, rewards: npt.NDArray[np.float64]) -> bool:
-        """Copy the rewards of all slots, if a batch would hold nothing else that is new."""
-        if self._before_poison or self._infos or self._incidents or self._later:
-            return False
-        return take_rewards(self._control.rewards, self._control.flags, rewards)
 
     def observations(self, slots: Slots, rows: slice | Slots) -> Any:
         """The last observations of these slots."""

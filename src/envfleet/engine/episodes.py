@@ -58,9 +58,10 @@ class ActionLog:
         return self._base + len(self._entries)
 
     def sent(self, slots: npt.NDArray[np.intp] | None, actions: Any) -> None:
-        """Keep actions, which must be the journal's own, of these slots (None: all)."""
+        """Keep actions of these slots (None: all); they must not be changed afterwards."""
         self._entries.append((slots, actions))
-        self._bytes += _ENTRY_BYTES + _weight(actions)
+        self._bytes += _ENTRY_BYTES
+        self._bytes += actions.nbytes if type(actions) is np.ndarray else _weight(actions)
         if len(self._entries) % _TRIM_EVERY == 0 or self._bytes > LIMIT_BYTES:
             self._trim()
 

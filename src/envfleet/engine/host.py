@@ -27,7 +27,6 @@ from envfleet.engine.memory import Control, Data
 from envfleet.engine.messages import EnvFacts, EnvFailure, Op, Reply, read_reset, status_word
 from envfleet.engine.options import PLAIN_RESET, Autoreset, EnvFn, ResetPlan
 from envfleet.engine.rows import AUTORESETS, EnvRow, HostState, step_rows
-from envfleet.errors import SnapshotError
 
 
 def _directly(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -394,11 +393,7 @@ class EnvHost(HostRows):
             self._spill(row, spill)
         if is_terminated or is_truncated:
             self._ends.append((row, bool(is_terminated), bool(is_truncated)))
-            if self._autoreset == "same_step":
-                self._end_and_reset(row, obs, info)
-            else:
-                self._state[row] = self._after_end
-                self._inform(row, info)
+            self._end(row, obs, info)
         elif info or self._has_info[row]:
             self._inform(row, info)
 
@@ -413,17 +408,18 @@ class EnvHost(HostRows):
             self._ends.append((row, False, True))
             if row in self._last_spill:
                 self._reply.spills[self.first + row] = self._last_spill[row]
-            if self._autoreset == "same_step":
-                self._end_and_reset(row, self._last_obs(row), {})
-            else:
-                self._state[row] = self._after_end
-                self._inform(row, {})
+            self._end(row, self._last_obs(row) if self._autoreset == "same_step" else None, {})
         else:
             self._fail(row, "step", RuntimeError("the slot was stepped before it was reset"))
 
-    def _end_and_reset(self, row: int, obs: Any, info: Info) -> None:
-        self._put_final(row, obs, info)
-        self._try_reset(row, self._next_plan(row))
+    def _end(self, row: int, obs: Any, info: Info) -> None:
+        """An episode is over: in `same_step` keep what it ended with, and reset."""
+        if self._autoreset == "same_step":
+            self._put_final(row, obs, info)
+            self._try_reset(row, self._next_plan(row))
+        else:
+            self._state[row] = self._after_end
+            self._inform(row, info)
 
     def _try_reset(self, row: int, plan: ResetPlan) -> None:
         slot = self.first + row
@@ -475,16 +471,9 @@ class EnvHost(HostRows):
 
     def _check_replay(self, row: int, obs: Any, wanted: snapshots.Snapshot) -> None:
         """Refuse an environment that is not where it was, unless it is to be reset in any case."""
-        kind, index = self._where[row]
-        spill = self._write_obs[row](obs)
-        found = self._data.obs[kind].read(index, spill)
+        found = self._written(row, obs)
         if wanted.lineage.pending is None and not snapshots.are_alike(found, wanted.obs):
-            raise SnapshotError(
-                f"the environment of slot {self.first + row} does not repeat itself: after the "
-                "same reset and the same actions it observes something else. Let it draw "
-                "everything random from its np_random, or give it the methods get_state and "
-                "set_state"
-            )
+            raise snapshots.does_not_repeat(self.first + row)
 
     def _fail(self, row: int, doing: str, exc: BaseException) -> None:
         self._note(self.first + row, doing, exc)

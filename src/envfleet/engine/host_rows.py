@@ -105,6 +105,11 @@ class HostRows:
         self._last_spill[row] = spill
         self._reply.spills[self.first + row] = spill
 
+    def _written(self, row: int, obs: Any) -> Any:
+        """Write an observation into its row, and read it from there."""
+        group, index = self._where[row]
+        return self._data.obs[group].read(index, self._write_obs[row](obs))
+
     def _last_obs(self, row: int) -> Any:
         group, index = self._where[row]
         return self._data.obs[group].read(index, self._last_spill.get(row))

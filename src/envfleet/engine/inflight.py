@@ -1,28 +1,25 @@
-"""What is under way: commands not yet answered, answers not yet received.
+"""The one record of what is under way: commands not yet answered, answers not yet received.
 
 A slot has at most one step or reset in flight. Commands of one worker are answered in the order
 in which they were posted, so a reply belongs to the oldest one outstanding.
+
+A plain step, of all slots of a worker that owes nothing else, is a byte in `plain` and nothing
+more. Its backend sets and clears the byte. Everything else has a `Pending`; before anything else is
+done, `enter` makes one of each plain step that is under way.
 """
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from envfleet.engine.backends.base import FastPath, WorkerHandle
-from envfleet.engine.batch_reader import BatchReader
-from envfleet.engine.episodes import Episodes
 from envfleet.engine.interrupts import uninterrupted
 from envfleet.engine.messages import Command, Op, Reply
 from envfleet.engine.slots import SlotSet, SlotSets, WorkerPart
-from envfleet.engine.workers import Workers
 from envfleet.errors import EnvfleetError
-
-if TYPE_CHECKING:
-    from envfleet.engine.recovery import Recovery
 
 MOVES = (Op.STEP, Op.RESET)
 """What gives a slot a new row."""
@@ -53,9 +50,15 @@ class Pending:
 class Inflight:
     """Commands on their way, per worker in order, and which slots they hold."""
 
-    def __init__(self, num_slots: int, handles: Sequence[WorkerHandle]) -> None:
-        """`handles` is the crew's own list, in which a lost worker is replaced."""
-        self._handles = handles
+    def __init__(
+        self, slot_sets: SlotSets, handles: Sequence[WorkerHandle], steps: FastPath
+    ) -> None:
+        """`handles` is the list in which a lost worker is replaced by its successor."""
+        self._slot_sets, self._handles = slot_sets, handles
+        self.steps = steps
+        """How plain steps are posted and collected."""
+        self.plain = steps.under_way
+        """By worker, whether it has a plain step under way; it owes nothing else then."""
         self.outstanding: list[deque[Pending]] = [deque() for _ in handles]
         self.ready: list[Pending] = []
         """Answered steps that nobody has received yet, oldest first."""
@@ -63,7 +66,8 @@ class Inflight:
         self.reset_slots: set[int] = set()
         """Slots whose answer that waits to be received is that of a reset."""
         # bytes are set and cleared in a fraction of an array's time, and this is done per step
-        self.in_flight = bytearray(num_slots)
+        self.in_flight = bytearray(slot_sets.num_slots)
+        """The slots of steps and resets that have a `Pending`."""
         self.num_in_flight = 0
         self._held: set[int] = set()
         """Workers that are being replaced: what is posted to them waits for their successors."""
@@ -87,39 +91,66 @@ class Inflight:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is under way and nothing waits to be received."""
+        """Whether no command is outstanding, other than plain steps, and none to be received."""
         return not self.num_in_flight and not self.ready and not any(self.outstanding)
 
-    def next_request(self) -> int:
-        """The identity of a step that is posted past this."""
-        self.last_request += 1
-        return self.last_request
+    def is_free(self, workers: tuple[int, ...]) -> bool:
+        """Whether these workers owe nothing, and nothing waits to be received."""
+        if self.ready or self._held:
+            return False
+        for worker in workers:  # noqa: SIM110 - a generator takes five times as long
+            if self.plain[worker] or self.outstanding[worker]:
+                return False
+        return True
 
-    def enter(self, fast_path: FastPath, parts: Sequence[WorkerPart]) -> None:
-        """Enter what is under way on the lane, as if it had been posted; `parts` by worker."""
-        for part in parts:
-            if fast_path.under_way[part.worker]:
-                # in this order a signal's handler may raise in between: it is then entered again
+    def is_posted(self, slot_set: SlotSet) -> bool:
+        """Whether a step of these slots is under way: all of it is, or nothing."""
+        part = slot_set.parts[0]
+        return bool(self.plain[part.worker]) or self.is_any_in_flight(part.slots.tolist())
+
+    def collect(
+        self, chosen: SlotSet | None, min_slots: int | None, limit_s: float, *, has_pages: bool
+    ) -> tuple[SlotSet, int] | None:
+        """Wait for plain steps, of these slots or (None) of all, if nothing else is under way.
+
+        Returns the slots that are done, and the page that they are on. Returns None if they are not
+        enough when the time is up, or if an answer is not plain.
+        """
+        everything, plain = self._slot_sets.everything, self.plain
+        if chosen is None:
+            if self.ready or self.num_in_flight or not any(plain):
+                return None
+            workers = everything.workers
+        else:
+            workers = chosen.workers
+            if workers is None or not all(plain[worker] for worker in workers):
+                return None
+        assert workers is not None
+        num_slots, page = self._slot_sets.num_slots, 0
+        if has_pages:
+            pages = {self.steps.page_of(worker) for worker in workers if plain[worker]}
+            page = pages.pop() if len(pages) == 1 else 0
+        wanted = num_slots if min_slots is None or min_slots > num_slots else min_slots
+        done = self.steps.collect(workers, wanted, limit_s)
+        if done is None:
+            return None
+        if len(done) == len(workers):
+            return chosen or everything, page
+        return self._slot_sets.of_workers(done), page
+
+    def enter(self) -> bool:
+        """Make a `Pending` of each plain step under way, as if it had been posted; is there any?"""
+        if not any(self.plain):
+            return False
+        for part in self._slot_sets.everything.parts:
+            if self.plain[part.worker]:
+                # in this order a signal handler may raise in between: it is then entered again
                 self._mark(part, b"\1")
                 self.num_in_flight = self.in_flight.count(1)
                 if not self.outstanding[part.worker]:
-                    command = Command(fast_path.request_of(part.worker), Op.STEP)
+                    command = Command(self.steps.request_of(part.worker), Op.STEP)
                     self.outstanding[part.worker].append(Pending(command, part))
-                fast_path.under_way[part.worker] = 0
-
-    def hand_back(self, fast_path: FastPath) -> bool:
-        """Strike out what is under way if all of it could be on the lane; whether it is there."""
-        queues = [queue for queue in self.outstanding if queue]
-        if self.ready or not all(len(queue) == 1 and _is_plain(queue[0]) for queue in queues):
-            return False
-        if not fast_path.resume(
-            tuple(worker for worker, queue in enumerate(self.outstanding) if queue)
-        ):
-            return False
-        self.in_flight[:] = bytes(len(self.in_flight))
-        self.num_in_flight = 0
-        for queue in queues:
-            queue.clear()
+                self.plain[part.worker] = 0
         return True
 
     def post_shared(self, slot_set: SlotSet, op: Op, payload: Any) -> list[Pending]:
@@ -265,112 +296,3 @@ class Inflight:
             return []
         ready = {slot for pending in self.ready for slot in pending.slots}
         return [slot for slot in slot_set.slots.tolist() if self.in_flight[slot] or slot in ready]
-
-
-def _is_plain(pending: Pending) -> bool:
-    """Whether this is no more than a step of all slots of a worker."""
-    command, part = pending.command, pending.part
-    return (
-        command.op is Op.STEP
-        and command.slots is None
-        and command.payload is None
-        and part is not None
-        and part.is_whole
-        and not pending.unwanted
-    )
-
-
-class PlainSteps:
-    """Decides what goes by the lane, and what is on it."""
-
-    def __init__(
-        self,
-        workers: Workers,
-        inflight: Inflight,
-        slot_sets: SlotSets,
-        episodes: Episodes,
-        batch_reader: BatchReader,
-        recovery: Recovery,
-    ) -> None:
-        self._workers, self._inflight, self._slot_sets = workers, inflight, slot_sets
-        self._episodes, self._batch_reader, self._recovery = episodes, batch_reader, recovery
-        self._num_slots = slot_sets.num_slots
-        self._has_pages = workers.data.pages is not None
-        self._clear: FastPath | None = None
-        """The lane, while nothing has been done by the books since they were found to be empty."""
-        self.has_replies = False
-        """Whether there were any when last somebody waited: such steps are none for the lane."""
-
-    def fast_path_for(self, slot_set: SlotSet) -> FastPath | None:
-        """The lane, if there is nothing to be said against a plain step of this route."""
-        if slot_set.workers is None or self._episodes.num_needing_reset:
-            return None
-        fast_path = self._clear or self._found_clear()
-        if fast_path is None:
-            return None
-        under_way = fast_path.under_way
-        for worker in slot_set.workers:
-            if under_way[worker]:
-                return None
-        return fast_path
-
-    def _found_clear(self) -> FastPath | None:
-        fast_path, inflight = self._workers.fast_path, self._inflight
-        if (
-            self._workers.are_all_up
-            and not self.has_replies
-            and not self._batch_reader.spills
-            and not self._recovery.blocked
-            and not any(handle.is_dead for handle in self._workers.handles)
-            and (inflight.is_empty or inflight.hand_back(fast_path))
-        ):
-            self._clear = fast_path
-        return self._clear
-
-    def collect(
-        self, chosen: SlotSet | None, min_slots: int | None, limit_s: float | None
-    ) -> tuple[SlotSet, int] | None:
-        """Wait for what is on the lane, of these slots if some are chosen.
-
-        Returns what can be handed out, and its page; or None if that is not enough, or something
-        about it is special.
-        """
-        fast_path, recovery = self._clear, self._recovery
-        workers = self._slot_sets.everything.workers if chosen is None else chosen.workers
-        if fast_path is None or workers is None:
-            return None
-        under_way = fast_path.under_way
-        if chosen is None:
-            if not any(under_way):
-                return None
-        elif not all(under_way[worker] for worker in workers):
-            return None
-        is_patient = chosen is None and min_slots is None
-        if not is_patient and recovery.is_any_silent(fast_path, time.monotonic()):
-            return None  # those who are done must not hide one who hangs
-        check_s, num_slots = recovery.check_s, self._num_slots
-        page = self._page_of(fast_path, workers) if self._has_pages else 0
-        done = fast_path.collect(
-            workers,
-            num_slots if min_slots is None or min_slots > num_slots else min_slots,
-            check_s if limit_s is None or limit_s > check_s else limit_s,
-        )
-        if done is None:
-            return None
-        if chosen is not None and len(done) == len(workers):
-            return chosen, page
-        return self._slot_sets.of_workers(done), page
-
-    def _page_of(self, fast_path: FastPath, workers: tuple[int, ...]) -> int:
-        """The one page that these workers write what is under way into, if it is one."""
-        pages = {fast_path.page_of(worker) for worker in workers if fast_path.under_way[worker]}
-        return pages.pop() if len(pages) == 1 else 0
-
-    def leave(self) -> bool:
-        """Enter what is on the lane into the books, where all else can see it; is there any?"""
-        self._clear = None
-        fast_path = self._workers.fast_path
-        if not any(fast_path.under_way):
-            return False
-        self._inflight.enter(fast_path, self._slot_sets.everything.parts)
-        return True

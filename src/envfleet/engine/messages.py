@@ -112,11 +112,13 @@ class WorkerStatus(NamedTuple):
     slot: int | None
     """None between slots, or if it is not known."""
     is_alive: bool = True
+    replayed: int = 0
+    """The number of the action in a replay: a worker that makes progress is not silent."""
 
     @classmethod
     def of_word(cls, word: int, *, is_alive: bool = True) -> WorkerStatus:
         """What a `status_word` says."""
-        return cls(*read_status_word(word), is_alive)
+        return cls(*read_status_word(word), is_alive, word >> 40)
 
 
 class Command(NamedTuple):

@@ -17,24 +17,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from envfleet.engine.backends.base import FastPath, WorkerHandle
+from envfleet.engine.backends.base import WorkerHandle
 from envfleet.engine.batch_reader import BatchReader
 from envfleet.engine.episodes import Episodes, FailureEvent
-from envfleet.engine.host import SlotState
+from envfleet.engine.host import ReturnOrder, SlotState
 from envfleet.engine.incident import Incident
 from envfleet.engine.inflight import MOVES, Inflight, Pending
 from envfleet.engine.messages import EnvFailure, Op
 from envfleet.engine.options import Autoreset, Deadlines, OnFailure, ResetPlan, RestartPolicy
+from envfleet.engine.silences import Silences
 from envfleet.engine.slots import SlotSets
 from envfleet.engine.snapshot import Snapshot
-from envfleet.engine.supervision import (
-    Decision,
-    Silence,
-    check_every,
-    decide,
-    is_gap,
-    limit_for,
-)
+from envfleet.engine.supervision import Decision, decide
 from envfleet.engine.workers import Workers
 from envfleet.errors import (
     DeadlineExceeded,
@@ -113,9 +107,7 @@ class Recovery:
         """Slots that are lost for good, and why."""
         self.errors: list[EnvfleetError] = []
         """To be raised to the caller, oldest first."""
-        self._silences: dict[int, Silence] = {}
-        self.check_s = check_every(deadlines)
-        self._next_check_s = self._next_look_s = self._looked_s = 0.0
+        self.silences = Silences(workers, inflight, deadlines)
 
     # ---- an environment raised ------------------------------------------------------------------
 
@@ -208,7 +200,8 @@ class Recovery:
 
     def _rebuild(self, pending: Pending | None, slot: int) -> None:
         """A new environment for one slot, which is then asked again what the old one was asked."""
-        part, order = self._slot_sets.part_of([slot]), None
+        order: ReturnOrder
+        part = self._slot_sets.part_of([slot])
         self._batch_reader.mend_rows([slot])  # its last observation may be what could not be sent
         if self._resumes:
             try:
@@ -261,7 +254,8 @@ class Recovery:
     def on_death(self, handle: WorkerHandle) -> None:
         """A worker ended without being asked to."""
         owed = list(self._inflight.outstanding[handle.worker])
-        op, slot, _ = handle.status()
+        status = handle.status()
+        op, slot = status.op, status.slot
         if op is Op.IDLE and owed:
             op = owed[0].command.op
         is_known = slot is not None
@@ -277,95 +271,27 @@ class Recovery:
         error = WorkerDied(handle.worker, slots, exit_code, op.phrase, stack, restart_helps)
         self._lose(handle, event, error, owed, is_known=is_known)
 
-    def note_wait(self, waited_s: float, limit_s: float, now_s: float) -> None:
-        """A wait of at most `limit_s` took so long: if far too long, silences are counted anew."""
-        self._looked_s = now_s
-        if is_gap(waited_s - limit_s, self.check_s):
-            self._silences = {
-                worker: silence.restarted(now_s) for worker, silence in self._silences.items()
-            }
-
-    def _note_look(self, now_s: float) -> None:
-        """The silences are looked at again; a long time without a look is excused once."""
-        late_s, self._looked_s = now_s - self._looked_s - self.check_s, now_s
-        if is_gap(late_s, self.check_s):
-            self._silences = {
-                worker: silence.excused(now_s) for worker, silence in self._silences.items()
-            }
-
-    def is_check_due(self, now_s: float) -> bool:
-        """Whether it is time to look at silent workers again; replies must be taken in first."""
-        if now_s < self._next_check_s:
-            return False
-        self._next_check_s = now_s + self.check_s
-        return True
-
-    def is_any_silent(self, fast_path: FastPath, now_s: float) -> bool:
-        """Whether a worker on the lane has stood at one place for too long; its books will say."""
-        if now_s < self._next_look_s:
-            return False
-        self._next_look_s = now_s + self.check_s
-        self._note_look(now_s)
-        silences = [
-            self._silence_of(worker, fast_path.request_of(worker), now_s)
-            for worker, state in enumerate(fast_path.under_way)
-            if state
-        ]
-        is_any = any(self._is_too_long(one, now_s) for one in silences)
-        if is_any:
-            self._next_check_s = 0.0
-        return is_any
-
-    def _is_too_long(self, silence: Silence, now_s: float) -> bool:
-        op = silence.status.op
-        limit_s, _ = limit_for(Op.STEP if op is Op.IDLE else op, self._deadlines)
-        quiet_s = now_s - silence.since_s
-        if limit_s is None:
-            return quiet_s >= self._deadlines.warn_s and not silence.is_warned
-        return quiet_s >= limit_s
-
     def check_silences(self, now_s: float) -> None:
-        """Look whether a worker has stood at one place for too long."""
-        self._note_look(now_s)
-        for handle in list(self._workers.handles):
-            owed = self._inflight.outstanding[handle.worker]
-            if owed and not handle.is_dead and handle.worker not in self.coming:
-                self._check_silence(handle, owed[0], now_s)
-
-    def _check_silence(self, handle: WorkerHandle, oldest: Pending, now_s: float) -> None:
-        silence = self._silence_of(handle.worker, oldest.command.request, now_s)
-        op, slot, _ = silence.status
-        if op is Op.IDLE:
-            op = oldest.command.op
-        is_known = slot is not None
-        slot = handle.first if slot is None else slot
-        limit_s, option = limit_for(op, self._deadlines)
-        quiet_s = now_s - silence.since_s
-        if limit_s is not None and quiet_s >= limit_s:
-            stack = handle.stack()
-            reason = f"no answer for {limit_s:g} s"
-            slots = self._slots_of(handle)
-            plan = self._plan_of(oldest, slot) if op is Op.RESET and _is_move([oldest]) else None
+        """Give up the workers that have stood at one place for too long."""
+        for late in self.silences.overdue(now_s, self.coming.keys()):
+            handle, op, slot = late.handle, late.op, late.slot
+            stack, slots = handle.stack(), self._slots_of(handle)
+            is_reset = op is Op.RESET and _is_move([late.oldest])
             event = FailureEvent(
-                "timeout", handle.worker, slot, slots, op.phrase, reason, stack, None, plan
+                "timeout",
+                handle.worker,
+                slot,
+                slots,
+                op.phrase,
+                f"no answer for {late.limit_s:g} s",
+                stack,
+                None,
+                self._plan_of(late.oldest, slot) if is_reset else None,
             )
+            limit_s, option = late.limit_s, late.option
             error = DeadlineExceeded(slot, handle.worker, op.phrase, limit_s, option, stack)
             owed = list(self._inflight.outstanding[handle.worker])
-            self._lose(handle, event, error, owed, is_known=is_known)
-        elif limit_s is None and quiet_s >= self._deadlines.warn_s and not silence.is_warned:
-            self._silences[handle.worker] = replace(silence, is_warned=True)
-            warnings.warn(
-                f"everybody has waited {quiet_s:.0f} s for slot {slot} (worker {handle.worker}) in "
-                f"{op.phrase}; set {option} to end such waits. It stands at:\n{handle.stack()}",
-                RuntimeWarning,
-                stacklevel=level_of_caller(),
-            )
-
-    def _silence_of(self, worker: int, request: int, now_s: float) -> Silence:
-        status = self._workers.handles[worker].status()
-        known = self._silences.get(worker) or Silence(request, status, now_s)
-        self._silences[worker] = silence = known.look(request, status, now_s)
-        return silence
+            self._lose(handle, event, error, owed, is_known=late.is_known)
 
     def _lose(
         self,
@@ -379,7 +305,7 @@ class Recovery:
         """A worker cannot go on: give its slots up, or put another in its place."""
         outstanding = self._inflight.outstanding[handle.worker]
         outstanding.clear()
-        self._silences.pop(handle.worker, None)
+        self.silences.forget(handle.worker)
         for pending in owed:
             if self._is_asked_again(pending):
                 pending.is_done = False
@@ -415,6 +341,7 @@ class Recovery:
                 self._workers.replace(
                     loss.worker, in_process=loss.falls_back, absent=self.blocked.keys()
                 )
+                self._inflight.steps = self._workers.fast_path
                 break
             except EnvfleetError as exc:
                 if loss.falls_back:

@@ -25,7 +25,6 @@ __all__ = [
     "put_rows",
     "step_rows",
     "take_ended",
-    "take_rewards",
     "wait_for_count",
 ]
 
@@ -46,7 +45,6 @@ try:
         put_rows,
         step_rows,
         take_ended,
-        take_rewards,
         wait_for_count,
     )
 except ImportError:
@@ -59,7 +57,6 @@ except ImportError:
         put_rows,
         step_rows,
         take_ended,
-        take_rewards,
         wait_for_count,
     )
 

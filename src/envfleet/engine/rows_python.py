@@ -203,18 +203,6 @@ def _is_turned(values: npt.NDArray[Any]) -> bool:
     return values.ndim == 2 and values.flags.f_contiguous and values.itemsize in (4, 8)
 
 
-def take_rewards(
-    rewards: npt.NDArray[np.float64],
-    flags: npt.NDArray[np.bool_],
-    out: npt.NDArray[np.float64],
-) -> bool:
-    """Copy the rewards of all slots, unless a row is special; whether that was so."""
-    if 1 in flags.tobytes():
-        return False
-    out[:] = rewards
-    return True
-
-
 def note_ends(
     terminated: npt.NDArray[np.bool_],
     truncated: npt.NDArray[np.bool_],

@@ -347,7 +347,7 @@ def are_alike(one: Any, other: Any) -> bool:
         return False
     if isinstance(one, np.ndarray | np.generic) and not one.dtype.hasobject:
         is_formed_alike = one.shape == other.shape and one.dtype == other.dtype
-        if isinstance(one, np.void) and one.dtype.names is not None:
+        if one.dtype.names is not None:
             # the bytes between its fields are no part of a record
             return is_formed_alike and all(are_alike(one[n], other[n]) for n in one.dtype.names)
         return bool(is_formed_alike and one.tobytes() == other.tobytes())
@@ -376,6 +376,15 @@ def begin(
         generator.state = replay.rng  # type: ignore[assignment]
         env.unwrapped.np_random = np.random.Generator(generator)
     return ResetPlan(replay.seed, replay.options).apply(wrap(env.reset))
+
+
+def does_not_repeat(slot: int) -> SnapshotError:
+    """The error of a replay that led elsewhere."""
+    return SnapshotError(
+        f"the environment of slot {slot} does not repeat itself: after the same reset and the same "
+        "actions it observes something else. Let it draw everything random from its np_random, or "
+        "give it the methods get_state and set_state"
+    )
 
 
 def _own_methods(inner: Any) -> tuple[str, str] | None:

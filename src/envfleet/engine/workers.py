@@ -24,6 +24,7 @@ from envfleet.engine.backends.base import (
     WorkerHandle,
     backend_named,
 )
+from envfleet.engine.backends.encoding import always_travels
 from envfleet.engine.backends.joint import JointFastPath
 from envfleet.engine.backends.serial import SerialBackend
 from envfleet.engine.interrupts import uninterrupted
@@ -108,6 +109,15 @@ class Workers:
         """The bound columns."""
         return self._binding.data
 
+    @property
+    def timings(self) -> dict[str, float]:
+        """Seconds so far, of all workers together: in environments, and waiting for commands."""
+        words = self.control.status
+        return {
+            "env_s": sum(word[2] for word in words) / 1e9,
+            "worker_wait_s": sum(word[3] for word in words) / 1e9,
+        }
+
     def wait(
         self, pending: Sequence[WorkerHandle], timeout_s: float | None, *, want_all: bool
     ) -> None:
@@ -133,14 +143,10 @@ class Workers:
             self._joint = JointFastPath(self._backend, self._local, self._here)
         return self._joint
 
-    @property
-    def are_all_up(self) -> bool:
-        """Whether no worker is being replaced."""
-        return not self._launched_s
-
     def check_payload(self, payload: Any, what: str) -> None:
         """Refuse what could not reach a worker, before anything is under way."""
-        if self._backend is not None and self._backend.needs_pickle:
+        needs_pickle = self._backend is not None and self._backend.needs_pickle
+        if needs_pickle and not always_travels(payload):
             try:
                 cloudpickle.dumps(payload)
             except Exception as exc:
@@ -276,7 +282,7 @@ class Workers:
         known = self._backend_of(handle.worker).death_at_start(handle)
         if known is not None:
             return known
-        exit_code, (op, slot, _) = handle.exit_code(), handle.status()
+        exit_code, (op, slot, *_) = handle.exit_code(), handle.status()
         doing = "start-up" if slot is None else f"{op.phrase} of slot {slot}"
         # a fleet restarts what it has had, not what never came up
         return WorkerDied(

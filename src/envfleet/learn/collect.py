@@ -280,22 +280,13 @@ class Collector:
             return self._finished(store, states)
 
     def _fill(self, store: _Store, noise: Tensor) -> None:
-        fleet, rewards = self._envs.fleet, list(store.rewards)
-        shared = fleet.shared_obs
-        is_plain = shared is not None and not self._takes_masks
+        fleet = self._envs.fleet
         for step in range(self._times):
             wanted = self._choose(store, step, 0, noise)
-            page, begun_s = store.page_after(step), time.perf_counter()
-            batch = (
-                fleet.step_plainly(wanted, rewards[step], page=page)
-                if is_plain
-                else fleet.step(wanted, page=page)
-            )
+            begun_s = time.perf_counter()
+            batch = fleet.step(wanted, page=store.page_after(step))
             self._fleet_s += time.perf_counter() - begun_s
-            if batch is not None:
-                self._note(store, step, self._halves[0], batch)
-            elif not page:
-                store.see(step + 1, self._halves[0], self._agent.look(shared, learns=True))
+            self._note(store, step, self._halves[0], batch)
 
     def _fill_by_halves(self, store: _Store, noise: Tensor) -> None:
         """Act for one half of the slots while the other steps."""

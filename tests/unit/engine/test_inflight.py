@@ -25,10 +25,26 @@ class Inbox:
         self.commands.append(command)
 
 
+class Steps:
+    """Plain steps that are never done."""
+
+    def __init__(self):
+        self.under_way = bytearray(len(BOUNDS))
+
+    def post(self, workers, request, page):
+        for worker in workers:
+            self.under_way[worker] = 1
+
+    def request_of(self, worker):
+        return 10 + worker
+
+
 def open_traffic() -> tuple[SlotSets, Inflight, list[Inbox]]:
     inboxes = [Inbox() for _ in BOUNDS]
     handles: Any = inboxes
-    return SlotSets(BOUNDS), Inflight(NUM_SLOTS, handles), inboxes
+    steps: Any = Steps()
+    slot_sets = SlotSets(BOUNDS)
+    return slot_sets, Inflight(slot_sets, handles, steps), inboxes
 
 
 def under_way(inflight):
@@ -129,3 +145,44 @@ def test_what_is_dropped_of_one_command_stays_wanted_of_another():
     assert not inflight.is_awaited([0])
     third = inflight.post(slot_sets.find([6]), Op.STEP)
     assert not third[0].unwanted
+
+
+def test_a_plain_step_is_a_byte_until_something_else_is_done():
+    slot_sets, inflight, inboxes = open_traffic()
+    first, everything = slot_sets.of_workers((0,)), slot_sets.everything
+    assert first.workers is not None
+    assert everything.workers is not None
+    inflight.steps.post(first.workers, 10, 0)
+    assert inflight.is_posted(first)
+    assert not inflight.is_posted(slot_sets.of_workers((1,)))
+    assert inflight.is_free((1,))
+    assert not inflight.is_free(everything.workers)
+    assert inflight.is_empty
+    assert inflight.enter()
+    assert not inflight.enter()
+    assert not any(inflight.plain)
+    assert under_way(inflight) == set(range(3))
+    (pending,) = inflight.outstanding[0]
+    assert (pending.command.request, pending.command.op) == (10, Op.STEP)
+    assert not inboxes[0].commands, "its worker has it already"
+    assert not inflight.is_free((0,))
+
+
+def test_a_step_that_was_entered_halfway_is_entered_once():
+    """A signal handler may raise anywhere in it."""
+    slot_sets, inflight, _ = open_traffic()
+    inflight.steps.post((0, 1), 10, 0)
+    inflight.enter()
+    inflight.plain[1] = 1
+    inflight.enter()
+    assert [len(queue) for queue in inflight.outstanding] == [1, 1]
+    assert inflight.num_in_flight == NUM_SLOTS
+    assert inflight.busy(slot_sets.everything) == list(range(NUM_SLOTS))
+
+
+def test_workers_that_are_being_replaced_are_not_free():
+    _, inflight, _ = open_traffic()
+    inflight.hold(1)
+    assert not inflight.is_free((0,))
+    inflight.let_go(1)
+    assert inflight.is_free((0, 1))

@@ -122,9 +122,8 @@ class WorkerHandle(Protocol):
 class FastPath(Protocol):
     """Plain steps: all slots of some workers, with actions and results in their rows.
 
-    The fleet records nothing else of them than `under_way`. Before it does anything else with a
-    worker it enters what is under way there into its own record; to the workers it is as if each
-    step had been posted to the handle.
+    The fleet records nothing else of them than `under_way`, which is part of its `Inflight`. To the
+    workers it is as if each step had been posted to the handle.
     """
 
     under_way: bytearray
@@ -150,9 +149,6 @@ class FastPath(Protocol):
 
     def page_of(self, worker: int) -> int:
         """The page that this worker has been told to write."""
-
-    def resume(self, workers: tuple[int, ...]) -> bool:
-        """Treat what these workers were posted last as under way; False if one has answered."""
 
 
 H = TypeVar("H", bound=WorkerHandle)
@@ -225,8 +221,7 @@ class Backend(ABC, Generic[H]):
         self, workers: tuple[int, ...], min_slots: int, limit_s: float
     ) -> tuple[int, ...] | None:
         """The first half of `collect`: the workers that are done, still under way."""
-        give_up_s, has_looked = time.perf_counter() + limit_s, not self.has_own_clock
-        has_waited = False
+        give_up_s, has_waited = time.perf_counter() + limit_s, False
         while True:
             done: list[int] = []
             coming: list[H] = []
@@ -245,15 +240,15 @@ class Backend(ABC, Generic[H]):
                     coming.append(handle)
                     num_coming += handle.count
             is_enough = num_done >= min_slots
-            if not coming or (is_enough and has_looked):
+            if not coming or (is_enough and has_waited):
                 return tuple(done)
+            # with enough of them too: a worker that has died must not go unnoticed
             left_s = 0.0 if is_enough else give_up_s - time.perf_counter()
-            if has_waited and left_s <= 0 and not is_enough:
+            if has_waited and left_s <= 0:
                 return None
-            # a worker that has died must not go unnoticed because others are done
             needs_all = num_done + num_coming - coming[-1].count < min_slots
             self.wait(coming, max(left_s, 0.0), want_all=needs_all and not is_enough)
-            has_looked = has_waited = True
+            has_waited = True
 
     def take_steps(self, done: tuple[int, ...]) -> tuple[int, ...]:
         """The second half of `collect`: what these workers have done is no longer under way."""
@@ -277,18 +272,6 @@ class Backend(ABC, Generic[H]):
     def page_of(self, worker: int) -> int:
         """The page that this worker has been told to write."""
         return self.handles[worker].last.page
-
-    def can_resume(self, workers: tuple[int, ...]) -> bool:
-        """Whether none of these workers has answered what it was posted last."""
-        return all(self.handles[worker].peek() is Answer.NONE for worker in workers)
-
-    def resume(self, workers: tuple[int, ...]) -> bool:
-        """Treat what these workers were posted last as under way; False if one has answered."""
-        if not self.can_resume(workers):
-            return False
-        for worker in workers:
-            self.under_way[worker] = 1
-        return True
 
 
 _factories: dict[str, type[Backend[Any]] | str] = {

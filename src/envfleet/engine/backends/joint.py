@@ -63,11 +63,6 @@ class JointFastPath:
         """The page that this worker has been told to write."""
         return self._of(worker).page_of(worker)
 
-    def resume(self, workers: tuple[int, ...]) -> bool:
-        """Treat what was posted last as under way, if both backends can."""
-        here, away = self._split(workers)
-        return self._here.can_resume(here) and self._away.resume(away) and self._here.resume(here)
-
     def _of(self, worker: int) -> Backend[Any]:
         return self._here if worker in self._workers_here else self._away
 
