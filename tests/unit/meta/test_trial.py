@@ -61,7 +61,8 @@ def by_hand(env, task, episodes, actions, *, oracle, seed):
     vector = lambda: env.unwrapped.get_current_task() if oracle else []  # noqa: E731
 
     def shown(state, flag):
-        return np.array([*state, *vector(), *([flag] if episodes > 1 else [], np.float32)])
+        flags = [flag] if episodes > 1 else []
+        return np.array([*state, *vector(), *flags], np.float32)
 
     state, _ = env.reset(seed=seed, options={"task": task})
     rows, actions = [shown(state, 0)], iter(actions)
