@@ -475,7 +475,7 @@ def test_actions_of_another_type_are_taken_again_as_they_were_taken():
     actions = np.full((2, 2), 0.1)
     for _ in range(6):
         batch = fleet.step(actions)
-        kill_and_wait(fleet.worker_pids()[0])
+        kill_and_wait(pid_of(fleet, 0))
         for slot, hand in enumerate(by_hand):
             expected = hand.step(actions[slot].astype(np.float32))
             assert same(row_of(batch, slot), expected)

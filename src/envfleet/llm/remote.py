@@ -147,9 +147,10 @@ def _reply(request: Request, state: State, info: Mapping[str, Any]) -> TurnReply
     """The reply to a request, from what an `EnvInSlot` observed and informed of."""
     failure = EpisodeFailure(*info["failure"]) if "failure" in info else None
     if isinstance(request, EpisodeRequest):
-        return EpisodeStart(state, *info["reply"], failure)
-    *reply, is_success = info["reply"]
-    return Turn(state, *reply, failure, is_success)
+        (answer,) = info["reply"]
+        return EpisodeStart(state, answer, failure)
+    actions, num_valid, reward, details, is_done, is_success = info["reply"]
+    return Turn(state, actions, num_valid, reward, details, is_done, failure, is_success)
 
 
 class RemoteEnvs:
