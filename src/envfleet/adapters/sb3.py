@@ -128,17 +128,24 @@ class FleetVecEnv(VecEnv):
         """One info for each slot, and `reset_infos` where episodes have ended."""
         infos = _own_infos(batch)
         self._take_masks(infos)
-        finals = () if batch.finals is None else batch.finals.each_info()
-        for slot, final in finals:
-            begun, infos[slot] = infos[slot], final["final_info"]
-            if batch.incidents and "incident" in begun:  # it befell the episode that is over
-                infos[slot]["incident"] = begun.pop("incident")
-            self.reset_infos[slot] = begun
-        is_cut = (batch.truncated & ~batch.terminated).tolist()
-        for info, was_cut in zip(infos, is_cut, strict=True):
-            info[_TRUNCATED] = was_cut
-        for slot, final in finals:
-            infos[slot][_LAST_OBS] = final["final_obs"]
+        finals = batch.finals
+        if finals is not None:
+            last = dict([*finals.packed.each(), *finals.plain])
+            for slot in finals.positions.tolist():
+                self.reset_infos[slot] = begun = infos[slot]
+                infos[slot] = ended = last.get(slot, {})
+                if batch.incidents and "incident" in begun:  # it befell the episode that is over
+                    ended["incident"] = begun.pop("incident")
+        if batch.has_events:
+            is_cut = (batch.truncated & ~batch.terminated).tolist()
+            for slot, info in enumerate(infos):
+                info[_TRUNCATED] = is_cut[slot]
+        else:
+            for info in infos:
+                info[_TRUNCATED] = False
+        if finals is not None:
+            for slot, obs in zip(finals.positions.tolist(), finals.obs, strict=True):
+                infos[slot][_LAST_OBS] = obs
         return infos
 
     def _batched(self, actions: Any) -> Any:
@@ -295,7 +302,8 @@ class DummyVecEnv(FleetVecEnv):
 
 def _own_infos(batch: Batch) -> list[dict[str, Any]]:
     """One dict for each row: what its environment said last, at a step or a reset."""
-    infos: list[dict[str, Any]] = [{} for _ in batch.slots]
-    for position, info in (*batch.packed.each(), *batch.plain):
-        infos[position].update(info)
+    infos: list[dict[str, Any]] = [{} for _ in range(len(batch))]
+    if batch.packed.groups or batch.plain:
+        for position, info in (*batch.packed.each(), *batch.plain):
+            infos[position].update(info)
     return infos
