@@ -12,7 +12,7 @@ TEST_PROCESSES ?= 2
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
-INPUTS := pyproject.toml constraints.txt hatch_build.py src/envfleet/engine/_rows.c src/envfleet/learn/_act.c
+INPUTS := pyproject.toml constraints.txt hatch_build.py src/envfleet/engine/_rows.c src/envfleet/learn/fast/_act.c
 
 .DELETE_ON_ERROR:
 .PHONY: help run test check clean

@@ -17,7 +17,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 SOURCES = {
     Path("src/envfleet/engine/_rows.c"): "steps",
-    Path("src/envfleet/learn/_act.c"): "acting",
+    Path("src/envfleet/learn/fast/_act.c"): "acting",
 }
 """And what is slower without."""
 

@@ -17,13 +17,14 @@ import torch
 import envfleet
 from benchmarks.workload import Workload, timed
 from envfleet.cli.measure import Slice
-from envfleet.learn.acting import QuickActor
-from envfleet.learn.collect import Rollout, flattened
-from envfleet.learn.gradients import Rows, Weights, closed_form
-from envfleet.learn.optimiser import FlatAdam
+from envfleet.learn.collect import Experience, flattened
+from envfleet.learn.fast.acting import QuickActor
+from envfleet.learn.fast.gradients import closed_form
+from envfleet.learn.fast.optimiser import FlatAdam
+from envfleet.learn.loss import LossWeights, TrainingRows
 from envfleet.learn.options import PPOOptions
 from envfleet.learn.ppo import PPOTrainer
-from envfleet.learn.threads import threads
+from envfleet.learn.torch_setup import threads
 
 DEFAULT_THREADS = torch.get_num_threads()
 
@@ -178,7 +179,7 @@ class TrainerOverhead(FleetTraining):
         trainer, clock = self.trainer, time.perf_counter
         with threads(1):
             self.iterate()
-            before, rollouts = trainer.state(), list[Rollout]()
+            before, rollouts = trainer.state(), list[Experience]()
             start_s = clock()
             while not rollouts or clock() - start_s < seconds:
                 rollouts.append(trainer.collect())
@@ -194,7 +195,7 @@ class TrainerOverhead(FleetTraining):
         self.percents_added.append(100 * (wall_s - min(fleet_s) - others_s) / wall_s)
         return Slice(self.training.steps_per_iteration * len(rollouts), wall_s)
 
-    def _stepping_s(self, rollout: Rollout, num_parts: int) -> float:
+    def _stepping_s(self, rollout: Experience, num_parts: int) -> float:
         """Time of the fleet alone. With two parts, one is in flight while the other is received."""
         envs, fit = self.trainer.envs, self.trainer.agent.fit
         parts: list[Any] = np.array_split(np.arange(envs.num_envs), num_parts)
@@ -215,7 +216,7 @@ class TrainerOverhead(FleetTraining):
         return time.perf_counter() - start_s
 
     @torch.inference_mode()
-    def _acting_s(self, rollout: Rollout) -> float:
+    def _acting_s(self, rollout: Experience) -> float:
         """Time of the policy alone: actions step by step, values and log-probabilities at once."""
         agent, policy = self.trainer.agent, self.trainer.policy
         times, slots = rollout.rewards.shape
@@ -239,18 +240,18 @@ class TrainerOverhead(FleetTraining):
         policy.head.log_prob(said, actions)
         return time.perf_counter() - start_s
 
-    def _learning_s(self, rollout: Rollout) -> float:
+    def _learning_s(self, rollout: Experience) -> float:
         """Time of the updates alone: gradients and optimiser steps on prepared minibatches."""
         agent, options = self.trainer.agent, self.training.options
         numbers = (rollout.log_probs, rollout.values, rollout.rewards, rollout.successors)
         (actions,) = agent.tensors(flattened((rollout.actions,)))
         leaves = agent.tensors(flattened(rollout.obs))
-        rows = Rows(leaves, actions, None, *agent.tensors(flattened(numbers)))
+        rows = TrainingRows(leaves, actions, None, *agent.tensors(flattened(numbers)))
         order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))
         ready = [rows.at(chosen) for chosen in order.split(options.batch_size)]
         policy = deepcopy(self.trainer.policy)
         optimiser = FlatAdam(policy)
-        weights = Weights(
+        weights = LossWeights(
             options.clip_range, options.vf_coef, options.ent_coef, options.clip_values
         )
         start_s = time.perf_counter()

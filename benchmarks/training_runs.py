@@ -9,10 +9,10 @@ from pathlib import Path
 from benchmarks.fresh_process import in_fresh_processes
 from benchmarks.rounds import Pace
 from benchmarks.tables import Curves
-from envfleet.learn.evaluate import Evaluation
 from envfleet.learn.recipes import Recipe
-from envfleet.learn.train import TrainOptions, Watcher, train
+from envfleet.learn.train import TrainOptions, train
 from envfleet.observe.progress import Progress
+from envfleet.runs.callbacks import Evaluation, RunCallback
 
 EVALUATIONS, EPISODES = 10, 20
 """Number of evaluations during a run, and episodes in each."""
@@ -76,7 +76,7 @@ def one_run(task: TrainingTask, seed: int, steps: int) -> Points:
     return tuple(seen.points)
 
 
-class _Evaluations(Watcher):
+class _Evaluations(RunCallback):
     def __init__(self) -> None:
         self.points: list[tuple[int, float, float]] = []
 

@@ -171,6 +171,14 @@ def holders_of(entry: Path) -> set[int]:
     return holders
 
 
+@pytest.fixture(scope="session", autouse=True)
+def own_user_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Tests and the programs they start keep their key here, not in the directory of the user."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_DATA_HOME", str(tmp_path_factory.mktemp("user")))
+        yield
+
+
 @pytest.fixture(autouse=True)
 def leaves_nothing_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fails a test after which a process, thread, descriptor or shared block is left."""

@@ -116,7 +116,7 @@ class PipeHandle:
         self.facts = self.start_failure = None
         self.is_dead = False
         self.last = Command(0, Op.IDLE)
-        self._shared_memory, self._rows = shared_memory, None
+        self._shared_memory = shared_memory
         self._posted: deque[Any] = deque()
         self._done: deque[Any] = deque()
         self._word, self._is_open = 0, True
@@ -137,7 +137,9 @@ class PipeHandle:
 
     def bind(self, binding):
         data = binding.data
-        self._rows = RowMessages(binding.control, data, self.worker, self.first, self.count)
+        self._rows: RowMessages = RowMessages(
+            binding.control, data, self.worker, self.first, self.count
+        )
         message = (data.space_groups, binding.length, binding.page_plan)
         self.channel.send(cloudpickle.dumps(message))
 
@@ -215,7 +217,7 @@ class PipeHandle:
         start = 0
         if not self.is_dead and self.process.is_alive():
             start = os.fstat(self.stack_fd).st_size
-            os.kill(self.pid, signal.SIGUSR1)
+            os.kill(self.process.pid or 0, signal.SIGUSR1)
             give_up_s = time.monotonic() + 0.5
             while os.fstat(self.stack_fd).st_size == start and time.monotonic() < give_up_s:
                 time.sleep(0.005)
@@ -232,7 +234,8 @@ class PipeHandle:
         self.channel.close()
         os.close(self.stack_fd)
         _open_handles.discard(self)
-        del self._rows, self._shared_memory
+        self.__dict__.pop("_rows", None)
+        del self._shared_memory
 
 
 class PipeBackend(Backend[Any]):

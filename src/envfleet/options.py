@@ -46,7 +46,7 @@ __all__ = [
     "describe",
     "docstrings",
     "from_mapping",
-    "one_of",
+    "literal_of",
     "option_class",
     "options_of",
     "read",
@@ -78,7 +78,7 @@ Positive = Annotated[float, Must("a finite number above 0", lambda x: 0 < x < ma
 NotNegative = Annotated[float, Must("a finite number, 0 or more", lambda x: 0 <= x < math.inf)]
 
 
-def one_of(*choices: Any) -> Any:
+def literal_of(*choices: Any) -> Any:
     """The kind of a value that is one of these: a Literal whose choices are known at run time."""
     return Literal.__getitem__(choices)
 

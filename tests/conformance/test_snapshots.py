@@ -2,6 +2,8 @@
 
 import functools
 import itertools
+import os
+import signal
 import threading
 from typing import Any
 
@@ -12,7 +14,7 @@ from gymnasium import spaces, wrappers
 from gymnasium.envs.mujoco.inverted_pendulum_v5 import InvertedPendulumEnv
 
 from envfleet.errors import EnvfleetError
-from envfleet.testing import AnySpace, NoisyStream, TaskEnv
+from envfleet.testing import AnySpace, Counter, NoisyStream, TaskEnv
 from envfleet.testing.streams import slot_actions
 from envfleet.testing.values import snapshot as copied
 from envfleet.testing.values import value_difference
@@ -391,3 +393,36 @@ def test_a_replay_that_leads_elsewhere_is_refused(where):
             envs.restore(taken)
         envs.reset(seed=0)
         go_on(envs, actions_for(envs), 1)
+
+
+class OnlyReplayed(Counter):
+    """Cannot be pickled, and ends its worker, or raises, at an action of 1."""
+
+    def __init__(self, how):
+        super().__init__(length=None)
+        self.how, self.lock = how, threading.Lock()
+
+    def step(self, action):
+        if action == 1 and self.how == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if action == 1:
+            raise RuntimeError("it was told to raise")
+        return super().step(action)
+
+
+@pytest.mark.parametrize("how", ["kill", "exception"])
+@pytest.mark.parametrize("mode", ["next_step", "same_step"])
+def test_a_snapshot_right_after_a_restart_does_not_repeat_what_failed(mode, how):
+    env_fn = functools.partial(OnlyReplayed, how)
+    with opened([env_fn, Counter], on_failure="restart", autoreset=mode, **FORK) as envs:
+        envs.reset(seed=0)
+        envs.step(np.array([0, 0]))
+        truncated = envs.step(np.array([1, 0]))[3]
+        assert truncated.tolist() == [True, False]
+        saved = envs.snapshot([0])
+        assert saved[0].method == "replay"
+        once = [envs.step(np.array([0, 0]))[0].tolist() for _ in range(3)]
+        envs.restore(saved, [0])
+        assert len(envs.incidents) == 1
+        again = [envs.step(np.array([0, 0]))[0].tolist() for _ in range(3)]
+        assert [rows[0] for rows in again] == [rows[0] for rows in once]

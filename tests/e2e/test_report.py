@@ -10,11 +10,12 @@ import pytest
 from PIL import Image
 
 from envfleet.learn.ppo import PPOOptions
-from envfleet.learn.train import TrainOptions, Watcher, train
+from envfleet.learn.train import TrainOptions, train
+from envfleet.runs.callbacks import RunCallback
 from tests.e2e.browser import look, picture
 
 
-class Kills(Watcher):
+class Kills(RunCallback):
     def begun(self, envs, start_steps):
         self.fleet = envs.fleet
 
@@ -45,7 +46,7 @@ def folder(tmp_path_factory):
     )
     ppo = PPOOptions(n_steps=16, batch_size=32, n_epochs=2, hidden=(16,))
     train(options, ppo, path, Stops())
-    train(options, ppo, path, Watcher(), is_resumed=True)
+    train(options, ppo, path, RunCallback(), is_resumed=True)
     return path
 
 

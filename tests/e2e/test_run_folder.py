@@ -12,8 +12,9 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from envfleet.learn.checkpoint import load
-from envfleet.learn.run_folder import write_report
+from envfleet.learn.train import PPO_KIND
+from envfleet.runs.checkpoint import load
+from envfleet.runs.record import write_report
 from tests.e2e.test_train import SMALL, command, run
 
 pytestmark = pytest.mark.timeout(500)
@@ -21,7 +22,7 @@ pytestmark = pytest.mark.timeout(500)
 
 
 def weights(folder):
-    policy = load(folder / "latest.pt")["trainer"]["policy"]
+    policy = load(folder / "latest.pt")["job"]["policy"]
     return {name: value.numpy().tobytes() for name, value in policy.items()}
 
 
@@ -83,7 +84,7 @@ def test_a_run_ended_by_kill_9_has_its_report_after_the_resume(tmp_path):
     os.kill(running.pid, signal.SIGKILL)
     running.wait(10)
     assert not (folder / "report.html").exists()
-    assert 'class="state unfinished"' in write_report(folder).read_text()
+    assert 'class="state unfinished"' in write_report(folder, PPO_KIND).read_text()
     (tmp_path / "may_go_on").touch()
     run("train", "--resume", "run", folder=tmp_path)
     page = (folder / "report.html").read_text()
@@ -120,8 +121,8 @@ def bits(state):
 
 def learned(folder):
     """Everything that is kept but the environments."""
-    trainer = load(folder / "latest.pt")["trainer"]
-    trainer["collector"].pop("slots")
+    trainer = load(folder / "latest.pt")["job"]
+    trainer.pop("slots")
     return bits(trainer)
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from envfleet.cli import main
-from envfleet.learn.checkpoint import load
+from envfleet.runs.checkpoint import load
 
 pytestmark = pytest.mark.timeout(500)
 """Several programs may be started by a test, each with a limit of its own."""
@@ -227,7 +227,7 @@ def test_a_run_with_nothing_to_learn_from_fails(backend, tmp_path):
     more = ["--backend", backend, "--checkpoint-dir", "run"]
     told = run("train", *words, *more, folder=tmp_path, code=1).stderr
     assert "the environments failed in each of 32 steps" in told
-    assert "ValueError: a joint is broken. All are in run/incidents.jsonl" in told
+    assert "ValueError: a joint is broken. All failures are in run/incidents.jsonl" in told
     (noted,) = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     assert json.loads(noted)["ended"].startswith("failed: there is nothing to learn from")
     assert len((tmp_path / "run" / "incidents.jsonl").read_text().splitlines()) == 32
@@ -377,13 +377,13 @@ def test_a_second_ctrl_c_ends_at_once(tmp_path):
     ("words", "said"),
     [
         (["--env", "CartPol-v1"], "CartPole"),
-        (["--env", "CartPole-v1", "--gamma", "2"], "gamma must lie between 0 and 1"),
+        (["--env", "CartPole-v1", "--gamma", "2"], "gamma must be a number from 0 to 1, got 2"),
         (["--env", "CartPole-v1", "--n-envs", "1.5"], "must be a whole number, got 1.5"),
         (["--env", "CartPole-v1", "--activation", "sine"], "activation must be one of"),
         (["--env", "CartPole-v1", "--n-envs", "inf"], "must be a whole number, got inf"),
         (
             ["--env", "CartPole-v1", "--device", "nonsense"],
-            "device must be one of auto, cpu, cuda, cuda:N or mps; got 'nonsense'",
+            "device must be auto, cpu, cuda, cuda:N or mps, got 'nonsense'",
         ),
         (["--resume", "x", "--gamma", "0.5"], "leave out --gamma"),
         (["--resume", "x", "--no-recipe", "--config", "y"], "leave out --config, --no-recipe"),

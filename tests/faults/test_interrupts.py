@@ -16,7 +16,7 @@ import pytest
 import envfleet
 from envfleet.engine import Fleet, ResetPlan
 from envfleet.engine.backends.serial import SerialHandle
-from envfleet.errors import ResetNeeded
+from envfleet.errors import EnvFailed, ResetNeeded
 from envfleet.testing import Counter
 
 NUM_ENVS = 8
@@ -220,3 +220,80 @@ def test_an_answer_that_was_being_taken_in_this_process_is_not_lost(then, monkey
         if then != "close":
             assert fleet.reset(plans).obs.tolist() == [[0], [0]]
             assert fleet.step(zeros).obs.tolist() == [[1], [1]]
+
+
+class Terminated(Counter):
+    """Gets a signal in the middle of a step, or of a reset, and would take no notice of it."""
+
+    def __init__(self, at="step"):
+        super().__init__(length=None)
+        self.at, self.is_armed = at, False
+
+    def reset(self, *, seed=None, options=None):
+        if self.is_armed and self.at == "reset":
+            self.is_armed = False
+            signal.raise_signal(signal.SIGTERM)
+        return super().reset(seed=seed, options=options)
+
+    def step(self, action):
+        if self.is_armed and self.at == "step":
+            self.is_armed = False
+            signal.raise_signal(signal.SIGTERM)
+            time.sleep(0.01)
+        return super().step(action)
+
+
+class Handler:
+    """A handler that is an object with a method, as programs have them."""
+
+    def __init__(self, error):
+        self.error = error
+
+    def on_signal(self, *_):
+        self.give_up()
+
+    def give_up(self):
+        raise self.error("enough")
+
+
+@pytest.mark.parametrize("on_failure", ["raise", "restart", "resume", "fallback"])
+@pytest.mark.parametrize("error", [SystemExit, TimeoutError])
+@pytest.mark.parametrize("at", ["step", "reset"])
+@pytest.mark.parametrize("where", ["serial", "shared"])
+def test_what_a_handler_raises_in_an_environment_ends_the_call(where, at, error, on_failure):
+    """It is not taken for a failure of the environment that it came in."""
+    options = {"num_workers": 2, "on_failure": on_failure, **BACKENDS[where]}
+    before = signal.signal(signal.SIGTERM, Handler(error).on_signal)
+    try:
+        env_fns = [Counter, Counter, Counter, lambda: Terminated(at)]
+        with closing(Fleet(env_fns, **options)) as fleet:
+            plans = [ResetPlan(seed=slot) for slot in range(4)]
+            fleet.reset(plans)
+            fleet.step(np.zeros(4, np.int64))
+            fleet.set_attr("is_armed", [True], [3])
+            call, argument = {
+                "step": (fleet.step, np.zeros(4, np.int64)),
+                "reset": (fleet.reset, plans),
+            }[at]
+            with pytest.raises(error, match="enough"):
+                call(argument)
+            fleet.reset(plans)
+            assert fleet.step(np.zeros(4, np.int64)).obs.tolist() == [[1]] * 4
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.parametrize("error", [SystemExit, TimeoutError])
+def test_the_same_raised_by_an_environment_itself_is_its_failure(error):
+    class Leaving(Counter):
+        def step(self, action):
+            raise error("its own")
+
+    before = signal.signal(signal.SIGTERM, Handler(error).on_signal)
+    try:
+        with closing(Fleet([Leaving], backend="serial")) as fleet:
+            fleet.reset([ResetPlan(0)])
+            with pytest.raises(EnvFailed, match=error.__name__):
+                fleet.step(np.zeros(1, np.int64))
+    finally:
+        signal.signal(signal.SIGTERM, before)

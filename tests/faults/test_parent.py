@@ -25,6 +25,7 @@ from tests.faults.stage import (
     run_program,
     zeros,
 )
+from tests.gates import PATIENCE_S, wait_for
 
 SIGKILL_GRACE_S = 3.0
 
@@ -138,6 +139,72 @@ def test_workers_outlive_the_thread_that_started_them():
     envs.reset(seed=0)
     assert envs.step(zeros(2))[0].tolist() == [[1], [1]]
     envs.close()
+
+
+# ---- suspension ----------------------------------------------------------------------------------
+
+SUSPENDED = """
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from envfleet.engine import Deadlines, Fleet, ResetPlan
+from envfleet.testing import Counter
+from tests.gates import wait_for
+
+backend, how, folder = sys.argv[1], sys.argv[2], Path(sys.argv[3])
+
+
+class Telling(Counter):
+    def step(self, action):
+        (folder / "steps").touch()
+        wait_for(folder / "gate")
+        return super().step(action)
+
+
+fleet = Fleet(
+    [Counter, Telling], num_workers=2, backend=backend, deadlines=Deadlines(step_s=2.0)
+)
+fleet.reset([ResetPlan(0), ResetPlan(1)])
+fleet.send(np.zeros(2, int))
+if how == "patient":
+    obs = fleet.recv().obs
+elif how == "first-ready":
+    fleet.recv(slots=[0])
+    obs = fleet.recv(min_slots=1).obs
+else:
+    fleet.recv(slots=[0])
+    while not len(batch := fleet.recv(timeout_s=0.02)):
+        pass
+    obs = batch.obs
+print(obs.tolist(), fleet.incidents)
+fleet.close()
+"""
+
+
+@pytest.mark.parametrize(
+    ("backend", "how"),
+    [
+        ("process", "patient"),
+        ("process", "first-ready"),
+        ("process", "polling"),
+        ("thread", "patient"),
+    ],
+)
+def test_a_program_that_was_suspended_does_not_take_its_workers_for_hung(backend, how, tmp_path):
+    """Ctrl-Z, or a paused container: the time that it stood still is nobody's delay."""
+    with program(tmp_path, SUSPENDED, backend, how, tmp_path) as running:
+        wait_for(tmp_path / "steps")
+        time.sleep(1.2)  # it has looked at its workers
+        os.killpg(running.pid, signal.SIGSTOP)
+        time.sleep(3.0)
+        os.killpg(running.pid, signal.SIGCONT)
+        time.sleep(0.6)  # more than once
+        (tmp_path / "gate").touch()
+        assert running.finish(PATIENCE_S) == 0, running.err
+        rows = "[[1], [1]]" if how == "patient" else "[[1]]"
+        assert running.out.strip() == f"{rows} []"
 
 
 # ---- exceptions and interrupts -------------------------------------------------------------------

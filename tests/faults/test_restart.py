@@ -5,6 +5,7 @@ import os
 import pickle
 import signal
 import time
+import warnings
 from contextlib import suppress
 from typing import Any
 
@@ -17,6 +18,7 @@ from gymnasium import spaces
 import envfleet
 from envfleet import errors
 from envfleet.engine import Deadlines, Fleet, ResetPlan, RestartPolicy
+from envfleet.engine.backends.process import handle
 from envfleet.engine.backends.process.backend import ProcessBackend
 from envfleet.testing import (
     AnySpace,
@@ -1523,20 +1525,20 @@ def test_what_lives_here_is_rebuilt_here():
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_a_successor_that_is_gone_before_it_is_watched_is_one_more_loss(method, monkeypatch):
     """A fork server reaps its children at once, so there may be no process left to watch."""
-    open_process = os.pidfd_open
+    watch_end = handle.watch_end
     gone: list[int] = []
 
-    def open_late(pid, *flags):
+    def watch_late(process, start_method):
         if not gone:
-            gone.append(pid)
-            kill_and_wait(pid)
-            while method == "forkserver" and psutil.pid_exists(pid):
+            gone.append(process.pid)
+            kill_and_wait(process.pid)
+            while method == "forkserver" and psutil.pid_exists(process.pid):
                 time.sleep(0.001)
-        return open_process(pid, *flags)
+        return watch_end(process, start_method)
 
     with opened([Resident] * 2, num_workers=2, start_method=method, on_failure="restart") as envs:
         envs.reset(seed=0)
-        monkeypatch.setattr(os, "pidfd_open", open_late)
+        monkeypatch.setattr(handle, "watch_end", watch_late)
         os.kill(envs.fleet.worker_pids()[0], signal.SIGKILL)
         envs.step(zeros(2))
         envs.step(zeros(2))
@@ -1749,3 +1751,90 @@ def test_a_slot_that_has_just_been_lost_begins_alike_after_every_restore():
         for _ in range(2):
             envs.restore(taken)
             assert stream(envs) == expected
+
+
+# ---- the last observation of a lost episode, in same_step ----------------------------------------
+
+
+@pytest.mark.parametrize("is_queued", [True, False])
+def test_a_lost_slot_does_not_show_the_end_of_the_episode_before(is_queued):
+    """Its last row was an end, and its next episode began by a plan, or plainly."""
+    with opened(Tasks, 1, autoreset="same_step", on_failure="restart") as envs:
+        envs.reset(seed=5)
+        for _ in range(3):  # once it has begun an episode by itself
+            envs.step(zeros(1))
+        if is_queued:
+            envs.queue_reset(seed=[30])
+        for _ in range(3):
+            first, _, terminated, *_ = envs.step(zeros(1))
+        assert terminated.all()
+        kill_and_wait(envs.get_attr("pid")[0])
+        envs.send(zeros(1))
+        batch = envs.recv()
+        assert batch.truncated.all()
+        assert batch.final_obs.tolist() == first.tolist()
+
+
+@pytest.mark.parametrize("has_ended_before", [True, False])
+@pytest.mark.parametrize("is_queued", [True, False])
+def test_a_slot_that_ends_as_its_neighbour_kills_shows_its_own_end(has_ended_before, is_queued):
+    """It has been reset already, and its caller has heard of neither."""
+    length = 1 if has_ended_before else 3
+    env_fns = [functools.partial(Tasks, length), functools.partial(KillsAtOne, "kill")]
+    with opened(env_fns, num_workers=1, autoreset="same_step", on_failure="restart") as envs:
+        envs.reset(seed=5)
+        for _ in range(5):  # all have begun an episode by themselves
+            envs.step(zeros(2))
+        if is_queued:
+            envs.queue_reset(seed=[30], slots=[0])
+        envs.send(np.array([0, 1]))
+        batch = envs.recv()
+        assert batch.truncated.tolist() == [True, True]
+        assert batch.final_obs[0, 3] == length
+        assert batch.obs[0, 3] == 0
+
+
+# ---- plans queued as a worker dies ---------------------------------------------------------------
+
+
+def seeds_used(envs, num_steps=12):
+    """The seeds that each slot's episodes begin with from here on; those of restarts left out."""
+    used: dict[int, list[int]] = {slot: [] for slot in range(envs.num_envs)}
+    for _ in range(num_steps):
+        *_, infos = envs.step(zeros(envs.num_envs))
+        for slot in used:
+            if "seed" in infos and infos["_seed"][slot] and infos["seed"][slot] in range(30, 40):
+                used[slot].append(int(infos["seed"][slot]))
+    return used
+
+
+@pytest.mark.parametrize("on_failure", ["restart", "resume", "fallback"])
+def test_a_plan_queued_as_a_worker_dies_is_queued_once(on_failure):
+    options = {"num_workers": 2, "on_failure": on_failure}
+    with opened(functools.partial(Tasks, 1), 2, **options) as envs, warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        envs.reset(seed=5)
+        kill_and_wait(envs.get_attr("pid")[1])
+        envs.queue_reset(seed=[30, 31])
+        assert seeds_used(envs) == {0: [30], 1: [31]}
+        assert len(envs.incidents) == 1
+
+
+def test_a_plan_that_cannot_be_queued_for_all_is_queued_for_none():
+    with opened(functools.partial(Tasks, 1), 2, num_workers=2) as envs:
+        envs.reset(seed=5)
+        kill_and_wait(envs.get_attr("pid")[1])
+        for _ in range(2):
+            with pytest.raises(errors.WorkerDied):
+                envs.queue_reset(seed=[30, 31])
+        used = []
+        for _ in range(6):
+            envs.send(zeros(1), [0])
+            infos = envs.recv().infos
+            used += infos.get("seed", np.zeros(0)).tolist()
+        assert used == [-1, -1, -1]
+        envs.queue_reset(seed=[33], slots=[0])
+        envs.send(zeros(1), [0])
+        envs.recv()
+        envs.send(zeros(1), [0])
+        assert envs.recv().infos["seed"].tolist() == [33]

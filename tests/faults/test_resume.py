@@ -21,6 +21,7 @@ from envfleet import errors
 from envfleet.engine import Deadlines, Fleet, ResetPlan, RestartPolicy, episodes
 from envfleet.testing import Counter, Crashing, Hanging, VectorCounter
 from tests.faults.stage import GRACE_S, MODES, Resident, at_most, kill_and_wait, opened, zeros
+from tests.pipe_backend import PipeBackend
 
 NUM_SLOTS = 6
 OFTEN = RestartPolicy(max_restarts=1_000_000)
@@ -241,7 +242,7 @@ def fleet_of(tmp_path, mode, backend, has_text=False, hangs=False):
     env_fns = []
     for slot in range(NUM_SLOTS):
         (tmp_path / f"{slot}").mkdir(exist_ok=True)
-        hang_s = 3600.0 if backend == "process" else 1.5
+        hang_s = 1.5 if backend == "thread" else 3600.0
         env_fns.append(
             functools.partial(
                 Wanderer,
@@ -265,10 +266,19 @@ def fleet_of(tmp_path, mode, backend, has_text=False, hangs=False):
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize(("seed", "has_text"), [(1, False), (2, False), (3, True)])
-def test_streams_are_undisturbed_by_random_kills(mode, seed, has_text, tmp_path):
+@pytest.mark.parametrize(
+    ("backend", "seed", "has_text"),
+    [
+        ("process", 1, False),
+        ("process", 2, False),
+        ("process", 3, True),
+        (PipeBackend.NAME, 1, False),
+        (PipeBackend.NAME, 3, True),
+    ],
+)
+def test_streams_are_undisturbed_by_random_kills(mode, backend, seed, has_text, tmp_path):
     """Real kills, exceptions and hangs; every row is the one that a loop by hand gives."""
-    fleet = fleet_of(tmp_path, mode, "process", has_text, hangs=seed == 1)
+    fleet = fleet_of(tmp_path, mode, backend, has_text, hangs=seed == 1)
     driver = Driver(fleet, mode, seed, has_text)
     driver.begin()
     killer = Killer(fleet, seed)

@@ -13,7 +13,9 @@ import textwrap
 import threading
 import time
 from contextlib import closing
+from multiprocessing import forkserver
 from pathlib import Path
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -297,7 +299,7 @@ class Kin(Counter):
 
     @property
     def parent(self):
-        parent = multiprocessing.parent_process()
+        parent: Any = multiprocessing.parent_process()
         return (parent.pid, parent.is_alive())
 
 
@@ -576,6 +578,26 @@ def candidates(running, method):
         except psutil.NoSuchProcess:
             continue
     return found
+
+
+def test_a_fork_server_that_ends_while_a_worker_starts_is_named(monkeypatch):
+    connect = forkserver.connect_to_new_process
+
+    def connect_to_one_that_ends(fds):
+        forkserver.ensure_running()
+        server = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
+        os.kill(server, signal.SIGSTOP)
+        try:
+            return connect(fds)
+        finally:
+            os.kill(server, signal.SIGKILL)
+            monkeypatch.undo()
+
+    monkeypatch.setattr(forkserver, "connect_to_new_process", connect_to_one_that_ends)
+    with pytest.raises(errors.WorkerDied, match=r"during start-up .*\n?.*The fork server ended"):
+        Fleet([Counter], start_method="forkserver")
+    with closing(Fleet([Counter], start_method="forkserver")) as fleet:
+        fleet.reset([ResetPlan(seed=0)])
 
 
 def test_environments_may_have_children_of_their_own():

@@ -35,6 +35,7 @@ LAYERS = (
     ("layout",),
     ("engine",),
     ("adapters",),
+    ("runs",),
     ("learn", "testing"),
     ("meta", "multiagent", "llm"),
     ("cli", "__main__"),
@@ -52,6 +53,7 @@ NEEDS_ONLY_THE_CORE = (
     "adapters/__init__.py",
     "adapters/gymnasium.py",
     "adapters/opening.py",
+    "runs/**/*.py",
 )
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -251,10 +251,10 @@ def test_what_is_meant_by_a_name_from_elsewhere_is_an_option():
 
 
 def test_a_whole_number_of_hundreds_of_digits_is_read(tmp_path):
-    (tmp_path / "run.yaml").write_text(f"seed: {'9' * 400}")
-    assert read_config(tmp_path / "run.yaml", TrainOptions)["seed"] == int("9" * 400)
-    (tmp_path / "run.yaml").write_text(f"gamma: {'9' * 400}")
-    with pytest.raises(ConfigError, match="gamma must be a finite number"):
+    (tmp_path / "run.yaml").write_text(f"n_envs: {'9' * 400}")
+    assert read_config(tmp_path / "run.yaml", TrainOptions)["n_envs"] == int("9" * 400)
+    (tmp_path / "run.yaml").write_text(f"log_std: {'9' * 400}")
+    with pytest.raises(ConfigError, match="log_std must be a finite number"):
         read_config(tmp_path / "run.yaml", PPOOptions)
 
 

@@ -7,7 +7,7 @@ import multiprocessing
 from collections.abc import Callable
 from typing import Any
 
-from envfleet.options import Count, Seconds, one_of, read
+from envfleet.options import Count, Seconds, literal_of, read
 
 
 def value_of(kind: Any) -> Callable[[str], Any]:
@@ -59,7 +59,7 @@ def add_worker_arguments(parser: argparse.ArgumentParser) -> None:
     methods = multiprocessing.get_all_start_methods()
     text = f"how worker processes start, of {', '.join(methods)}"
     default = tuple(name for name in ("fork", "spawn") if name in methods)
-    add_option(parser, "--start-methods", "M,...", one_of(*methods), text, default)
+    add_option(parser, "--start-methods", "M,...", literal_of(*methods), text, default)
 
 
 def add_pace_arguments(parser: argparse.ArgumentParser, what: str) -> None:

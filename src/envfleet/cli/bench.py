@@ -29,7 +29,7 @@ from envfleet.cli.env_argument import add_env_arguments, choose_env
 from envfleet.cli.measure import Contender, Result, compare, duration, noise_warning, summarise
 from envfleet.cli.report import Block, Heading, Report, Table, Text, plural
 from envfleet.engine.machine import usable_cores
-from envfleet.options import Count, one_of
+from envfleet.options import Count, literal_of
 
 KEYS = (
     "loop",
@@ -89,7 +89,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="when an ended episode is reset (default: next_step)",
     )
     keys = f"what takes part, of {', '.join(KEYS)} (default: all but thread)"
-    add_option(parser, "--contenders", "KEY,...", one_of(*KEYS), keys)
+    add_option(parser, "--contenders", "KEY,...", literal_of(*KEYS), keys)
     parser.add_argument(
         "--baseline",
         choices=KEYS,

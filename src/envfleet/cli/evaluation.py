@@ -14,10 +14,10 @@ from envfleet.cli.report import Report, Text
 from envfleet.errors import EnvFailed, EnvfleetError, VideoError, WorkerDied, describe_exit
 from envfleet.learn.environments import env_fn
 from envfleet.learn.evaluate import EVALUATION_SEED, evaluate
-from envfleet.learn.recall import load_agent
-from envfleet.learn.run_folder import INCIDENTS_FILE
+from envfleet.learn.load import load_agent
 from envfleet.observe import video
 from envfleet.options import Count, CountOrZero
+from envfleet.runs.record import INCIDENTS_FILE
 
 _EPILOG = """\
 examples:

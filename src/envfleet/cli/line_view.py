@@ -11,9 +11,8 @@ from envfleet.cli.ctrl_c import StopRequests
 from envfleet.cli.report import plural
 from envfleet.cli.terminal import silenced_if_closed
 from envfleet.learn.environments import longest_episode
-from envfleet.learn.evaluate import Evaluation
 from envfleet.learn.train_options import TrainOptions
-from envfleet.learn.watcher import Iteration, Watcher
+from envfleet.runs.callbacks import Evaluation, Iteration, RunCallback
 
 ANNOUNCE_EVERY = 10
 """Iterations between the lines that are printed."""
@@ -27,7 +26,7 @@ _KEPT_BY = {
 FINISHING = "Finishing this iteration; press Ctrl-C again to end at once"
 
 
-class LineView(Watcher):
+class LineView(RunCallback):
     """Prints what happens, a few lines at a time."""
 
     def __init__(

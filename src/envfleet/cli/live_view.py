@@ -28,10 +28,9 @@ from envfleet.cli.line_view import FINISHING, LOST, begin_lines, clock_text, eva
 from envfleet.cli.report import Text, plural
 from envfleet.cli.screen import RichScreen
 from envfleet.cli.terminal import silenced_if_closed
-from envfleet.learn.evaluate import Evaluation
 from envfleet.learn.ppo import PPOOptions
 from envfleet.learn.train_options import TrainOptions
-from envfleet.learn.watcher import Iteration, Watcher
+from envfleet.runs.callbacks import Evaluation, Iteration, RunCallback
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -94,7 +93,7 @@ class Facts:
             self.paces.popleft()
 
 
-class LiveView(Watcher):
+class LiveView(RunCallback):
     """Shows a run on a terminal."""
 
     def __init__(

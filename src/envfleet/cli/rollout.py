@@ -22,7 +22,7 @@ from envfleet.llm.metrics import TagSummary
 from envfleet.llm.policies import POLICIES, make_policy
 from envfleet.llm.rollout import RolloutResult, play_rollout
 from envfleet.llm.settings import read_agent_proxy
-from envfleet.options import one_of
+from envfleet.options import literal_of
 
 _EPILOG = """\
 examples:
@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _EPILOG
     add_config_arguments(parser)
     names = f"the policy: {' or '.join(POLICIES)}"
-    add_option(parser, "--policy", "NAME", one_of(*POLICIES), names, "random")
+    add_option(parser, "--policy", "NAME", literal_of(*POLICIES), names, "random")
     add_option(parser, "--out", "FILE", Path, "write every environment's rollout as JSON lines")
 
 

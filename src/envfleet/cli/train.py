@@ -16,7 +16,7 @@ from typing import Any
 
 from envfleet.adapters.names import label
 from envfleet.cli.arguments import value_of
-from envfleet.cli.command import Context
+from envfleet.cli.command import Context, UsageError
 from envfleet.cli.line_view import LineView
 from envfleet.cli.live_view import LiveView
 from envfleet.cli.report import Block, Code, Report, Text
@@ -24,9 +24,10 @@ from envfleet.cli.terminal import can_redraw
 from envfleet.cli.train_args import add_train_flags, read_resume_args, read_train_args
 from envfleet.errors import ConfigError, EnvConstructionFailed, SlotQuarantined
 from envfleet.learn.ppo import PPOOptions
-from envfleet.learn.run_folder import INCIDENTS, INCIDENTS_FILE
-from envfleet.learn.train import Outcome, train
+from envfleet.learn.train import train
 from envfleet.learn.train_options import TrainOptions
+from envfleet.runs.callbacks import RunOutcome
+from envfleet.runs.record import INCIDENTS, INCIDENTS_FILE
 
 _EPILOG = """\
 examples:
@@ -64,12 +65,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="say while training, too, what takes the time and what could be done about it",
     )
+    parser.add_argument(
+        "--trust",
+        action="store_true",
+        help="with --resume: open the states of environments in checkpoints that you did not write "
+        "on this machine; they are pickles, which can run any code",
+    )
     add_train_flags(parser)
 
 
 def run(args: argparse.Namespace, context: Context) -> Report:
     """Train, or go on training."""
     is_resumed = args.resume is not None
+    if args.trust and not is_resumed:
+        raise UsageError("--trust goes with --resume: a new run has nothing to open")
     if is_resumed:
         asked, run_dir = read_resume_args(args), args.resume
     else:
@@ -88,7 +97,14 @@ def run(args: argparse.Namespace, context: Context) -> Report:
         display.say(f"Recipe for {label(asked.options.env)}: {_recipe_text(asked.ppo)}")
     try:
         with display:
-            outcome = train(asked.options, asked.ppo, run_dir, display, is_resumed=is_resumed)
+            outcome = train(
+                asked.options,
+                asked.ppo,
+                run_dir,
+                display,
+                is_resumed=is_resumed,
+                is_trusted=args.trust,
+            )
     except EnvConstructionFailed as exc:  # the place where it was tried does not matter here
         kwargs = asked.options.env_kwargs
         _refuse_without_spaces(asked.options.env, exc.reason)
@@ -153,7 +169,7 @@ def _recipe_text(ppo: PPOOptions) -> str:
     return ", ".join(f"{key}={value}" for key, value in asdict(ppo).items() if value != plain[key])
 
 
-def _report(outcome: Outcome) -> Report:
+def _report(outcome: RunOutcome) -> Report:
     document: dict[str, Any] = {
         "run_dir": str(outcome.run_dir),
         "env_steps": outcome.env_steps,

@@ -11,8 +11,8 @@ from envfleet.adapters.names import find
 from envfleet.cli.command import UsageError
 from envfleet.cli.config_file import read_config
 from envfleet.cli.flags import add_flags, given_flags
+from envfleet.learn.load import resumed_options
 from envfleet.learn.ppo import PPOOptions
-from envfleet.learn.recall import resumed_options
 from envfleet.learn.recipes import RECIPES
 from envfleet.learn.train_options import FREE, LENGTHS, TrainOptions
 from envfleet.options import options_of

@@ -29,7 +29,7 @@ from envfleet.cli.report import (
     plural,
 )
 from envfleet.errors import ConfigError
-from envfleet.options import Count, CountOrZero, one_of
+from envfleet.options import Count, CountOrZero, literal_of
 from envfleet.testing import (
     Difference,
     Streams,
@@ -116,8 +116,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_option(parser, "--steps", "T", Count, "steps of every environment", 200)
     add_option(parser, "--seed", "N", CountOrZero, "seed of slot 0", 0)
     add_worker_arguments(parser)
-    add_option(parser, "--autoreset", "MODE,...", one_of(*MODES), "autoreset modes", MODES)
-    add_option(parser, "--backends", "B,...", one_of(*BACKENDS), "backends", BACKENDS)
+    add_option(parser, "--autoreset", "MODE,...", literal_of(*MODES), "autoreset modes", MODES)
+    add_option(parser, "--backends", "B,...", literal_of(*BACKENDS), "backends", BACKENDS)
 
 
 def run(args: argparse.Namespace, context: Context) -> Report:

@@ -24,7 +24,7 @@ from envfleet.cli.train_args import TrainArgs, add_train_flags, read_train_args
 from envfleet.learn.environments import opened
 from envfleet.learn.ppo import PPOTrainer
 from envfleet.learn.train_options import TrainOptions
-from envfleet.observe.progress import Bar
+from envfleet.observe.progress import ProgressBar
 from envfleet.testing.values import value_difference
 
 Array: TypeAlias = npt.NDArray[Any]
@@ -140,7 +140,7 @@ def runs_of(asked: TrainArgs) -> tuple[TrainOptions, TrainOptions]:
 
 
 def side_by_side(
-    one: PPOTrainer, two: PPOTrainer, iterations: int, bar: Bar
+    one: PPOTrainer, two: PPOTrainer, iterations: int, bar: ProgressBar
 ) -> tuple[TrainDifference | None, Compared]:
     """Iterate both until something differs."""
     names: tuple[str, ...] = ()

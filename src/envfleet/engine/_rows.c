@@ -1,8 +1,8 @@
 /* What every step does to every row and every worker, without the interpreter.
 
-   Each function does the common case itself and leaves everything else to Python: what is unusual
-   is decided there alone. rows_python.py has the same functions in Python, for machines without a
-   compiler, except keep_pcg64, post_steps and collect_steps, which a fleet can do without. */
+   Each function does the common case by itself and leaves every other case to Python.
+   rows_python.py has the same functions in Python, for machines without a compiler, and says what
+   they do; only keep_pcg64 is missing there. */
 
 #define PY_SSIZE_T_CLEAN
 #define NPY_NO_DEPRECATED_API NPY_2_0_API_VERSION
@@ -29,13 +29,13 @@ is_array(PyArrayObject *array, int type, int ndim, npy_intp least)
         PyArray_DIM(array, ndim - 1) >= least) {
         return 1;
     }
-    PyErr_SetString(PyExc_TypeError, "an array has not the type, shape or order it must have");
+    PyErr_SetString(PyExc_TypeError, "an array has the wrong type, shape or order");
     return 0;
 }
 
 /* ---- a worker: step environments ---------------------------------------------------------- */
 
-/* 0 or 1 if this is False or True, -1 if it is anything else. */
+/* 0 for False, 1 for True, -1 for any other object. */
 static int
 as_flag(PyObject *flag)
 {
@@ -265,7 +265,7 @@ write_status(const HostState *host, PyObject *word)
     return 0;
 }
 
-/* Let Python take what an environment returned (NULL: what it raised); -1 if that raises too. */
+/* Let Python store what an environment returned (NULL: it raised); -1 if that raises, too. */
 static int
 leave_to_python(const HostState *host, PyObject *row, PyObject *take, PyObject *result, const char *doing)
 {
@@ -468,7 +468,7 @@ step_rows(PyObject *Py_UNUSED(module), PyObject *args)
                             PyList_GET_SIZE(actions), PyList_GET_SIZE(lines));
     }
     for (Py_ssize_t i = 0; i < PyList_GET_SIZE(lines) && i < PyList_GET_SIZE(actions); i++) {
-        /* held on to: what Python does in a row may change the lists */
+        /* own references: an environment may change the lists */
         PyObject *env_row = Py_NewRef(PyList_GET_ITEM(lines, i));
         PyObject *action = Py_NewRef(PyList_GET_ITEM(actions, i));
         int status = step_row(&host, env_row, action);
@@ -481,7 +481,7 @@ step_rows(PyObject *Py_UNUSED(module), PyObject *args)
     Py_RETURN_NONE;
 }
 
-/* What numpy keeps of a PCG64, where compilers have whole numbers of 128 bits; rng.py tries it. */
+/* A PCG64 in memory where compilers have 128-bit integers; rng.py checks that this is right. */
 typedef struct {
     struct {
         unsigned char state[16], increment[16];
@@ -597,6 +597,75 @@ copy_rows(PyObject *Py_UNUSED(module), PyObject *args)
     }
     return Py_BuildValue("(NNNNNO)", seen, earned, terminated, truncated, valid,
                          special ? Py_True : Py_False);
+}
+
+/* One row of an array, in memory of its own. */
+static PyObject *
+copied_row(PyArrayObject *column, npy_intp row)
+{
+    PyArray_Descr *descr = PyArray_DESCR(column);
+    Py_INCREF(descr);
+    PyObject *copy = PyArray_NewFromDescr(&PyArray_Type, descr, PyArray_NDIM(column) - 1,
+                                          PyArray_DIMS(column) + 1, NULL, NULL, 0, NULL);
+    if (copy != NULL) {
+        npy_intp size = row_nbytes(column);
+        memcpy(PyArray_DATA((PyArrayObject *)copy), PyArray_BYTES(column) + row * size,
+               (size_t)size);
+    }
+    return copy;
+}
+
+static PyObject *
+take_ended(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    PyArrayObject *finals, *terminated, *truncated;
+    Py_ssize_t first;
+    if (!PyArg_ParseTuple(args, "O!O!O!n", &PyArray_Type, &finals, &PyArray_Type, &terminated,
+                          &PyArray_Type, &truncated, &first) ||
+        !is_array(terminated, NPY_BOOL, 1, 0)) {
+        return NULL;
+    }
+    npy_intp count = PyArray_DIM(terminated, 0);
+    if (!is_array(truncated, NPY_BOOL, 1, count)) {
+        return NULL;
+    }
+    if (!PyArray_ISCARRAY(finals) || PyArray_NDIM(finals) < 2 ||
+        PyDataType_REFCHK(PyArray_DESCR(finals))) {
+        PyErr_SetString(PyExc_TypeError, "rows must be contiguous arrays of bytes");
+        return NULL;
+    }
+    if (first < 0 || first + count > PyArray_DIM(finals, 0)) {
+        return PyErr_Format(PyExc_IndexError, "rows %zd:%zd are not within 0:%zd", first,
+                            (Py_ssize_t)(first + count), (Py_ssize_t)PyArray_DIM(finals, 0));
+    }
+    const npy_bool *ends = PyArray_DATA(terminated), *cuts = PyArray_DATA(truncated);
+    npy_intp dims[1] = {count};
+    PyObject *ended = PyArray_SimpleNew(1, dims, NPY_BOOL);
+    PyObject *positions = PyList_New(0), *rows = PyList_New(0);
+    if (ended == NULL || positions == NULL || rows == NULL) {
+        goto failed;
+    }
+    npy_bool *is_end = PyArray_DATA((PyArrayObject *)ended);
+    for (npy_intp i = 0; i < count; i++) {
+        is_end[i] = ends[i] | cuts[i];
+        if (!is_end[i]) {
+            continue;
+        }
+        PyObject *position = PyLong_FromSsize_t(i), *row = copied_row(finals, first + i);
+        int is_kept = position != NULL && row != NULL && PyList_Append(positions, position) == 0 &&
+                      PyList_Append(rows, row) == 0;
+        Py_XDECREF(position);
+        Py_XDECREF(row);
+        if (!is_kept) {
+            goto failed;
+        }
+    }
+    return Py_BuildValue("(NNN)", ended, positions, rows);
+failed:
+    Py_XDECREF(ended);
+    Py_XDECREF(positions);
+    Py_XDECREF(rows);
+    return NULL;
 }
 
 /* From [item, row] to [row, item]; the columns are read side by side, a few at a time. */
@@ -765,10 +834,10 @@ common_number(PyObject *Py_UNUSED(module), PyObject *args)
 
 /* ---- the parent: plain steps of whole workers ------------------------------------------------ */
 
-enum { HAS_REPLY = 2 }; /* as in worker.py */
-enum { NOTHING, POSTED, DONE, DONE_WITH_REPLY }; /* what a lane says of a worker */
+enum { HAS_REPLY = 2 }; /* as in rows_python.py */
+enum { NOTHING, POSTED, DONE, DONE_WITH_REPLY }; /* the states in rows_python.py */
 
-/* rows_python.py's Port; everything in it is borrowed. */
+/* WorkerPort of rows_python.py; all references are borrowed. */
 typedef struct {
     volatile npy_uint64 *ring; /* entries of request, operation, flags */
     npy_uint64 size;
@@ -934,7 +1003,7 @@ wait_for(Port *ports, struct pollfd *watched, Py_ssize_t count, Py_ssize_t wante
             return 1;
         }
         if (done >= wanted) {
-            /* those who are done must not hide one who has ended */
+            /* the workers that are done must not hide one that has ended */
             struct pollfd end = {urgent, POLLIN, 0};
             return poll(&end, 1, 0) == 0;
         }
@@ -945,7 +1014,7 @@ wait_for(Port *ports, struct pollfd *watched, Py_ssize_t count, Py_ssize_t wante
         if (now_s < spin_until_s) {
             continue;
         }
-        /* who needs all of them sleeps until the last is done, instead of being woken by each */
+        /* if all are needed, sleep until the last is done instead of being woken by each */
         int needs_all = done + coming - ports[last].num_slots < wanted;
         nfds_t size = 0;
         watched[size++] = (struct pollfd){urgent, POLLIN, 0};
@@ -964,7 +1033,7 @@ wait_for(Port *ports, struct pollfd *watched, Py_ssize_t count, Py_ssize_t wante
     }
 }
 
-/* Hand out those that are done: their numbers. */
+/* The numbers of the workers that are done, which have nothing under way then. */
 static PyObject *
 collected(Port *ports, PyObject *workers)
 {
@@ -1020,7 +1089,7 @@ collect_steps(PyObject *Py_UNUSED(module), PyObject *args)
     }
     else if (status == 0) {
         found = Py_NewRef(Py_None);
-    } /* else NULL: what a signal's handler raised */
+    } /* else NULL: a signal handler raised */
 end:
     PyMem_Free(ports);
     PyMem_Free(watched);
@@ -1058,6 +1127,7 @@ static PyMethodDef methods[] = {
     {"step_rows", step_rows, METH_VARARGS, NULL},
     {"keep_pcg64", keep_pcg64, METH_VARARGS, NULL},
     {"copy_rows", copy_rows, METH_VARARGS, NULL},
+    {"take_ended", take_ended, METH_VARARGS, NULL},
     {"put_rows", put_rows, METH_VARARGS, NULL},
     {"take_rewards", take_rewards, METH_VARARGS, NULL},
     {"note_ends", note_ends, METH_VARARGS, NULL},

@@ -1,7 +1,7 @@
-"""Copies as a journey to another process makes them, for those who share one memory.
+"""Copies of values between threads of one process, as sending them to another process would do.
 
-What cannot be copied, or nests too deep, is handed over as it is; of dicts, lists and tuples all
-the rest is copied.
+What cannot be copied, or nests too deep, is handed over as it is. In dicts, lists and tuples
+everything else is still copied.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from envfleet.engine.interrupts import uninterrupted
 _NEVER_CHANGE = {type(None), bool, int, float, complex, str, bytes}
 _NEVER_CHANGE |= {np.dtype(code).type for code in "?bhilqBHILQefdgFDG"}
 _DEPTH = 4
-"""Things in things in things, and no deeper, are looked at one by one."""
+"""How deep containers are copied item by item; deeper ones are pickled."""
 
 
 class _NotPlain(Exception):
-    """There is something in it that only its own class can copy."""
+    """The value holds an object that only its own class can copy."""
 
 
 def detached_copy(value: Any) -> Any:
@@ -29,14 +29,12 @@ def detached_copy(value: Any) -> Any:
     try:
         return _plain(value, _DEPTH)
     except _NotPlain:
-        with (
-            uninterrupted
-        ):  # what a signal's handler raises is not to be taken for a failure to copy
-            return _travelled(value)
+        with uninterrupted:  # an exception of a signal handler is not a failure to copy
+            return _copied_by_class(value)
 
 
 def _plain(value: Any, depth: int) -> Any:
-    """The same of numbers, texts, arrays, and dicts, lists and tuples of these: most infos."""
+    """A copy of numbers, texts, arrays, and of dicts, lists and tuples of these: most infos."""
     kind = type(value)
     if kind in _NEVER_CHANGE:
         return value
@@ -49,12 +47,12 @@ def _plain(value: Any, depth: int) -> Any:
     raise _NotPlain
 
 
-def _travelled(value: Any, above: tuple[int, ...] = ()) -> Any:
+def _copied_by_class(value: Any, above: tuple[int, ...] = ()) -> Any:
     nests_too_deep = False
-    for copy in (_by_pickle, deepcopy):  # the first is many times as fast, and as processes do
+    for copy in (_by_pickle, deepcopy):  # pickle is many times as fast, and what processes use
         try:
             return copy(value)
-        except KeyboardInterrupt:  # the second one: the first is waiting
+        except KeyboardInterrupt:  # the second Ctrl-C: the first one is held back
             raise
         except RecursionError:
             nests_too_deep = True
@@ -64,9 +62,9 @@ def _travelled(value: Any, above: tuple[int, ...] = ()) -> Any:
         return value
     above = (*above, id(value))
     if type(value) is dict:
-        return {key: _travelled(item, above) for key, item in value.items()}
+        return {key: _copied_by_class(item, above) for key, item in value.items()}
     if type(value) in (list, tuple):
-        return type(value)(_travelled(item, above) for item in value)
+        return type(value)(_copied_by_class(item, above) for item in value)
     return value
 
 

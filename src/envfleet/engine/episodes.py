@@ -240,6 +240,12 @@ class Episodes:
             self._queued[slot].append(plan)
             self._num_queued += 1
 
+    def unqueue(self, slots: Iterable[int]) -> None:
+        """The plan that came last was taken back from the hosts of these slots."""
+        for slot in slots:
+            self._queued[slot].pop()
+            self._num_queued -= 1
+
     def queued(self, slot: int) -> tuple[ResetPlan, ...]:
         """Plans that the slot has not used yet."""
         return tuple(self._queued[slot])
@@ -279,6 +285,9 @@ class Episodes:
 
     def replay_of(self, slot: int) -> Replay:
         """How to bring a new environment to where this slot stands."""
+        begins = self._restart_plans.get(slot)
+        if begins is not None:  # it is new, and the log is that of the one before
+            return Replay(begins.seed, begins.options, None, ())
         log = self.action_log.log_of(slot)
         start, base = rng.unpacked(self._rng[slot].tobytes()), self._bases.get(slot)
         is_start_known = log.plan.seed is not None or start is not None or base is not None

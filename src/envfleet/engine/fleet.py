@@ -4,12 +4,13 @@
     caller ◄── recv(): Batch ───────── rows, infos, incidents ◄── reply ──── workers
 
 `inflight` records what is under way, `episodes` remembers what was done to each slot, `recovery`
-handles failures. `actions` writes actions into rows, `batch` reads results out of them. Only one
-thread may use a fleet at a time.
+handles failures. `actions` writes actions into rows, `batch_reader` reads results out of them. Only
+one thread may use a fleet at a time.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 import warnings
@@ -24,7 +25,8 @@ from gymnasium.utils.env_checker import data_equivalence
 from envfleet.engine.actions import ActionWriter
 from envfleet.engine.backends.base import WorkerHandle, backend_named
 from envfleet.engine.backends.process.launch import refuse_unguarded_main
-from envfleet.engine.batch import Batch, BatchReader, any_set
+from envfleet.engine.batch import Batch, any_set
+from envfleet.engine.batch_reader import BatchReader
 from envfleet.engine.episodes import Episodes
 from envfleet.engine.host import SlotState
 from envfleet.engine.incident import Incident
@@ -376,6 +378,9 @@ class Fleet:
                 batch = self._hand_out(found.slots, found.rows, page)
                 self._copy_s += time.perf_counter() - now_s
                 return batch
+            recovery = self._recovery
+            limit_s = recovery.check_s if timeout_s is None else min(recovery.check_s, timeout_s)
+            recovery.note_wait(now_s - called_s, limit_s, time.monotonic())
         except BaseException:
             self._note_taken(slot_set or self._slot_sets.everything, noted_before)
             raise
@@ -435,11 +440,12 @@ class Fleet:
 
     def _hand_out(self, slots: Slots, rows: slice | Slots, page: int = 0) -> Batch:
         batch = self._batch_reader.batch(slots, rows, page)
-        if not self._is_native and (batch.has_events or self._episodes.has_ended):
+        if batch.has_events or self._episodes.has_ended:
             inflight = self._inflight
             is_noted = (
                 self.autoreset != "disabled"
                 and isinstance(rows, slice)
+                and not self._is_native
                 and not inflight.reset_slots
                 and self._episodes.note_rows(
                     rows.start, batch, is_same_step=self.autoreset == "same_step"
@@ -454,6 +460,9 @@ class Fleet:
                         inflight.reset_slots.difference_update(slots.tolist())
                     self._note_episodes(slots, rows, ended, invalid)
                     self._num_noted += 1
+            if self.autoreset == "same_step":
+                # from now on flags that are set tell of ends that no caller knows of
+                self._workers.control.flags[:2, rows] = False
         return batch
 
     def _note_taken(self, slot_set: SlotSet, noted_before: int) -> None:
@@ -486,8 +495,10 @@ class Fleet:
             busy = [handle for handle in busy if handle.worker not in recovery.coming]
             want_all = False  # the bells of some and the first words of others
         limit_s = recovery.check_s if timeout_s is None else min(recovery.check_s, timeout_s)
+        started_s = time.monotonic()
         self._workers.wait(busy, limit_s, want_all=want_all)
         now_s = time.monotonic()
+        recovery.note_wait(now_s - started_s, limit_s, now_s)
         is_check_due = recovery.is_check_due(now_s)
         if is_check_due:  # who has answered is not silent: take in what the wait above left out
             self._workers.wait(busy, 0.0, want_all=False)
@@ -570,6 +581,7 @@ class Fleet:
                 control, rows = self._workers.control, np.array(dropped, np.intp)  # none: it failed
                 ended = control.terminated[rows] | control.truncated[rows]
                 self._note_episodes(rows, rows, ended, control.invalid[rows])
+                control.flags[:2, rows] = False
             self._batch_reader.forget(dropped)
             self._inflight.reset_slots.difference_update(dropped)
             pending.part = self._slot_sets.part_of(kept) if kept else None
@@ -581,7 +593,7 @@ class Fleet:
     def _note_episodes(
         self, slots: Slots, rows: slice | Slots, ended: Flags, invalid: Flags
     ) -> None:
-        """Keep the logbook in step with what the hosts did by themselves."""
+        """Take note of what the hosts of these slots did by themselves."""
         if self._is_native:
             return  # such slots cannot be replayed one by one, and their resets cannot be planned
         self._episodes.note_ends(rows, ended)
@@ -654,7 +666,30 @@ class Fleet:
         slot_set = self._named(slots, plans, "reset plans")
         self._check_scalar(slot_set, "resets itself; nothing can be queued")
         self._workers.check_payload(list(plans), "an option for reset")
-        self._results(self._ask(lambda: self._inflight.post(slot_set, Op.QUEUE, plans)))
+        group: list[Pending] = []
+
+        def post() -> list[Pending]:
+            group.extend(self._inflight.post(slot_set, Op.QUEUE, plans))
+            return group
+
+        try:
+            self._results(self._ask(post))
+        except EnvfleetError:
+            self._unqueue(group)
+            raise
+
+    def _unqueue(self, group: list[Pending]) -> None:
+        """Some slots could not be given their plans: take back those that the others have."""
+        while not all(pending.is_done for pending in group):
+            with contextlib.suppress(EnvfleetError):  # the first of them is on its way
+                self._advance(None, want_all=True)
+        with uninterrupted:
+            for pending in group:
+                has_failed = pending.error or (pending.reply and pending.reply.failures)
+                if pending.part is not None and not has_failed:
+                    self._episodes.unqueue(pending.slots)
+                    none = [None] * len(pending.slots)
+                    self._inflight.post_part(Op.QUEUE, pending.part, none, pending.slots)
 
     def drop(self, slots: Sequence[int] | None = None) -> None:
         """Nobody will receive what these slots (None: all) have in flight or ready."""

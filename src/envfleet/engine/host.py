@@ -1,10 +1,10 @@
-"""k environments in one place: reset, step, autoreset, plans, exceptions turned into replies.
+"""Scalar environments in one place: step, reset, autoreset, snapshots.
 
-A host writes its slots' rows and nothing else. It never raises because of an environment: a failure
-is part of the reply, and the failed slot waits for a reset or a rebuild. Autoreset is Gymnasium's:
-in `next_step` the call after an end resets and ignores its action, in `same_step` the end and the
-reset happen in one call and the last observation is kept apart, `disabled` leaves resetting to the
-caller.
+A host writes the rows of its own slots and nothing else. It never raises because of an environment:
+a failure is part of the reply, and the failed slot waits for a reset or a rebuild. Autoreset is
+Gymnasium's. In `next_step` the call after an end resets and ignores its action. In `same_step` the
+end and the reset happen in one call, and the last observation is kept in a row of its own.
+`disabled` leaves resets to the caller.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from envfleet.engine import rng
 from envfleet.engine import snapshot as snapshots
 from envfleet.engine.detached_copy import detached_copy
 from envfleet.engine.host_rows import HostRows
-from envfleet.engine.infos import Info
+from envfleet.engine.infos import Info, SchemaRegistry
+from envfleet.engine.interrupts import is_from_handler
 from envfleet.engine.memory import Control, Data
 from envfleet.engine.messages import EnvFacts, EnvFailure, Op, Reply, read_reset, status_word
 from envfleet.engine.options import PLAIN_RESET, Autoreset, EnvFn, ResetPlan
 from envfleet.engine.rows import AUTORESETS, EnvRow, HostState, step_rows
-from envfleet.errors import SnapshotError
 
 
 def _directly(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -35,19 +35,23 @@ def _directly(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """The manners of one place. Whatever is not let pass is a failure of the environment alone."""
+    """How a backend calls methods of environments, and which exceptions are not theirs."""
 
     wrap: Callable[[Callable[..., Any]], Callable[..., Any]] = _directly
+    """Applied to a method before it is called."""
     passes: tuple[type[BaseException], ...] = ()
-    """Raised by somebody else than the environment: Ctrl-C in this thread, the end of a worker."""
+    """Not raised by an environment: Ctrl-C in this thread, the end of a worker. All other
+    exceptions are failures of the environment that was called."""
+    has_handlers: bool = False
+    """Handlers of signals run in this thread, and what they raise is not the environment's."""
 
     def let_pass(self, exc: BaseException) -> None:
-        """Raise `exc` again if it is not the environment's."""
-        if isinstance(exc, self.passes):
+        """Raise `exc` again if no environment raised it."""
+        if isinstance(exc, self.passes) or (self.has_handlers and is_from_handler(exc)):
             raise exc
 
     def around(self, env: Any) -> Any:
-        """Something whose `step` and `reset` are those that `env` has when they are called."""
+        """An object whose `step` and `reset` call those of `env`, guarded."""
         return env if self.wrap is _directly else _Guarded(env, self.wrap)
 
 
@@ -85,8 +89,10 @@ class EnvHost(HostRows):
         env_fns: Sequence[EnvFn],
         autoreset: Autoreset,
         guard: Guard,
+        schemas: SchemaRegistry,
     ) -> None:
-        super().__init__(first, len(envs))
+        """`schemas` belongs to the worker: its hosts number their schemas together."""
+        super().__init__(first, len(envs), schemas)
         self._fns, self._autoreset, self._guard = list(env_fns), autoreset, guard
         self._envs = list(envs)
         self._state = bytearray([SlotState.UNUSABLE] * self.count)
@@ -95,13 +101,13 @@ class EnvHost(HostRows):
         self._restart_plans: dict[int, ResetPlan] = {}
         """How slots whose environment was replaced begin again, unless their caller resets them."""
         self._ends: list[tuple[int, bool, bool]] = []
-        """What the step under way ended: row, terminated, truncated."""
+        """Ends in the step under way: row, terminated, truncated."""
         self._invalid: list[int] = []
-        """Rows of the step under way that are no transitions."""
+        """Rows of the step under way that are not transitions."""
         self._ended: list[int] = []
         """Rows whose episodes ended in the last step."""
         self._starts = np.zeros((self.count, rng.CELL_BYTES), np.uint8)
-        """What the next episodes of rows start from, where they are `_ready`."""
+        """Generator states that the next episodes of `_ready` rows start from."""
         self._start_of = list(self._starts)
         self._has_plan = bytearray(self.count)
         """Rows with a queue or a restart plan, as the step under way began."""
@@ -110,7 +116,7 @@ class EnvHost(HostRows):
         self._after_end = SlotState.ENDED if autoreset == "next_step" else SlotState.RUNNING
 
     def facts(self) -> list[EnvFacts]:
-        """Spaces and the like, slot by slot."""
+        """Spaces, metadata and spec of each slot's environment."""
         return [
             EnvFacts(
                 env.observation_space,
@@ -162,7 +168,7 @@ class EnvHost(HostRows):
     # ---- commands -------------------------------------------------------------------------------
 
     def step(self, slots: Sequence[int] | None, spills: dict[int, Any] | None) -> Reply | None:
-        """Step these slots (None: all) with the actions that lie in the slab."""
+        """Step these slots (None: all) with the actions in their rows."""
         rows = range(self.count) if slots is None else [slot - self.first for slot in slots]
         self._ends.clear()
         self._invalid.clear()
@@ -192,7 +198,7 @@ class EnvHost(HostRows):
             if not has_plan and self._state[row] == SlotState.ENDED:
                 try:
                     rng.keep(self._envs[row], self._start_of[row])
-                except Exception:  # the reset will meet it again, and report it
+                except Exception:  # the reset will raise it again, and report it
                     continue
                 self._ready[row] = 1
         self._ended = []
@@ -201,15 +207,22 @@ class EnvHost(HostRows):
         """Reset these slots by their plans; a manual reset cancels a pending autoreset."""
         rows = range(self.count) if slots is None else [slot - self.first for slot in slots]
         for row, plan in zip(rows, plans, strict=True):
-            # a new environment has no generator to go on with: without a seed it would not repeat
+            # a new environment has a random generator state: without a seed it would not repeat
             self._try_reset(row, plan.seeded_like(self._restart_plans.get(row)))
             self._rewards[row] = 0.0
         self._mark(rows, [], rows)
         return self._take_reply()
 
-    def queue(self, slots: Sequence[int], plans: Sequence[ResetPlan]) -> Reply | None:
-        """Keep a plan for each slot's next autoreset that has none yet, in order."""
+    def queue(self, slots: Sequence[int], plans: Sequence[ResetPlan | None]) -> Reply | None:
+        """Keep a plan for each slot's next autoreset that has none yet, in order.
+
+        None takes back the plan that came last.
+        """
         for slot, plan in zip(slots, plans, strict=True):
+            if plan is None:  # the last one is taken back
+                row = slot - self.first
+                self._set_queue(row, tuple(self._queues[row])[:-1])
+                continue
             self._queues.setdefault(slot - self.first, deque()).append(plan.detached())
             self._ready[slot - self.first] = 0
         return None
@@ -240,7 +253,7 @@ class EnvHost(HostRows):
     def _come_back(self, row: int, order: ReturnOrder) -> None:
         self._ready[row] = 0
         if isinstance(order, snapshots.Snapshot):
-            self._queues[row] = deque(order.queued)  # these hold whether or not it comes back
+            self._set_queue(row, order.queued)  # these hold whether or not it comes back
             self._return_to(row, order, Op.RESUME.phrase)
             return
         plan, spill, has_ended = order
@@ -343,7 +356,7 @@ class EnvHost(HostRows):
         self._restart_plans.pop(row, None)
         if wanted.lineage.pending is not None:
             self._restart_plans[row] = wanted.lineage.pending
-        self._queues[row] = deque(wanted.queued)
+        self._set_queue(row, wanted.queued)
 
     def _drive(self, row: int, replay: snapshots.Replay, wanted: snapshots.Snapshot) -> None:
         """Replay an episode in a new environment; it must end where the old one was."""
@@ -380,11 +393,7 @@ class EnvHost(HostRows):
             self._spill(row, spill)
         if is_terminated or is_truncated:
             self._ends.append((row, bool(is_terminated), bool(is_truncated)))
-            if self._autoreset == "same_step":
-                self._end_and_reset(row, obs, info)
-            else:
-                self._state[row] = self._after_end
-                self._inform(row, info)
+            self._end(row, obs, info)
         elif info or self._has_info[row]:
             self._inform(row, info)
 
@@ -399,17 +408,18 @@ class EnvHost(HostRows):
             self._ends.append((row, False, True))
             if row in self._last_spill:
                 self._reply.spills[self.first + row] = self._last_spill[row]
-            if self._autoreset == "same_step":
-                self._end_and_reset(row, self._last_obs(row), {})
-            else:
-                self._state[row] = self._after_end
-                self._inform(row, {})
+            self._end(row, self._last_obs(row) if self._autoreset == "same_step" else None, {})
         else:
             self._fail(row, "step", RuntimeError("the slot was stepped before it was reset"))
 
-    def _end_and_reset(self, row: int, obs: Any, info: Info) -> None:
-        self._put_final(row, obs, info)
-        self._try_reset(row, self._next_plan(row))
+    def _end(self, row: int, obs: Any, info: Info) -> None:
+        """An episode is over: in `same_step` keep what it ended with, and reset."""
+        if self._autoreset == "same_step":
+            self._put_final(row, obs, info)
+            self._try_reset(row, self._next_plan(row))
+        else:
+            self._state[row] = self._after_end
+            self._inform(row, info)
 
     def _try_reset(self, row: int, plan: ResetPlan) -> None:
         slot = self.first + row
@@ -436,6 +446,11 @@ class EnvHost(HostRows):
         if spill is not None:
             self._spill(row, spill)
 
+    def _set_queue(self, row: int, plans: Sequence[ResetPlan]) -> None:
+        self._queues.pop(row, None)
+        if plans:
+            self._queues[row] = deque(plans)
+
     def _next_plan(self, row: int) -> ResetPlan:
         if row in self._restart_plans:
             return self._restart_plans[row]
@@ -447,6 +462,8 @@ class EnvHost(HostRows):
 
     def _keep_start(self, row: int) -> None:
         """Keep the generator state of the coming episode in memory that outlives this process."""
+        if self._autoreset == "same_step":
+            self._marks[1][row] = 1  # as in `_put_final`, which C does itself
         if self._ready[row]:
             self._rng[row][:] = self._start_of[row]
         else:
@@ -454,16 +471,9 @@ class EnvHost(HostRows):
 
     def _check_replay(self, row: int, obs: Any, wanted: snapshots.Snapshot) -> None:
         """Refuse an environment that is not where it was, unless it is to be reset in any case."""
-        kind, index = self._where[row]
-        spill = self._write_obs[row](obs)
-        found = self._data.obs[kind].read(index, spill)
+        found = self._written(row, obs)
         if wanted.lineage.pending is None and not snapshots.are_alike(found, wanted.obs):
-            raise SnapshotError(
-                f"the environment of slot {self.first + row} does not repeat itself: after the "
-                "same reset and the same actions it observes something else. Let it draw "
-                "everything random from its np_random, or give it the methods get_state and "
-                "set_state"
-            )
+            raise snapshots.does_not_repeat(self.first + row)
 
     def _fail(self, row: int, doing: str, exc: BaseException) -> None:
         self._note(self.first + row, doing, exc)

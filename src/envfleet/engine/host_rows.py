@@ -22,10 +22,9 @@ class HostRows:
     Methods count rows from 0; slots are numbered in the whole fleet.
     """
 
-    def __init__(self, first: int, count: int) -> None:
+    def __init__(self, first: int, count: int, schemas: SchemaRegistry) -> None:
         self.first, self.count = first, count
-        self._reply = Reply()
-        self._schemas = SchemaRegistry()
+        self._reply, self._schemas = Reply(), schemas
         self._last_spill: dict[int, dict[int, Any]] = {}
         """What the last observations of rows spilled."""
         # set until known to be clear: a slot may still carry the infos of a worker that died
@@ -37,7 +36,8 @@ class HostRows:
         self._data = data
         mine = slice(self.first, self.first + self.count)
         groups, rows = data.group_of[mine], data.row_of[mine]
-        where = self._where = list(zip(groups.tolist(), rows.tolist(), strict=True))
+        where: list[tuple[int, int]] = list(zip(groups.tolist(), rows.tolist(), strict=True))
+        self._where = where
         """The space group of each slot, and its row there."""
         self._write_obs = [data.obs[group].writer(row) for group, row in where]
         self._write_final = [data.final_obs[group].writer(row) for group, row in where]
@@ -81,6 +81,8 @@ class HostRows:
         It is copied: an environment that reuses its arrays and its dict overwrites them next.
         """
         slot, spill = self.first + row, self._write_final[row](obs)
+        # the parent knows of the end even if this worker is lost in the same step
+        self._marks[1][row] = 1
         if spill is not None:
             self._reply.final_spills[slot] = spill
         if not info:
@@ -102,6 +104,11 @@ class HostRows:
     def _spill(self, row: int, spill: dict[int, Any]) -> None:
         self._last_spill[row] = spill
         self._reply.spills[self.first + row] = spill
+
+    def _written(self, row: int, obs: Any) -> Any:
+        """Write an observation into its row, and read it from there."""
+        group, index = self._where[row]
+        return self._data.obs[group].read(index, self._write_obs[row](obs))
 
     def _last_obs(self, row: int) -> Any:
         group, index = self._where[row]

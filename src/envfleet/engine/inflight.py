@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from envfleet.engine.backends.base import FastPath, WorkerHandle
-from envfleet.engine.batch import BatchReader
+from envfleet.engine.batch_reader import BatchReader
 from envfleet.engine.episodes import Episodes
 from envfleet.engine.interrupts import uninterrupted
 from envfleet.engine.messages import Command, Op, Reply

@@ -1,14 +1,14 @@
-"""Infos: numeric ones with stable keys travel as fields, the rest as they are; then collated.
+"""Infos: dicts of numbers are written into shared memory, all others are sent as messages.
 
 A worker that sees an info dict of numbers (or small numeric arrays) registers its *schema*, the
-keys and types, once; from then on only the bytes are written into the slot's cell. Anything else,
-and what is too large, travels by the control path. Both ways give back equal dicts with equal
-types.
+keys and types, once. From then on only the bytes are written into the slot's cell. All other infos,
+and those that are too large, are sent by the control path. Both ways give back equal dicts with
+equal types.
 
 `collate` makes Gymnasium's vector form of many dicts: `key` -> values, `_key` -> which slots have
-it. Unlike Gymnasium's own it promotes (an int beside a float is no longer cut off) and keeps ragged
-arrays. That form has one place for the mask of `t` and for a value that an environment calls `_t`:
-the mask has it, whatever their order; such a value is found in the slot's own dict.
+it. Unlike Gymnasium's own it promotes (an int beside a float is not cut off) and keeps ragged
+arrays. In that form the mask of `t` and a value that an environment calls `_t` have the same key:
+the mask wins, and the value is found in the slot's own dict.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from envfleet.engine.rows_python import Form
 NO_INFO = 0
 ON_CONTROL_PATH = 0xFFFF
 _MAX_SCHEMAS = 64
-"""A worker whose infos never settle stops registering: each schema costs one message."""
+"""A worker that has used so many registers no more: each schema costs one message."""
 _PYTHON_KINDS: dict[type, str] = {float: "f8", int: "i8", bool: "?"}
 _FORMATS = {"f8": "d", "f4": "f", "i8": "q", "i4": "i", "i2": "h", "i1": "b"}
 _FORMATS |= {"u8": "Q", "u4": "I", "u2": "H", "u1": "B", "b1": "?", "f2": "e"}
@@ -49,7 +49,7 @@ class Schema:
 
     @property
     def is_row_of_doubles(self) -> bool:
-        """As in most simulators: then all values of all slots are copied at once."""
+        """Whether all values are floats, as in most simulators: they are copied at once."""
         return self.dtypes == ("f8",) * len(self.keys) and self.shapes == (None,) * len(self.keys)
 
     @classmethod
@@ -110,7 +110,7 @@ def _record(dtypes: tuple[str, ...], shapes: tuple[tuple[int, ...] | None, ...])
 
 
 class SchemaRegistry:
-    """The schemas that one host has used, numbered from 1."""
+    """The schemas that one worker has used, numbered from 1."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[Any, ...], tuple[int, Any, tuple[Any, ...]]] = {}
@@ -202,7 +202,7 @@ class InfoWriter:
 
 @dataclass(frozen=True, slots=True)
 class PackedInfos:
-    """Cells of some slots, copied out of the slab, with the schemas to read them."""
+    """Cells of some slots, copied out of shared memory, with the schemas to read them."""
 
     groups: tuple[tuple[Schema, Array, Array], ...] = ()
     """(schema, positions in the batch, cells [len(positions), INFO_BYTES])."""

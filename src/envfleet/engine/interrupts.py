@@ -8,13 +8,14 @@ not want to wait.
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 
 # those of `signal` make an enumeration's member of what they return, which takes ten times as long
 from _signal import getsignal, signal  # type: ignore[import-not-found]
 from collections.abc import Callable
-from signal import SIGALRM, SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2
+from signal import SIGALRM, SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2, valid_signals
 from typing import Any
 
 _HELD = tuple(int(one) for one in (SIGINT, SIGTERM, SIGALRM, SIGHUP, SIGUSR1, SIGUSR2))
@@ -83,6 +84,27 @@ class _Uninterrupted:
         self._came.clear()
         self._depth = 0
         self._give_back()
+
+
+def is_from_handler(exc: BaseException) -> bool:
+    """Whether the handler of a signal raised `exc`: one of its frames is a handler's."""
+    codes = {_code_of(getsignal(number)) for number in valid_signals()}
+    step = exc.__traceback__
+    while step is not None:
+        if step.tb_frame.f_code in codes:
+            return True
+        step = step.tb_next
+    return False
+
+
+def _code_of(handler: Any) -> Any:
+    """What a handler runs; None if it is none, or not written in Python."""
+    while isinstance(handler, functools.partial):
+        handler = handler.func
+    if not callable(handler):
+        return None
+    own = getattr(handler, "__code__", None)
+    return own if own is not None else getattr(type(handler).__call__, "__code__", None)
 
 
 uninterrupted = _Uninterrupted()

@@ -4,9 +4,8 @@ Law: a slot's record is written by exactly one worker, and only between a comman
 reply; actions, tickets and ring entries are written by the parent only while that slot or entry is
 not in flight.
 
-The block has no name in the file system (memfd, elsewhere an unlinked temporary file): when the
-last process that maps it is gone so is the block, whoever was killed and how. Nothing has to be
-unlinked.
+The block has no name in the file system (memfd, elsewhere an unlinked temporary file). It is gone
+when the last process that maps it is, however that ended. Nothing has to be unlinked.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ def unnamed_file(label: str) -> int:
 
 
 class Slab:
-    """The descriptor, and how parts are mapped. The creator grows it; all close their own.
+    """The descriptor, and how parts are mapped. The creator grows it; each side closes its own.
 
     Without a descriptor the parts are memory of this process alone.
     """
@@ -130,7 +129,7 @@ class Control:
         """same_step: the last infos of episodes, where a row says that one ended."""
         self.rng = self._take((n, CELL_BYTES), "u1")
         self.status = [memoryview(self._take((8,), "u8").data) for _ in plan_.ring_sizes]
-        """Per worker: [commands posted (a hint), what it does, ns in hosts, ns idle]."""
+        """Per worker: [commands posted, on which it sleeps; what it does; ns in hosts; ns idle]."""
         self.rings = [memoryview(self._take((size * 3,), "u8").data) for size in plan_.ring_sizes]
         """Per worker: triples (request, operation, flags)."""
 

@@ -71,12 +71,12 @@ class ResetPlan:
         """Call `reset` by this plan; an empty one calls `reset()`, as Gymnasium's autoreset."""
         if self.seed is None and self.options is None:
             return read_reset(reset())
-        # environments change what they are given, and this may be somebody else's too
+        # environments change what they are given, and the caller may use these options again
         options = None if self.options is None else detached_copy(dict(self.options))
         return read_reset(reset(seed=self.seed, options=options))
 
     def detached(self) -> ResetPlan:
-        """This plan, with options that nobody else can change."""
+        """This plan, with a copy of its options that no other code can change."""
         return (
             self
             if self.options is None

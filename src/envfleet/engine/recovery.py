@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from envfleet.engine.backends.base import FastPath, WorkerHandle
-from envfleet.engine.batch import BatchReader
+from envfleet.engine.batch_reader import BatchReader
 from envfleet.engine.episodes import Episodes, FailureEvent
 from envfleet.engine.host import SlotState
 from envfleet.engine.incident import Incident
@@ -27,7 +27,14 @@ from envfleet.engine.messages import EnvFailure, Op
 from envfleet.engine.options import Autoreset, Deadlines, OnFailure, ResetPlan, RestartPolicy
 from envfleet.engine.slots import SlotSets
 from envfleet.engine.snapshot import Snapshot
-from envfleet.engine.supervision import Decision, Silence, check_every, decide, limit_for
+from envfleet.engine.supervision import (
+    Decision,
+    Silence,
+    check_every,
+    decide,
+    is_gap,
+    limit_for,
+)
 from envfleet.engine.workers import Workers
 from envfleet.errors import (
     DeadlineExceeded,
@@ -108,7 +115,7 @@ class Recovery:
         """To be raised to the caller, oldest first."""
         self._silences: dict[int, Silence] = {}
         self.check_s = check_every(deadlines)
-        self._next_check_s = self._next_look_s = 0.0
+        self._next_check_s = self._next_look_s = self._looked_s = 0.0
 
     # ---- an environment raised ------------------------------------------------------------------
 
@@ -270,6 +277,22 @@ class Recovery:
         error = WorkerDied(handle.worker, slots, exit_code, op.phrase, stack, restart_helps)
         self._lose(handle, event, error, owed, is_known=is_known)
 
+    def note_wait(self, waited_s: float, limit_s: float, now_s: float) -> None:
+        """A wait of at most `limit_s` took so long: if far too long, silences are counted anew."""
+        self._looked_s = now_s
+        if is_gap(waited_s - limit_s, self.check_s):
+            self._silences = {
+                worker: silence.restarted(now_s) for worker, silence in self._silences.items()
+            }
+
+    def _note_look(self, now_s: float) -> None:
+        """The silences are looked at again; a long time without a look is excused once."""
+        late_s, self._looked_s = now_s - self._looked_s - self.check_s, now_s
+        if is_gap(late_s, self.check_s):
+            self._silences = {
+                worker: silence.excused(now_s) for worker, silence in self._silences.items()
+            }
+
     def is_check_due(self, now_s: float) -> bool:
         """Whether it is time to look at silent workers again; replies must be taken in first."""
         if now_s < self._next_check_s:
@@ -282,6 +305,7 @@ class Recovery:
         if now_s < self._next_look_s:
             return False
         self._next_look_s = now_s + self.check_s
+        self._note_look(now_s)
         silences = [
             self._silence_of(worker, fast_path.request_of(worker), now_s)
             for worker, state in enumerate(fast_path.under_way)
@@ -302,6 +326,7 @@ class Recovery:
 
     def check_silences(self, now_s: float) -> None:
         """Look whether a worker has stood at one place for too long."""
+        self._note_look(now_s)
         for handle in list(self._workers.handles):
             owed = self._inflight.outstanding[handle.worker]
             if owed and not handle.is_dead and handle.worker not in self.coming:
@@ -494,9 +519,7 @@ class Recovery:
         waits_for_reset = self._autoreset == "next_step"
         if self._autoreset == "same_step":
             in_flight = self._inflight.in_flight
-            # where the last told row was an end too, the flags may still be those of that one
-            untold = [s for s in event.slots if in_flight[s] and not self._episodes.ended[s]]
-            self._batch_reader.take_back_resets(untold)
+            self._batch_reader.take_back_resets([slot for slot in event.slots if in_flight[slot]])
         orders = [
             (
                 self._episodes.plan_restart(slot, has_ended=has_ended),

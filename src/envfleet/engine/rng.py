@@ -1,4 +1,7 @@
-"""What an episode starts from, in a few bytes of shared memory, where it outlives a worker."""
+"""The generator state that an episode starts from, as bytes in shared memory.
+
+There it outlives the worker, so that the episode of a lost environment can be replayed.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ NOT_KNOWN = bytes(CELL_BYTES)
 
 
 def packed(state: Mapping[str, Any] | None) -> bytes:
-    """A generator's state, as numpy gives it; of another kind than PCG64, or None: not known."""
+    """The bytes of a PCG64's state as numpy gives it; `NOT_KNOWN` for another kind, or None."""
     if state is None or state.get("bit_generator") != "PCG64":
         return NOT_KNOWN
     inner = state["state"]
@@ -51,14 +54,15 @@ def keep(env: Any, cell: npt.NDArray[np.uint8]) -> None:
 
 
 def _reads_memory() -> bool:
-    """Whether a generator's memory is as we know it, tried on one: a quarter of its state's time.
+    """Whether the state can be read from a generator's memory, tried on one.
 
-    What numpy keeps there is its own affair, and depends on the compiler too.
+    That takes a quarter of the time of asking for its state, but the layout of the memory depends
+    on numpy's version and on the compiler.
     """
     if keep_pcg64 is None:
         return False
     bits, cell = np.random.PCG64(0), np.zeros(CELL_BYTES, np.uint8)
-    np.random.Generator(bits).integers(9, dtype=np.uint32)  # half of its last number is left
+    np.random.Generator(bits).integers(9, dtype=np.uint32)  # so that half of a drawn number is left
     keep_pcg64(bits.capsule, cell)
     return cell.tobytes() == packed(bits.state)
 
@@ -67,7 +71,7 @@ _READS_MEMORY = _reads_memory()
 
 
 def unpacked(cell: bytes) -> dict[str, Any] | None:
-    """The generator's state, as numpy takes it, if one was kept."""
+    """The generator's state in numpy's form, if one was kept."""
     flag, state, inc, has_uint32, uinteger = _CELL.unpack(cell)
     if flag != STATE:
         return None
@@ -83,5 +87,5 @@ def unpacked(cell: bytes) -> dict[str, Any] | None:
 
 
 def has_usual_stream() -> bool:
-    """Whether numpy's global generator is the one it comes with, which alone can be seeded."""
+    """Whether numpy's global generator is the original one; no other can be seeded."""
     return bool(np.random.get_state(legacy=False)["bit_generator"] == "MT19937")

@@ -24,6 +24,7 @@ __all__ = [
     "post_steps",
     "put_rows",
     "step_rows",
+    "take_ended",
     "take_rewards",
     "wait_for_count",
 ]
@@ -44,6 +45,7 @@ try:
         post_steps,
         put_rows,
         step_rows,
+        take_ended,
         take_rewards,
         wait_for_count,
     )
@@ -56,6 +58,7 @@ except ImportError:
         post_steps,
         put_rows,
         step_rows,
+        take_ended,
         take_rewards,
         wait_for_count,
     )

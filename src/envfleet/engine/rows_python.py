@@ -167,6 +167,21 @@ def copy_rows(
     )
 
 
+def take_ended(
+    finals: npt.NDArray[Any],
+    terminated: npt.NDArray[np.bool_],
+    truncated: npt.NDArray[np.bool_],
+    first: int,
+) -> tuple[npt.NDArray[np.bool_], list[int], list[Any]]:
+    """Which rows are ends, at which positions, and copies of their rows of `finals`.
+
+    The flags are those of the rows of `finals` from `first` on, which have at least one dimension.
+    """
+    ended = terminated | truncated
+    positions = ended.nonzero()[0]
+    return ended, positions.tolist(), [finals[first + at].copy() for at in positions]
+
+
 def put_rows(column: npt.NDArray[Any], first: int, end: int, values: Any) -> bool:
     """Put a batch into these rows if it is an array like them; whether it was.
 

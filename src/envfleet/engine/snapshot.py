@@ -57,12 +57,12 @@ _TOOLS = (
 )
 _RENDERER = "gymnasium.envs.mujoco.mujoco_rendering"
 _WINDOWS = {"OpenGL", "cv2", "glfw", "matplotlib", "moviepy", "pygame", "pyglet"}
-"""Of these things those are state that can be pickled."""
+"""Packages that open windows: of their objects only those that can be pickled are state."""
 _FIXED = (bool, int, float, complex, str, bytes, tuple, frozenset, np.generic, np.dtype, Enum)
 
 
 def layers_of(env: Any) -> Iterator[Any]:
-    """From the outermost wrapper to the environment inside."""
+    """The wrappers from the outermost on, then the environment inside."""
     while env is not env.unwrapped:
         yield env
         env = env.env
@@ -98,7 +98,7 @@ def save_layers(env: Any, parts: Collection[str] | None = None) -> bytes:
     except Exception:
         for own, stay in zip(kept, left, strict=True):
             for name, value in list(own.items()):
-                if isinstance(value, _CODE) or _room(value) in _WINDOWS:
+                if isinstance(value, _CODE) or _package(value) in _WINDOWS:
                     try:
                         _dumps(value, layers[-1], links, views)
                     except Exception:
@@ -108,7 +108,7 @@ def save_layers(env: Any, parts: Collection[str] | None = None) -> bytes:
 
 
 def load_layers(env: Any, kept: bytes) -> None:
-    """Give all layers of `env` the attributes they had."""
+    """Put the attributes of all layers of `env` back."""
     layers = list(layers_of(env))
     attributes, left, is_inner_another_matter = _Unpickler(kept, layers).load()
     for layer, own, stay in zip(layers, attributes, left, strict=True):
@@ -117,8 +117,8 @@ def load_layers(env: Any, kept: bytes) -> None:
         for name, value in list(now.items()):
             if name in stay or _stays(name, value):
                 own.pop(name, None)
-            elif _room(value) in _WINDOWS and own.get(name) is None:
-                own.pop(name, None)  # opened since then
+            elif _package(value) in _WINDOWS and own.get(name) is None:
+                own.pop(name, None)  # a window that was opened since then
             elif name not in own and is_whole:
                 del now[name]
         now.update(own)
@@ -179,23 +179,23 @@ def _dumps(value: Any, inner: Any, links: dict[int, int | str], views: tuple[str
 
 
 def _stays(name: str, value: Any) -> bool:
-    """Whether an attribute is none of the state, whatever it is."""
+    """Whether an attribute is not part of the state."""
     if name in _ARGUMENTS or isinstance(value, _TOOLS):
         return True
     if isinstance(value, types.FunctionType | type):
         return "<" in value.__qualname__
     kind = type(value)
-    is_of_mujoco = _room(value) == "mujoco" and kind.__name__ not in ("MjData", "MjModel")
+    is_of_mujoco = _package(value) == "mujoco" and kind.__name__ not in ("MjData", "MjModel")
     return is_of_mujoco or kind.__module__ == _RENDERER
 
 
 def _can_change(value: Any) -> bool:
-    """Whether it makes a difference if something is this very object or one like it."""
+    """Whether a copy of `value` could come to differ from it."""
     return value is not None and not isinstance(value, (*_FIXED, *_CODE))
 
 
-def _room(value: Any) -> str:
-    """The package that a thing is from."""
+def _package(value: Any) -> str:
+    """The package that the type of `value` is from."""
     return type(value).__module__.partition(".")[0]
 
 
@@ -238,7 +238,7 @@ class Replay:
 
 
 Taken = OwnState | Pickled | Replay | None
-"""None: this environment can only be replayed; the fleet's journal knows how."""
+"""None: this environment can only be replayed; the fleet's action log knows how."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,7 +282,7 @@ def take(env: Any) -> Taken:
         if _is_mujoco(inner):
             return OwnState("mujoco", pickle.dumps(inner.data), save_layers(env, _MUJOCO_PARTS))
         return Pickled(_dumps(env, inner, {}, ()))
-    except Exception:  # whatever pickling an unknown environment raises, a replay is still possible
+    except Exception:  # pickling may raise anything; a replay is still possible
         return None
 
 
@@ -376,6 +376,15 @@ def begin(
         generator.state = replay.rng  # type: ignore[assignment]
         env.unwrapped.np_random = np.random.Generator(generator)
     return ResetPlan(replay.seed, replay.options).apply(wrap(env.reset))
+
+
+def does_not_repeat(slot: int) -> SnapshotError:
+    """The error of a replay that led elsewhere."""
+    return SnapshotError(
+        f"the environment of slot {slot} does not repeat itself: after the same reset and the same "
+        "actions it observes something else. Let it draw everything random from its np_random, or "
+        "give it the methods get_state and set_state"
+    )
 
 
 def _own_methods(inner: Any) -> tuple[str, str] | None:

@@ -7,7 +7,7 @@ verdict.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import Any
 
@@ -87,12 +87,31 @@ class Silence:
     status: WorkerStatus
     since_s: float
     is_warned: bool = False
+    is_excused: bool = False
+    """It was counted anew once because no one had looked at it for long."""
 
     def look(self, request: int, status: WorkerStatus, now_s: float) -> Silence:
         """The same silence if nothing has moved, else a new one."""
         if (request, status) == (self.request, self.status):
             return self
         return Silence(request, status, now_s)
+
+    def restarted(self, now_s: float) -> Silence:
+        """Counted anew: this process stood still itself, and perhaps the worker with it."""
+        return replace(self, since_s=now_s)
+
+    def excused(self, now_s: float) -> Silence:
+        """Counted anew, once: nothing tells whether this process stood still or had other work."""
+        return self if self.is_excused else replace(self, since_s=now_s, is_excused=True)
+
+
+def is_gap(late_s: float, check_s: float) -> bool:
+    """Whether something that was due `late_s` ago shows that this process stood still.
+
+    A suspended program (Ctrl-Z, a paused container) finds that its clock has jumped. `check_s` is
+    how often it looks at its workers, a quarter of the shortest deadline.
+    """
+    return late_s >= max(2 * check_s, 0.05)
 
 
 def limit_for(op: Op, deadlines: Deadlines) -> tuple[float | None, str]:

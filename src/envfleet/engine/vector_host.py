@@ -1,9 +1,8 @@
 """A natively vectorised environment as a host: m slots that are stepped by one call.
 
-The environment resets itself, so its own autoreset mode must be the fleet's. Its slots share one
-generator in most implementations: streams are then a function of the seed and of the number of
-slots in the instance, not of the slot alone, so a run is repeatable for the same split into
-workers.
+The environment resets itself, so its own autoreset mode must be the fleet's. In most
+implementations its slots share one generator. Streams then depend on the seed and on the number of
+slots in the instance, so a run is repeatable with the same number of workers.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ class VectorHost:
         self._empty_reply = Reply()
 
     def facts(self) -> list[EnvFacts]:
-        """Spaces and the like, the same for every slot."""
+        """Spaces, metadata and spec, the same for every slot."""
         env = self._env
         facts = EnvFacts(
             env.single_observation_space,
@@ -59,7 +58,7 @@ class VectorHost:
         return [facts] * self.count
 
     def bind(self, control: Control, data: Data, status: memoryview) -> None:
-        """Take the shared rows; one kind, so they are one block."""
+        """Take the shared rows; the spaces are equal, so the rows are one block."""
         self._control, self._status = control, status
         kind, row = int(data.group_of[self.first]), int(data.row_of[self.first])
         self._rows = slice(row, row + self.count)
@@ -72,7 +71,7 @@ class VectorHost:
         self._place = status_word(Op.STEP, self.first)
 
     def step(self, slots: Sequence[int] | None, spills: dict[int, Any] | None) -> Reply | None:
-        """Step the whole instance; the fleet sends no less."""
+        """Step the whole instance: the fleet always sends all of its slots."""
         self._status[1] = self._place
         if self._plain_actions is not None:
             actions = self._plain_actions.copy()

@@ -1,8 +1,7 @@
-"""What every worker does, wherever it runs: build hosts, carry out commands, answer.
+"""What every worker does, wherever it runs: build environments, carry out commands, answer.
 
-A servant knows nothing of processes, threads or pipes. It never raises out of `handle` because of
-an environment, and builds nothing by halves: if one constructor fails, those already built are
-closed.
+A `Worker` knows nothing of processes, threads or pipes. `handle` never raises because of an
+environment. If one constructor fails, the environments that are already built are closed.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ from gymnasium.vector import VectorEnv
 
 from envfleet.engine.detached_copy import detached_copy
 from envfleet.engine.host import EnvHost, Guard
+from envfleet.engine.infos import SchemaRegistry
 from envfleet.engine.memory import Control, Data
 from envfleet.engine.messages import Command, EnvFacts, EnvFailure, Op, Reply, status_word
 from envfleet.engine.options import Autoreset, EnvFn
@@ -39,7 +39,7 @@ class NativeFn:
 
 
 class BuildFailed(Exception):
-    """A constructor raised; carries what the parent needs to name it."""
+    """A constructor raised; `failure` says which one."""
 
     def __init__(self, failure: EnvFailure) -> None:
         super().__init__(failure)
@@ -62,7 +62,7 @@ class Worker:
         self._only = self.hosts[0] if len(self.hosts) == 1 else None
 
     def facts(self) -> list[EnvFacts]:
-        """What each slot's environment is like, in the order of slots."""
+        """Spaces, metadata and spec of each slot's environment, in the order of slots."""
         return _sharing_spaces([facts for host in self.hosts for facts in host.facts()])
 
     def bind(self, control: Control, data: Data) -> None:
@@ -74,7 +74,7 @@ class Worker:
             host.bind(control, data, self._status)
 
     def handle(self, command: Command) -> Reply | None:
-        """Carry out one command; a reply is given only if there is something to say."""
+        """Carry out one command; the reply is None if everything lies in the rows."""
         started = time.perf_counter_ns()
         if command.op is Op.STEP:
             reply = self.step(command.slots, command.payload, command.page)
@@ -85,7 +85,7 @@ class Worker:
         return reply
 
     def handle_here(self, command: Command) -> Reply | None:
-        """`handle` for whoever shares this memory: infos are copied, as if they had travelled."""
+        """`handle` in the parent's own process: infos are copied, as a message would copy them."""
         reply = self.handle(command)
         if reply is not None:
             for infos in (reply.infos, reply.final_infos):
@@ -96,7 +96,7 @@ class Worker:
     def step(
         self, slots: Sequence[int] | None, payload: Sequence[Any] | None, page: int
     ) -> Reply | None:
-        """`handle` of the most common command, without a command, and without taking its time."""
+        """Carry out the most common command, without measuring its time."""
         if self._only is None:
             reply = self._fan_out(Command(0, Op.STEP, slots, payload))
         else:
@@ -113,7 +113,7 @@ class Worker:
         return reply
 
     def idle(self) -> None:
-        """The last command is answered: do what can be done before the next one."""
+        """The last command is answered: prepare the next one."""
         for host in self.hosts:
             host.idle()
 
@@ -143,7 +143,7 @@ class Worker:
 
 
 def _sharing_spaces(facts: list[EnvFacts]) -> list[EnvFacts]:
-    """These, with one object for spaces that are the same: each travels, and is compared, once."""
+    """The same facts; equal spaces are one object, so that each is sent and compared once."""
     first = facts[0]
     return [
         one
@@ -159,7 +159,7 @@ def _sharing_spaces(facts: list[EnvFacts]) -> list[EnvFacts]:
 def _spills(
     slots: Sequence[int], payload: Sequence[Any] | None, positions: Sequence[int]
 ) -> dict[int, Any] | None:
-    """What the actions of these slots spilled, by slot."""
+    """By slot, what of its action did not fit into its row."""
     if payload is None:
         return None
     return {slot: payload[index] for slot, index in zip(slots, positions, strict=True)}
@@ -201,6 +201,7 @@ def _carry_out(
 def _build(
     first: int, env_fns: Sequence[EnvFn], autoreset: Autoreset, status: memoryview, guard: Guard
 ) -> list[Host]:
+    schemas = SchemaRegistry()
     hosts: list[Host] = []
     scalars: list[Any] = []
     built: list[Any] = []
@@ -210,7 +211,7 @@ def _build(
         if scalars:
             start = row - len(scalars)
             fns = env_fns[start:row]
-            hosts.append(EnvHost(first + start, list(scalars), fns, autoreset, guard))
+            hosts.append(EnvHost(first + start, list(scalars), fns, autoreset, guard, schemas))
             scalars.clear()
 
     try:

@@ -86,11 +86,12 @@ class Workers:
             self._slab.grow(plan.nbytes, len(self.env_fns))
             self.control = Control(plan, self._slab.map(0, plan.nbytes))
             self._shared_memory = SharedMemory(self._slab, plan, self.control)
-            self._local = SerialBackend(self._shared_memory, num_workers, start_method)
-            chosen = self._local
+            self._local: Backend[Any] = SerialBackend(
+                self._shared_memory, num_workers, start_method
+            )
+            self._backend = self._local
             if kind is not SerialBackend:
-                chosen = kind(self._shared_memory, num_workers, start_method)
-            self._backend = chosen
+                self._backend = kind(self._shared_memory, num_workers, start_method)
             launched_s = time.monotonic()
             for worker in range(num_workers):
                 self.handles.append(self._backend_of(worker).launch(self._launch(worker)))

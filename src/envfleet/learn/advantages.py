@@ -21,7 +21,7 @@ def successor_values(
     truncated: Flags,
     final_values: Floats,
 ) -> Floats:
-    """What each row's successor is worth.
+    """The value of each row's successor.
 
     Args:
         values: Of the observation of each row.
@@ -67,6 +67,6 @@ def explained_variance(predicted: Floats, observed: Floats) -> float:
 
 
 def _spread(numbers: Floats) -> float:
-    """The variance times their number, in a fifth of numpy's time for it."""
+    """The variance times the number of values, in a fifth of numpy's time."""
     off = (numbers - numbers.mean()).reshape(-1)
     return float(off.dot(off))

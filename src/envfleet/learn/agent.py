@@ -16,6 +16,7 @@ from envfleet.learn.inputs import MASK, Leaves, batch_of_one
 from envfleet.learn.networks import ActorCritic
 from envfleet.learn.normalise import ObservationNormaliser
 from envfleet.learn.options import PPOOptions
+from envfleet.runs.plain_data import check_structure
 
 Array = npt.NDArray[Any]
 Act = Callable[[Any, Mapping[str, Any]], Any]
@@ -23,7 +24,7 @@ Act = Callable[[Any, Mapping[str, Any]], Any]
 
 
 class Agent:
-    """What a run makes: a policy, and how observations and actions reach it."""
+    """A policy, and how observations and actions reach it: what a run makes."""
 
     def __init__(
         self,
@@ -63,12 +64,12 @@ class Agent:
         self._start = start if np.any(start) else None
 
     def tensor(self, array: Array) -> Tensor:
-        """An array where the networks are."""
+        """An array as a tensor on the networks' device."""
         tensor = torch.from_numpy(array)
         return tensor if self._is_here else tensor.to(self.device)
 
     def tensors(self, leaves: Leaves) -> tuple[Tensor, ...]:
-        """The same for all leaves."""
+        """All leaves as tensors."""
         return tuple(self.tensor(leaf) for leaf in leaves)
 
     def look(self, obs: Any, *, learns: bool = False) -> Leaves:
@@ -104,7 +105,7 @@ class Agent:
         return actions if self._start is None else actions + self._start
 
     def fresh_states(self, count: int) -> Tensor:
-        """What is remembered at the beginning of an episode: nothing."""
+        """The memory at the start of an episode: zeros."""
         return torch.zeros((count, self.policy.state_size), device=self.device)
 
     def play(self) -> Act:
@@ -132,11 +133,13 @@ class Agent:
         """What a checkpoint keeps."""
         return {
             "policy": deepcopy(self.policy.state_dict()),
-            "normalisers": [one and one.state() for one in self._normalisers],
+            "normalisers": tuple(one and one.state() for one in self._normalisers),
         }
 
     def load(self, state: dict[str, Any]) -> None:
-        """Become the agent that gave this state."""
+        """Become the agent that gave this state; other entries of the mapping are ignored."""
+        mine = self.state()
+        check_structure(mine, {name: state[name] for name in mine}, "the agent's state")
         self.policy.load_state_dict(state["policy"])
         for normaliser, kept in zip(self._normalisers, state["normalisers"], strict=True):
             if normaliser is not None:

@@ -27,29 +27,29 @@ from envfleet.adapters.gymnasium import FleetVectorEnv
 from envfleet.engine import Batch
 from envfleet.engine.machine import usable_cores
 from envfleet.errors import SnapshotError
-from envfleet.learn.accounting import OF_ROLLOUTS, fleet_seconds
-from envfleet.learn.acting import QuickActor
 from envfleet.learn.advantages import successor_values
 from envfleet.learn.agent import Agent
-from envfleet.learn.finite import check_finals, check_obs, check_rewards
+from envfleet.learn.checks import check_finals, check_obs, check_rewards
+from envfleet.learn.fast.acting import QuickActor
 from envfleet.learn.inputs import Leaves
 from envfleet.learn.normalise import RewardScaler
 from envfleet.learn.options import PPOOptions
 from envfleet.learn.sequences import stretches
+from envfleet.runs.time_report import OF_ROLLOUTS, fleet_seconds
 
 Array = npt.NDArray[Any]
 Floats = npt.NDArray[np.float32]
 Flags = npt.NDArray[np.bool_]
 OVERLAP_FROM = 16
-"""Slots: with fewer, a second forward pass costs more than it hides."""
+"""Slots for which halves overlap: with fewer, a second forward pass costs more than it hides."""
 OVERLAP_CORES = 3
-"""With fewer the policy takes a core away from the half that steps: measured, it loses."""
+"""With fewer cores the policy takes one from the half that steps, which was measured slower."""
 _ROWS_AT_ONCE = 4096
-"""In forward passes over whole rollouts: pictures need memory."""
+"""Rows of one forward pass over a rollout: pictures need memory."""
 
 
 @dataclass(frozen=True, slots=True)
-class Rollout:
+class Experience:
     """One iteration's experience, [time, slot]."""
 
     obs: Leaves
@@ -63,7 +63,7 @@ class Rollout:
     values: Floats
     rewards: Floats
     successors: Floats
-    """What each row's successor is worth."""
+    """The value of each row's successor."""
     ended: Flags
     valid: Flags
     """False where a row is no transition: its environment was lost."""
@@ -86,7 +86,7 @@ def flattened(arrays: Leaves) -> Leaves:
 
 
 def _some_at_a_time(count: int) -> list[slice]:
-    """All rows, in parts for which there is memory; episodes must not be taken apart so."""
+    """All rows in slices that fit into memory; not for policies with a memory."""
     starts = range(0, count, _ROWS_AT_ONCE)
     return [slice(start, start + _ROWS_AT_ONCE) for start in starts]
 
@@ -129,23 +129,23 @@ class _Store:
             mine[step, half] = leaf
 
     def mask(self, step: int, half: slice, masks: Flags) -> None:
-        """Keep what is allowed; before the first mask everything was."""
+        """Keep a mask; before the first one all actions are allowed."""
         if self.masks is None:
             self.masks = np.ones((*self._shape, masks.shape[-1]), np.bool_)
         self.masks[step, half] = masks
 
     def page_after(self, step: int) -> int:
-        """The fleet's page for what this step will bring; they count from 1."""
+        """The fleet's page for the observations after this step; pages count from 1."""
         return step + 2 if self.has_pages else 0
 
 
 class Collector:
-    """Steps a fleet by a policy, and remembers between rollouts what goes on."""
+    """Steps a fleet by a policy, and keeps what continues from one rollout to the next."""
 
     def __init__(
         self, envs: FleetVectorEnv, agent: Agent, options: PPOOptions, *, seed: int
     ) -> None:
-        """Reset the fleet; from then on its slots only reset by themselves."""
+        """Reset the fleet; after that, slots only reset at the ends of episodes."""
         self._envs, self._agent, self._times = envs, agent, options.n_steps
         pages = envs.fleet.pages
         if pages is not None and (len(pages) <= options.n_steps or not agent.sees_plainly(pages)):
@@ -154,7 +154,7 @@ class Collector:
         self._is_quick = QuickActor.can_be(agent.policy)
         self._takes_masks = agent.policy.head.takes_masks
         self._quick: QuickActor | None = None
-        # here, wherever the networks are: a run may go on on another device with the same noise
+        # always on the CPU: a run may go on on another device with the same noise
         self._generator = torch.Generator().manual_seed(seed)
         count = envs.num_envs
         overlaps = options.overlap
@@ -172,12 +172,12 @@ class Collector:
         self._inference_s = self._fleet_s = 0.0
         """Seconds spent in acting and judging, and in the fleet's send and recv, by rollouts."""
         self.seconds = dict.fromkeys(OF_ROLLOUTS, 0.0)
-        """Where the time of all rollouts went."""
+        """What the time of all rollouts went into."""
 
-    # ---- to go on exactly where it was ---------------------------------------------------------
+    # ---- to continue exactly where it was --------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """All that the coming rollouts depend on, environments included."""
+        """All that the coming rollouts depend on, except the environments."""
         return {
             "generator": self._generator.get_state(),
             "scaler": self._scaler and self._scaler.state(),
@@ -186,35 +186,37 @@ class Collector:
             "obs": tuple(leaf.copy() for leaf in self._obs),
             "masks": None if self._masks is None else self._masks.copy(),
             "states": self._states.clone(),
-            "slots": self._snapshot(),
         }
 
-    def _snapshot(self) -> Any:
-        """The environments' states, or None where they cannot be taken: the rest is worth more."""
+    def slots(self) -> Any:
+        """The environments' states, or None with a warning if they cannot be taken."""
         try:
             return self._envs.snapshot()
         except SnapshotError as exc:
             warnings.warn(
-                f"{exc}. Until then states are kept without the environments: whoever goes on from "
-                "one begins new episodes",
+                f"{exc}. Until then states are kept without the environments: a run that goes on "
+                "from one begins new episodes",
                 RuntimeWarning,
                 stacklevel=2,
             )
             return None
 
-    def load(self, state: dict[str, Any]) -> None:
-        """Become the collector that gave this state; the fleet is brought to its states too."""
+    def load(self, state: dict[str, Any], slots: Any) -> None:
+        """Continue exactly where this state and these slots were taken."""
         self._generator.set_state(state["generator"].cpu())
         if self._scaler is not None:
             self._scaler.load(state["scaler"])
         self._returns, self._lengths = state["returns"].copy(), state["lengths"].copy()
         self._obs = tuple(leaf.copy() for leaf in state["obs"])
-        self._masks = None if state["masks"] is None else state["masks"].copy()
+        masks = state["masks"]
+        if masks is not None and (masks.dtype != np.bool_ or len(masks) != self._envs.num_envs):
+            raise ValueError("its masks are no flags for each slot")
+        self._masks = None if masks is None else masks.copy()
         self._states = state["states"].to(self._agent.device).clone()
-        if state["slots"] is None:
+        if slots is None:
             self._begin_anew()
         else:
-            self._envs.restore(state["slots"])
+            self._envs.restore(slots)
 
     def _begin_anew(self) -> None:
         """New episodes everywhere, by seeds that follow from the state."""
@@ -235,14 +237,14 @@ class Collector:
 
     # ---- the loop -------------------------------------------------------------------------------
 
-    def collect(self) -> Rollout:
-        """Step every slot `n_steps` times; observations may be the fleet's, until the next time."""
+    def collect(self) -> Experience:
+        """Step every slot `n_steps` times; the observations are valid until the next call."""
         with self._accounted():
             return self._collected()
 
     @contextmanager
     def _accounted(self) -> Iterator[None]:
-        """Add up where the time goes; what a fleet does between rollouts is none of it."""
+        """Add up what the time of a rollout goes into."""
         fleet, before = self._envs.fleet, self._envs.fleet.timings
         self._inference_s = self._fleet_s = 0.0
         begun_s = time.perf_counter()
@@ -258,7 +260,7 @@ class Collector:
                 self.seconds[name] += spent_s
 
     @torch.inference_mode()
-    def _collected(self) -> Rollout:
+    def _collected(self) -> Experience:
         times, slots, head = self._times, self._envs.num_envs, self._agent.policy.head
         noise = head.noise((times, slots), self._generator).to(self._agent.device)
         actions = torch.zeros((times, slots, *head.shape), dtype=head.dtype)
@@ -274,7 +276,7 @@ class Collector:
             self._fill_by_halves(store, noise)
         self._obs = tuple(leaf[times].copy() for leaf in store.obs)
         self._masks = None if store.masks is None else store.masks[times].copy()
-        with np.errstate(over="ignore", invalid="ignore"):  # what comes of it is looked at
+        with np.errstate(over="ignore", invalid="ignore"):  # the results are checked
             return self._finished(store, states)
 
     def _fill(self, store: _Store, noise: Tensor) -> None:
@@ -296,7 +298,7 @@ class Collector:
                 store.see(step + 1, self._halves[0], self._agent.look(shared, learns=True))
 
     def _fill_by_halves(self, store: _Store, noise: Tensor) -> None:
-        """Act for one half of the slots while the other is under way."""
+        """Act for one half of the slots while the other steps."""
         for index in range(len(self._halves)):
             self._send(store, 0, index, noise)
         for step in range(self._times):
@@ -365,7 +367,7 @@ class Collector:
 
     # ---- afterwards -----------------------------------------------------------------------------
 
-    def _finished(self, store: _Store, states: Tensor) -> Rollout:
+    def _finished(self, store: _Store, states: Tensor) -> Experience:
         check_rewards(store.rewards, store.valid)
         check_obs(store.obs, store.valid)
         begun_s = time.perf_counter()
@@ -384,7 +386,7 @@ class Collector:
             worth = self._worth(leaves, torch.cat(kept.states), slots)
             finals[tuple(zip(*kept.places, strict=True))] = worth
         self._inference_s += time.perf_counter() - begun_s
-        return Rollout(
+        return Experience(
             obs=obs,
             actions=actions,
             masks=masks,
@@ -441,7 +443,7 @@ class Collector:
             self._lengths += valid[first : step + 1].sum(0)
             first = step + 1
             for slot in np.flatnonzero(ended[step]).tolist():
-                if valid[step, slot]:  # an episode whose environment was lost has no honest return
+                if valid[step, slot]:  # the episode of a lost environment has no true return
                     finished.append((float(self._returns[slot]), int(self._lengths[slot])))
                 self._returns[slot], self._lengths[slot] = 0.0, 0
         self._returns += rewards[first:].sum(0)

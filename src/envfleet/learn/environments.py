@@ -14,14 +14,13 @@ from envfleet.adapters.names import find
 from envfleet.engine.machine import usable_cores
 from envfleet.engine.options import Deadlines
 from envfleet.engine.plan import Plan, choose_start_method, plan_fleet
-from envfleet.learn.device import usable_device
 from envfleet.learn.ppo import PPOOptions, PPOTrainer
-from envfleet.learn.threads import threads
+from envfleet.learn.torch_setup import threads, usable_device
 from envfleet.learn.train_options import TrainOptions
 
 MIN_GAIN = 1.5
-"""What workers must promise: between the policy's turns they fall asleep, and waking them takes
-longer than a round trip from step to step."""
+"""The gain from which on workers are used: they fall asleep while the policy acts, and waking them
+takes longer than a round trip from step to step."""
 CUT_OFF = (
     "the run was cut off before, and an environment that ends its process would do that again here"
 )
@@ -31,7 +30,7 @@ CUT_OFF = (
 def opened(
     options: TrainOptions, ppo: PPOOptions, *, is_wary: bool = False
 ) -> Iterator[PPOTrainer]:
-    """A trainer on a fleet of its own, as a run has them at its beginning.
+    """Open a fleet and make a trainer on it, as at the start of a run.
 
     Args:
         options: Of the run.
@@ -45,6 +44,7 @@ def opened(
 
 
 def _fleet(options: TrainOptions, ppo: PPOOptions, is_wary: bool) -> FleetVectorEnv:
+    backend: str
     backend, num_workers, why = options.backend, options.num_workers, None
     if backend == "auto" and num_workers is None:
         # restarts alone would call for processes, but an environment that raises costs its episode
@@ -83,7 +83,7 @@ def _fleet(options: TrainOptions, ppo: PPOOptions, is_wary: bool) -> FleetVector
 
 
 def env_fn(options: TrainOptions, **more: Any) -> Callable[[], gymnasium.Env[Any, Any]]:
-    """Builds a single environment like those of the run, with some arguments more or others."""
+    """Build a single environment like those of the run; `more` are other arguments."""
     found = find(options.env)
     build = found.build
     if isinstance(found.source, str):
@@ -93,12 +93,12 @@ def env_fn(options: TrainOptions, **more: Any) -> Callable[[], gymnasium.Env[Any
 
 
 def _spec(source: str) -> gymnasium.envs.registration.EnvSpec:
-    """Of an id, or of "module:Id": once imported, Gymnasium knows the id alone."""
+    """The spec of an id, or of "module:Id", whose module has been imported."""
     return gymnasium.spec(source.rpartition(":")[2])
 
 
 def longest_episode(options: TrainOptions) -> int:
-    """Steps that an episode of an evaluation may take, as far as it is known beforehand."""
+    """The most steps of an evaluation's episode, as far as that is known beforehand."""
     source = find(options.env).source
     limit = None
     if isinstance(source, str):
@@ -107,7 +107,7 @@ def longest_episode(options: TrainOptions) -> int:
 
 
 def packages(env: str) -> list[str]:
-    """Where an environment comes from, as far as its name tells."""
+    """The packages that an environment comes from, as far as its name tells."""
     source = find(env).source
     entry: Any = source
     if isinstance(source, str):

@@ -1,9 +1,9 @@
 """Evaluation on environments of its own, by fixed seeds, that leaves training as it was.
 
-Episode i is reset with `seed + i` and acted in by itself, so that it goes the same way whether
-episodes are played one after another or side by side. One whose environment fails is lost, and the
-others count: where several are played at once, those that have not come to their end are then
-played one by one, so that nobody else is lost with it.
+Episode i is reset with `seed + i` and has a memory of its own, so its return is the same whether
+episodes are played one after another or side by side. An episode whose environment fails is lost,
+and the others count: if several are played at once, the unfinished ones are then played one by
+one, so that no other is lost with it.
 """
 
 from __future__ import annotations
@@ -24,32 +24,13 @@ from envfleet.engine import ResetPlan
 from envfleet.engine.options import StartMethod
 from envfleet.errors import ConfigError, DeadlineExceeded, EnvFailed, WorkerDied
 from envfleet.learn.agent import Act
+from envfleet.runs.callbacks import Evaluation, EvaluationStopped
 
 EVALUATION_SEED = 1_000_000
 """Far from the seeds of training's first resets."""
 
 MAX_STEPS = 100_000
-"""Longest an episode may take: an environment without a time limit would never end."""
-
-
-@dataclass(frozen=True, slots=True)
-class Evaluation:
-    """Returns of whole episodes."""
-
-    returns: tuple[float, ...]
-    lost: tuple[str, ...] = ()
-    """Why other episodes have none: their environments failed."""
-
-    @property
-    def mean(self) -> float:
-        """Their mean."""
-        return float(np.mean(self.returns))
-
-    @property
-    def std(self) -> float:
-        """Their standard deviation."""
-        with np.errstate(invalid="ignore"):  # infinite returns have none, which nan says
-            return float(np.std(self.returns))
+"""The most steps of an episode: an environment without a time limit would never end."""
 
 
 @dataclass(slots=True)
@@ -64,13 +45,9 @@ class _Game:
     steps: int = 0
 
 
-class EvaluationStopped(Exception):
-    """Somebody asked for an end in the middle of it."""
-
-
 @dataclass(slots=True)
 class _Table:
-    """How the episodes came out."""
+    """The episodes of an evaluation and their returns."""
 
     play: Callable[[], Act]
     episodes: int
@@ -81,7 +58,7 @@ class _Table:
 
     @property
     def left(self) -> list[int]:
-        """The numbers of those that are to be played."""
+        """The numbers of the episodes still to be played."""
         return [n for n in range(self.episodes) if n not in self.returns and n not in self.lost]
 
     def note(self, game: _Game, reward: float, *, is_over: bool) -> bool:
@@ -101,7 +78,7 @@ class _Table:
         return is_over
 
     def check(self) -> None:
-        """Go on only if nobody minds."""
+        """Raise if the evaluation is to stop."""
         if self.should_stop():
             raise EvaluationStopped
 
@@ -177,7 +154,7 @@ def evaluate(
 
 
 class _EnvRaised(Exception):
-    """An environment did, not whoever acts in it."""
+    """Raised by an environment, not by the policy that acts in it."""
 
     def __init__(self, why: Exception | SystemExit) -> None:
         self.why = why if isinstance(why, Exception) else EnvFailed(0, "step", f"SystemExit: {why}")
@@ -200,7 +177,7 @@ def _one_by_one(table: _Table, env_fn: Callable[[], gymnasium.Env[Any, Any]], se
     except _EnvRaised as exc:
         table.lost[table.left[0]] = exc.why
     finally:
-        with suppress(Exception):  # whatever it says now, its episodes have been played or lost
+        with suppress(Exception):  # its episodes have been played or lost by now
             env.close()
 
 

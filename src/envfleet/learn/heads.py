@@ -1,7 +1,7 @@
-"""From what an actor's body says to actions: one head for each kind of action space.
+"""From the output of an actor's body to actions: one head for each kind of action space.
 
 Randomness comes in from outside as noise, drawn for a whole rollout at once from a generator of the
-run's own: a run repeats whatever else draws random numbers, and acting is a handful of operations.
+run's own: a run can be repeated although other code draws random numbers, and acting is short.
 
 `pull` is the gradient in closed form, for learning without an autograd graph; tests hold it equal
 to what autograd says.
@@ -24,16 +24,16 @@ from envfleet.errors import ConfigError
 
 _LOG_2PI = math.log(2 * math.pi)
 _NEVER = -1e8
-"""What a masked choice is said to be worth: its probability is 0, and nothing becomes NaN."""
+"""The logit of a masked choice: its probability is 0, and nothing becomes NaN."""
 
 _MASKS_ARE_FOR = "action masks are for Discrete and MultiDiscrete actions only"
 
 
 class Head(nn.Module, ABC):
-    """Turns what the body says, one row per observation, into actions."""
+    """Turns the body's output, one row per observation, into actions."""
 
     size: int
-    """How many numbers the body must say."""
+    """How many numbers the body has to put out."""
     dtype: torch.dtype
     """Of actions."""
     shape: tuple[int, ...]
@@ -43,7 +43,7 @@ class Head(nn.Module, ABC):
 
     @abstractmethod
     def noise(self, rows: Sequence[int], generator: torch.Generator) -> Tensor:
-        """What chance has to say in `sample`, for an array of rows."""
+        """The random numbers that `sample` needs for an array of rows."""
 
     @abstractmethod
     def sample(self, said: Tensor, noise: Tensor) -> Tensor:
@@ -55,11 +55,11 @@ class Head(nn.Module, ABC):
 
     @abstractmethod
     def log_prob(self, said: Tensor, actions: Tensor) -> Tensor:
-        """How likely actions are, one number per row."""
+        """The log-probabilities of actions, one number per row."""
 
     @abstractmethod
     def entropy(self, said: Tensor) -> Tensor:
-        """How undecided the actor is, one number per row."""
+        """The entropy of the actions, one number per row."""
 
     @abstractmethod
     def pull(
@@ -75,7 +75,7 @@ class Head(nn.Module, ABC):
         """
 
     def masked(self, said: Tensor, allowed: Tensor) -> Tensor:
-        """`said` with choices that are not allowed never taken."""
+        """`said` with masked choices made impossible."""
         raise ConfigError(_MASKS_ARE_FOR)
 
     def check(self, masks: npt.NDArray[np.bool_]) -> None:
@@ -96,7 +96,7 @@ class Choices(Head):
         self.shape = () if is_scalar else (len(counts),)
 
     def noise(self, rows: Sequence[int], generator: torch.Generator) -> Tensor:
-        """What chance has to say."""
+        """The random numbers that `sample` needs."""
         drawn = torch.rand((*rows, self.size), generator=generator, device=generator.device)
         # argmax of logits plus Gumbel noise is a draw by their softmax
         return drawn.clamp_min_(1e-20).log_().neg_().log_().neg_()
@@ -112,7 +112,7 @@ class Choices(Head):
         return torch.stack([part.argmax(-1) for part in self._parts(said)], -1)
 
     def log_prob(self, said: Tensor, actions: Tensor) -> Tensor:
-        """How likely actions are."""
+        """The log-probabilities of actions."""
         chosen = [
             part.log_softmax(-1).gather(-1, wanted)
             for part, wanted in zip(self._parts(said), self._wanted(said, actions), strict=True)
@@ -120,7 +120,7 @@ class Choices(Head):
         return chosen[0][:, 0] if self._is_scalar else torch.cat(chosen, -1).sum(-1)
 
     def entropy(self, said: Tensor) -> Tensor:
-        """How undecided the actor is."""
+        """The entropy of the actions."""
         logs = [part.log_softmax(-1) for part in self._parts(said)]
         each = [-(log.exp() * log).sum(-1) for log in logs]
         return each[0] if self._is_scalar else torch.stack(each, -1).sum(-1)
@@ -136,7 +136,7 @@ class Choices(Head):
         return each[0] if self._is_scalar else torch.cat(each, -1), ()
 
     def masked(self, said: Tensor, allowed: Tensor) -> Tensor:
-        """`said` with choices that are not allowed never taken."""
+        """`said` with masked choices made impossible."""
         return said.masked_fill(~allowed, _NEVER)
 
     def check(self, masks: npt.NDArray[np.bool_]) -> None:
@@ -186,7 +186,7 @@ class Switches(Head):
         self.size, self.shape = count, (count,)
 
     def noise(self, rows: Sequence[int], generator: torch.Generator) -> Tensor:
-        """What chance has to say."""
+        """The random numbers that `sample` needs."""
         return torch.rand((*rows, self.size), generator=generator, device=generator.device)
 
     def sample(self, said: Tensor, noise: Tensor) -> Tensor:
@@ -198,14 +198,14 @@ class Switches(Head):
         return (said > 0).to(self.dtype)
 
     def log_prob(self, said: Tensor, actions: Tensor) -> Tensor:
-        """How likely actions are."""
+        """The log-probabilities of actions."""
         loss = nn.functional.binary_cross_entropy_with_logits(
             said, actions.to(said.dtype), reduction="none"
         )
         return -loss.sum(-1)
 
     def entropy(self, said: Tensor) -> Tensor:
-        """How undecided the actor is."""
+        """The entropy of the actions."""
         yes = said.sigmoid()
         loss = nn.functional.binary_cross_entropy_with_logits(said, yes, reduction="none")
         return loss.sum(-1)
@@ -232,7 +232,7 @@ class Gaussian(Head):
         self.log_std = nn.Parameter(torch.full((self.size,), log_std))
 
     def noise(self, rows: Sequence[int], generator: torch.Generator) -> Tensor:
-        """What chance has to say."""
+        """The random numbers that `sample` needs."""
         return torch.randn((*rows, self.size), generator=generator, device=generator.device)
 
     def sample(self, said: Tensor, noise: Tensor) -> Tensor:
@@ -244,12 +244,12 @@ class Gaussian(Head):
         return said.reshape(len(said), *self.shape)
 
     def log_prob(self, said: Tensor, actions: Tensor) -> Tensor:
-        """How likely actions are."""
+        """The log-probabilities of actions."""
         scaled = (actions.reshape(len(said), -1) - said) * (-self.log_std).exp()
         return -0.5 * (scaled**2 + _LOG_2PI).sum(-1) - self.log_std.sum()
 
     def entropy(self, said: Tensor) -> Tensor:
-        """How undecided the actor is."""
+        """The entropy of the actions."""
         return (self.log_std + 0.5 * (1 + _LOG_2PI)).sum().expand(len(said))
 
     def pull(

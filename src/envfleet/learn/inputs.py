@@ -79,7 +79,7 @@ class Inputs:
     def refuse_outside(self, leaves: Leaves, slots: Sequence[int]) -> None:
         """Name the first choice that its space does not have, if there is one.
 
-        Whoever could not go on with observations asks: to look every time would take too long.
+        Called after a network has failed: checking every batch would take too long.
         """
         for leaf, rows in zip(self.leaves, leaves, strict=True):
             if leaf.kind != "choices":
@@ -91,7 +91,7 @@ class Inputs:
                 where = f" at {list(leaf.path)}" if leaf.path else ""
                 raise ConfigError(
                     f"an observation of slot {slots[row]} is {value}{where}, and its space has "
-                    f"{start} to {start + leaf.counts[part] - 1}; mend the environment, or its "
+                    f"{start} to {start + leaf.counts[part] - 1}; correct the environment, or its "
                     "observation_space"
                 )
 

@@ -63,7 +63,7 @@ class Body(nn.Module):
         *,
         last_gain: float | None,
     ) -> None:
-        """Build it; with a `last_gain` it is initialised orthogonally, as PPO likes it."""
+        """Build it; with a `last_gain` it is initialised orthogonally, as usual for PPO."""
         super().__init__()
         self.activation = activation
         self._bend = _BENDS[activation]
@@ -78,7 +78,7 @@ class Body(nn.Module):
                 orthogonal(layer, gain)
 
     def forward(self, rows: Tensor) -> Tensor:
-        """What it says to each row."""
+        """Its output for each row."""
         *inner, (last, last_bias) = self._weights
         is_for_autograd = not torch.is_inference_mode_enabled()
         bend = self._bend.apply if is_for_autograd else self._bend.apply_in_place
@@ -87,7 +87,7 @@ class Body(nn.Module):
         return linear(rows, last, last_bias)
 
     def trace(self, rows: Tensor) -> list[Tensor]:
-        """What goes into every layer, and at the end what it says; no autograd graph is made."""
+        """The input of every layer, and the output at the end; no autograd graph is made."""
         trace = [rows]
         *inner, (last, last_bias) = self._weights
         for weight, bias in inner:
@@ -96,7 +96,7 @@ class Body(nn.Module):
         return trace
 
     def pull(self, trace: list[Tensor], pull: Tensor) -> list[Tensor]:
-        """The gradient for every parameter, from that of what was said."""
+        """The gradient for every parameter, from that of the output."""
         gradients: list[Tensor] = []
         weights = self._weights
         for index in range(len(weights) - 1, -1, -1):
@@ -139,18 +139,18 @@ class Recurrence(nn.Module):
 
 
 class Features(NamedTuple):
-    """What the two bodies get, one row per observation."""
+    """The inputs of the two bodies, one row per observation."""
 
     actor: Tensor
     critic: Tensor
 
     def at(self, rows: Tensor) -> Features:
-        """Some of them."""
+        """Some rows."""
         return Features(self.actor[rows], self.critic[rows])
 
 
 class ActorCritic(nn.Module):
-    """Acts and judges. Bodies and memories are separate; what looks at pictures is shared."""
+    """Actor and critic. Bodies and memories are separate; convolutions are shared."""
 
     def __init__(
         self,
@@ -197,7 +197,7 @@ class ActorCritic(nn.Module):
         return self.memories is None and self.encoder.is_plain
 
     def features(self, leaves: tuple[Tensor, ...], states: Tensor) -> tuple[Features, Tensor]:
-        """What the bodies get for one row per slot, and the states after it."""
+        """The bodies' inputs for one row per slot, and the states after it."""
         seen = self.encoder(leaves)
         if self.memories is None:
             return Features(seen, seen), states
@@ -205,7 +205,7 @@ class ActorCritic(nn.Module):
         return Features(out.actor[0], out.critic[0]), states
 
     def unroll(self, leaves: tuple[Tensor, ...], cut: Stretches, states: Tensor) -> Features:
-        """What the bodies get for the rows of `cut`, in its order.
+        """The bodies' inputs for the rows of `cut`, in its order.
 
         Args:
             leaves: Of those rows, in that order.
@@ -236,17 +236,17 @@ class ActorCritic(nn.Module):
     def respond(
         self, leaves: tuple[Tensor, ...], states: Tensor, allowed: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """What the actor says to one row per slot, and the states after it."""
+        """The actor's output for one row per slot, and the states after it."""
         features, states = self.features(leaves, states)
         return self._masked(self.actor(features.actor), allowed), states
 
     def value(self, leaves: tuple[Tensor, ...], states: Tensor) -> Tensor:
-        """What one row per slot is worth."""
+        """The value of one row per slot."""
         worth: Tensor = self.critic(self.features(leaves, states)[0].critic)[:, 0]
         return worth
 
     def judge(self, features: Features, allowed: Tensor | None) -> tuple[Tensor, Tensor]:
-        """What the actor says to rows of features, and what they are worth."""
+        """The actor's output for rows of features, and their values."""
         said = self._masked(self.actor(features.actor), allowed)
         return said, self.critic(features.critic)[:, 0]
 
@@ -255,7 +255,7 @@ class ActorCritic(nn.Module):
 
 
 def orthogonal(layer: nn.Module, gain: float) -> None:
-    """Initialise as PPO likes it."""
+    """Initialise as usual for PPO."""
     nn.init.orthogonal_(layer.weight, gain)  # type: ignore[arg-type]
     if layer.bias is not None:
         nn.init.zeros_(layer.bias)  # type: ignore[arg-type]

@@ -44,7 +44,8 @@ class Moments:
 
     def load(self, state: dict[str, Any]) -> None:
         """Go on from a checkpoint."""
-        self.count, self.mean, self.var = state["count"], state["mean"].copy(), state["var"].copy()
+        self.count = float(state["count"])
+        self.mean, self.var = state["mean"].copy(), state["var"].copy()
 
 
 def _moments(batch: Array) -> tuple[Array, Array]:

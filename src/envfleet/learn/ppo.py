@@ -1,14 +1,14 @@
 """Proximal policy optimisation on a fleet, to be read from top to bottom.
 
-    collect: obs ─► actor ─► actions ─► fleet ─► rewards, ends, next obs     [time, slot]
-    judge:   values, true successors ─► advantages, returns
-    learn:   epochs of shuffled minibatches ─► clipped policy loss + value loss - entropy
+    collect: obs ─► actor ─► actions ─► fleet ─► rewards, ends, next obs     collect.py
+    judge:   values, true successors ─► advantages, returns                  advantages.py
+    learn:   epochs of shuffled minibatches ─► gradient of the loss ─► Adam  loss.py
 
-The fleet resets in the same step in which an episode ends, so every row is a transition, and a
-truncated episode is bootstrapped from its true last observation. Observations and rewards are
-normalised in one place for all slots. Actions are stored as they were drawn; only the environment
-gets them cut off at its bounds. With a memory, minibatches are whole slots, replayed from the state
-that was kept; otherwise they are rows in any order.
+Arrays are [time, slot]. The fleet resets in the step in which an episode ends, so every row is a
+transition, and a truncated episode is bootstrapped from its true last observation. Observations and
+rewards are normalised in one place for all slots. Actions are stored as they were drawn; only the
+environment gets them clipped to its bounds. With a memory, minibatches are whole slots, replayed
+from the stored state; otherwise they are rows in any order.
 """
 
 from __future__ import annotations
@@ -25,32 +25,30 @@ import torch
 
 from envfleet.adapters.gymnasium import FleetVectorEnv
 from envfleet.engine.machine import usable_cores
-from envfleet.engine.options import check_count
 from envfleet.errors import ConfigError, NotFinite
-from envfleet.learn.accounting import Setup
 from envfleet.learn.advantages import advantages, explained_variance
 from envfleet.learn.agent import Agent
-from envfleet.learn.collect import Collector, Rollout, flattened
-from envfleet.learn.device import usable_device
-from envfleet.learn.finite import check_estimates
-from envfleet.learn.gradients import Found, Rows, Weights, by_autograd, closed_form
-from envfleet.learn.optimiser import FlatAdam
-from envfleet.learn.options import PPOOptions, check_seed
+from envfleet.learn.checks import check_estimates
+from envfleet.learn.collect import Collector, Experience, flattened
+from envfleet.learn.fast.gradients import closed_form
+from envfleet.learn.fast.optimiser import FlatAdam
+from envfleet.learn.loss import LossGradient, LossWeights, TrainingRows, by_autograd
+from envfleet.learn.options import PPOOptions
 from envfleet.learn.sequences import stretches
-from envfleet.learn.threads import threads, threads_for_pictures
+from envfleet.learn.torch_setup import threads, threads_for_pictures, usable_device
+from envfleet.options import Count, Seed, check
+from envfleet.runs.plain_data import check_structure
+from envfleet.runs.time_report import Setup
 
-__all__ = ["Agent", "Episode", "Learned", "PPOOptions", "PPOTrainer", "Rollout"]
+__all__ = ["Agent", "Episode", "Experience", "Learned", "PPOOptions", "PPOTrainer"]
 
-_OF_A_STATE = {"options", "num_envs", "env_steps", "optimiser", "shuffling", "collector"}
-"""What makes a mapping a trainer's state, beside the agent's part."""
-
-Steps = Callable[[], Iterator[Found]]
-"""The gradients of one epoch's minibatches, one after another."""
+Gradients = Callable[[], Iterator[LossGradient]]
+"""Gives the gradients of one epoch's minibatches, one after another."""
 
 
 @dataclass(frozen=True, slots=True)
 class Learned:
-    """What one iteration did to the policy; losses, entropy, KL and share as of the last epoch."""
+    """What one update did; losses, entropy, KL and clipped share are those of the last epoch."""
 
     policy_loss: float
     value_loss: float
@@ -75,7 +73,7 @@ class Episode:
 
 
 class PPOTrainer:
-    """A policy, the fleet it acts in, and everything that has to go on exactly as it was."""
+    """A policy, the fleet it acts in, and the optimiser: all that training needs."""
 
     def __init__(
         self,
@@ -85,13 +83,13 @@ class PPOTrainer:
         seed: int = 0,
         device: str = "cpu",
     ) -> None:
-        """Build networks and optimiser; the fleet must reset in the same step.
+        """Build the networks and the optimiser, and reset the fleet.
 
         Args:
             envs: What `envfleet.make_vec(..., autoreset="same_step")` returned; not closed here.
             options: How to learn.
-            seed: Of weights, actions, shuffling, and the first reset.
-            device: Where the networks live.
+            seed: For weights, actions, shuffling, and the first reset.
+            device: Where the networks are.
         """
         if not isinstance(envs, FleetVectorEnv):
             raise ConfigError(
@@ -100,7 +98,7 @@ class PPOTrainer:
             )
         if not isinstance(options, PPOOptions):
             raise ConfigError(f"options must be PPOOptions(...), got a {type(options).__name__}")
-        check_seed(seed)
+        check("seed", seed, Seed)
         if envs.fleet.autoreset != "same_step":
             raise ConfigError(
                 "PPO needs every row to be a transition: make the fleet with autoreset='same_step'"
@@ -127,12 +125,12 @@ class PPOTrainer:
 
     @property
     def seconds(self) -> dict[str, float]:
-        """Where the time went so far."""
+        """What the time went into so far."""
         return {**self._collector.seconds, "learning": self._learning_s}
 
     @property
     def setup(self) -> Setup:
-        """What it works with, as far as it depends on that what would save time."""
+        """The setup facts that advice about the time depends on."""
         return Setup(
             n_envs=self.envs.num_envs,
             n_epochs=self.options.n_epochs,
@@ -143,7 +141,7 @@ class PPOTrainer:
 
     def train(self, total_steps: int) -> list[Learned]:
         """Iterate until the fleet has made this many steps."""
-        check_count("total_steps", total_steps)
+        check("total_steps", total_steps, Count)
         per_iteration = self.options.n_steps * self.envs.num_envs
         number, of = self.env_steps // per_iteration, -(-total_steps // per_iteration)
         return [self.learn(self.collect(), done / of) for done in range(number, of)]
@@ -160,7 +158,7 @@ class PPOTrainer:
     def train_episode_vectorized(self, progress: float = 0.0) -> Episode:
         """One iteration: a rollout of every slot and an update.
 
-        `progress` is how much of the run is over, for what is annealed.
+        `progress` is the share of the run that is done, for what is annealed.
         """
         rollout = self.collect()
         learned = self.learn(rollout, progress)
@@ -173,58 +171,22 @@ class PPOTrainer:
             learned,
         )
 
-    # ---- to go on exactly where it was ---------------------------------------------------------
-
-    def state(self) -> dict[str, Any]:
-        """All that the coming iterations depend on, environments included."""
-        return {
-            "options": asdict(self.options),
-            "num_envs": self.envs.num_envs,
-            "env_steps": self.env_steps,
-            **self.agent.state(),
-            "optimiser": self._optimiser.state(),
-            "shuffling": deepcopy(self._shuffler.bit_generator.state),
-            "collector": self._collector.state(),
-        }
-
-    def load(self, state: dict[str, Any]) -> None:
-        """Become the trainer that gave this state; the fleet is brought to its states too."""
-        given: Any = state
-        if not isinstance(given, Mapping) or not given.keys() >= _OF_A_STATE:
-            raise ConfigError(
-                "this is no state of a trainer: give what `trainer.state()` returned, which a "
-                "run's checkpoint keeps as its 'trainer'"
-            )
-        kept = {**state["options"], "num_envs": state["num_envs"]}
-        mine = {**asdict(self.options), "num_envs": self.envs.num_envs}
-        for name in sorted(kept.keys() | mine.keys()):
-            if kept.get(name) != mine.get(name):
-                raise ConfigError(
-                    f"the state is of a run with {name}={kept.get(name)}, this one has "
-                    f"{name}={mine.get(name)}; go on with the same"
-                )
-        self.agent.load(state)
-        self._optimiser.load(state["optimiser"])
-        self._shuffler.bit_generator.state = deepcopy(state["shuffling"])
-        self.env_steps = state["env_steps"]
-        self._collector.load(state["collector"])
-
     # ---- one iteration --------------------------------------------------------------------------
 
-    def collect(self) -> Rollout:
-        """Step every slot `n_steps` times; its observations are valid until the next time."""
+    def collect(self) -> Experience:
+        """Step every slot `n_steps` times; the observations are valid until the next call."""
         with threads():
             rollout = self._collector.collect()
         self.env_steps += rollout.rewards.size
         return rollout
 
-    def learn(self, rollout: Rollout, progress: float = 0.0) -> Learned:
-        """Improve the policy by one rollout; `progress` is how much of the run is over."""
+    def learn(self, rollout: Experience, progress: float = 0.0) -> Learned:
+        """Improve the policy by one rollout; `progress` is the share of the run that is done."""
         if not 0 <= progress <= 1:
             raise ConfigError(f"progress is a part of the run, from 0 to 1; got {progress}")
         begun_s = time.perf_counter()
         options, left = self.options, 1.0 - progress
-        with np.errstate(over="ignore", invalid="ignore"):  # what comes of it is looked at
+        with np.errstate(over="ignore", invalid="ignore"):  # the results are checked
             estimates = advantages(
                 rollout.rewards,
                 rollout.values,
@@ -237,14 +199,14 @@ class PPOTrainer:
         check_estimates(estimates, rollout.rewards, rollout.values)
         returns = estimates + rollout.values
         rate = options.learning_rate * (left if options.anneal_learning_rate else 1.0)
-        weights = Weights(
+        weights = LossWeights(
             clip=options.clip_range * (left if options.anneal_clip_range else 1.0),
             value=options.vf_coef,
             entropy=options.ent_coef,
             clips_values=options.clip_values,
         )
         rows = self._rows(rollout, estimates, returns)
-        # the fleet rests while we learn
+        # the fleet does not need the cores meanwhile
         with threads(threads_for_pictures() if self.policy.encoder.learns else 1):
             figures, epochs = self._epochs(rollout, rows, weights, rate)
         if not self._optimiser.is_finite:
@@ -269,10 +231,10 @@ class PPOTrainer:
         self._learning_s += time.perf_counter() - begun_s
         return learned
 
-    def _rows(self, rollout: Rollout, estimates: Any, returns: Any) -> Rows:
+    def _rows(self, rollout: Experience, estimates: Any, returns: Any) -> TrainingRows:
         agent, masks = self.agent, rollout.masks
         numbers = (rollout.log_probs, rollout.values, estimates, returns)
-        return Rows(
+        return TrainingRows(
             agent.tensors(flattened(rollout.obs)),
             agent.tensors(flattened((rollout.actions,)))[0],
             None if masks is None else agent.tensors(flattened((masks,)))[0],
@@ -280,17 +242,17 @@ class PPOTrainer:
         )
 
     def _epochs(
-        self, rollout: Rollout, rows: Rows, weights: Weights, rate: float
+        self, rollout: Experience, rows: TrainingRows, weights: LossWeights, rate: float
     ) -> tuple[list[float], int]:
-        """Go over the rows until it is enough; the figures of the last epoch, and how many."""
+        """Update by all epochs, or until `target_kl`; the last one's figures, and how many."""
         options, far = self.options, self.options.target_kl
-        ways = self._by_row if self.policy.memories is None else self._by_slot
-        steps = ways(rollout, rows, weights)
+        by = self._by_row if self.policy.memories is None else self._by_slot
+        gradients = by(rollout, rows, weights)
         figures: list[torch.Tensor] = []
         for epoch in range(1, options.n_epochs + 1):
             figures = []
             is_last = epoch == options.n_epochs
-            for found in steps():
+            for found in gradients():
                 if is_last or far is not None:
                     figures.append(found.figures(self.policy, weights.clip))
                 if far is not None and float(found.kl()) > 1.5 * far:
@@ -302,14 +264,17 @@ class PPOTrainer:
         mean = torch.stack(figures).mean(0).tolist() if figures else [float("nan")] * 5
         return mean, epoch
 
-    def _by_row(self, rollout: Rollout, rows: Rows, weights: Weights) -> Steps:
+    def _by_row(self, rollout: Experience, rows: TrainingRows, weights: LossWeights) -> Gradients:
+        """Minibatches of rows in any order."""
         policy, size, is_plain = self.policy, self.options.batch_size, self.policy.is_plain
         chosen = np.flatnonzero(rollout.valid.reshape(-1))
-        is_shuffled = len(chosen) > size or len(chosen) < len(rows)  # else the order is no matter
+        is_shuffled = len(chosen) > size or len(chosen) < len(
+            rows
+        )  # else the order does not matter
         mine = rows.at(self.agent.tensor(chosen)) if is_shuffled else rows
         minibatches = mine.split(size)
 
-        def steps() -> Iterator[Found]:
+        def gradients() -> Iterator[LossGradient]:
             if is_shuffled:
                 rows.gather(self.agent.tensor(self._shuffler.permutation(chosen)), mine)
             for some in minibatches:
@@ -319,14 +284,15 @@ class PPOTrainer:
                     features, _ = policy.features(some.leaves, self.agent.fresh_states(0))
                     yield by_autograd(policy, self._optimiser.parameters, features, some, weights)
 
-        return steps
+        return gradients
 
-    def _by_slot(self, rollout: Rollout, rows: Rows, weights: Weights) -> Steps:
+    def _by_slot(self, rollout: Experience, rows: TrainingRows, weights: LossWeights) -> Gradients:
+        """Minibatches of whole slots, whose memory is replayed."""
         policy, (times, slots) = self.policy, rollout.rewards.shape
         states, valid = self.agent.tensor(rollout.states), rollout.valid.reshape(-1)
         num_minibatches = max(1, times * slots // self.options.batch_size)
 
-        def steps() -> Iterator[Found]:
+        def gradients() -> Iterator[LossGradient]:
             order = self._shuffler.permutation(slots)
             for some_slots in np.array_split(order, num_minibatches):
                 if not len(some_slots):
@@ -340,4 +306,45 @@ class PPOTrainer:
                 if len(some):
                     yield by_autograd(policy, self._optimiser.parameters, features, some, weights)
 
-        return steps
+        return gradients
+
+    # ---- to continue exactly where it was --------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """All that the coming iterations depend on, environments included."""
+        return {**self._plain_state(), "slots": self._collector.slots()}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Continue exactly where this state was taken; the fleet is restored too."""
+        given: Any = state
+        mine = self._plain_state()
+        if not isinstance(given, Mapping) or not given.keys() >= mine.keys() | {"slots"}:
+            raise ConfigError(
+                "this is no state of a trainer: give what `trainer.state()` returned, which a "
+                "run's checkpoint keeps as its 'job'"
+            )
+        kept, own = ({**one["options"], "num_envs": one["num_envs"]} for one in (state, mine))
+        for name in sorted(kept.keys() | own.keys()):
+            if kept.get(name) != own.get(name):
+                raise ConfigError(
+                    f"the state is of a run with {name}={kept.get(name)}, this one has "
+                    f"{name}={own.get(name)}; go on with the same"
+                )
+        check_structure(mine | {"slots": None}, state, "the trainer's state")
+        self.agent.load(state)
+        self._optimiser.load(state["optimiser"])
+        self._shuffler.bit_generator.state = deepcopy(state["shuffling"])
+        self.env_steps = state["env_steps"]
+        self._collector.load(state["collector"], state["slots"])
+
+    def _plain_state(self) -> dict[str, Any]:
+        """All but the environments: numbers, arrays and tensors."""
+        return {
+            "options": asdict(self.options),
+            "num_envs": self.envs.num_envs,
+            "env_steps": self.env_steps,
+            **self.agent.state(),
+            "optimiser": self._optimiser.state(),
+            "shuffling": deepcopy(self._shuffler.bit_generator.state),
+            "collector": self._collector.state(),
+        }

@@ -8,7 +8,7 @@ __all__ = ["append"]
 
 
 def append(path: Path, record: bytes) -> None:
-    """Add a record at the end of a file, as a whole or not at all."""
+    """Add a record at the end of a file: all of it, or nothing and an error."""
     with path.open("ab", buffering=0) as file:
         end = file.tell()
         left = memoryview(record)

@@ -1,7 +1,7 @@
 """Figures in, pictures out: line charts and a bar of shares as inline SVG. Pure.
 
     figure.chart
-      svg.plot        stretched to whatever room there is: 1000 x 1000 units, lines keep their width
+      svg.plot        stretched to the room there is: 1000 x 1000 units, lines keep their width
       span.tick       labels, placed in percent beside it, so that text never shrinks with the page
 
 A plot says its range in ``data-range`` ("x0 x1 y0 y1"), from which a script or a test finds the
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from envfleet.observe.markup import Markup, join, tag
 
-__all__ = ["Line", "Mark", "Range", "axis", "line_chart", "share_bar", "short", "thin", "ticks"]
+__all__ = ["Curve", "Mark", "Range", "axis", "line_chart", "share_bar", "short", "thin", "ticks"]
 
 SIDE = 1000.0
 """Units of a plot's side."""
@@ -26,13 +26,13 @@ MOST_POINTS = 500
 """A line has at most so many points; more would not be seen, and would make the page slow."""
 
 _HAIR = 1e-9
-"""So much is nothing: 0.3 / 0.1 is not 3."""
+"""Differences below this are rounding errors: 0.3 / 0.1 is not 3."""
 
 Point = tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class Curve:
     """A curve; `low` and `high` are the edges of the band around it, if it has one."""
 
     label: str
@@ -70,13 +70,13 @@ class Range:
         return SIDE * (self.y1 - value) / (self.y1 - self.y0)
 
 
-def thin(label: str, points: Sequence[Point], most: int = MOST_POINTS) -> Line:
+def thin(label: str, points: Sequence[Point], most: int = MOST_POINTS) -> Curve:
     """A line of few enough points: means of neighbours, with a band from the least to the most."""
     if len(points) <= most:
-        return Line(label, tuple(points))
+        return Curve(label, tuple(points))
     size = math.ceil(len(points) / most)
     groups = [points[start : start + size] for start in range(0, len(points), size)]
-    return Line(
+    return Curve(
         label,
         tuple((_mean(x for x, _ in group), _mean(y for _, y in group)) for group in groups),
         tuple(min(y for _, y in group) for group in groups),
@@ -135,7 +135,7 @@ def short(value: float) -> str:
 
 def line_chart(
     title: str,
-    lines: Sequence[Line],
+    lines: Sequence[Curve],
     marks: Sequence[Mark] = (),
     *,
     note: str = "",
@@ -244,7 +244,7 @@ def share_bar(
 
 
 def _plane(
-    lines: Sequence[Line], marks: Sequence[Mark], y_ticks: int, is_large: bool
+    lines: Sequence[Curve], marks: Sequence[Mark], y_ticks: int, is_large: bool
 ) -> Range | None:
     xs = [x for line in lines for x, _ in line.points] + [mark.x for mark in marks]
     if not xs:
@@ -272,7 +272,7 @@ def _grid(plane: Range, values: Iterable[float]) -> Markup:
     return tag("g", *lines)
 
 
-def _curve(plane: Range, number: int, line: Line) -> Markup:
+def _curve(plane: Range, number: int, line: Curve) -> Markup:
     """A line of one point alone would not be seen: it is drawn as a dot."""
     path = " ".join(f"{_at(plane.x(x))},{_at(plane.y(y))}" for x, y in line.points)
     dot = " dot" if len(line.points) == 1 else ""
@@ -281,7 +281,7 @@ def _curve(plane: Range, number: int, line: Line) -> Markup:
     return tag("polyline", class_=f"line l{number}{dot}", points=path, data_label=line.label)
 
 
-def _band(plane: Range, line: Line) -> Markup:
+def _band(plane: Range, line: Curve) -> Markup:
     xs = [plane.x(x) for x, _ in line.points]
     there = [f"{_at(x)},{_at(plane.y(y))}" for x, y in zip(xs, line.high, strict=True)]
     back = [f"{_at(x)},{_at(plane.y(y))}" for x, y in zip(xs, line.low, strict=True)]

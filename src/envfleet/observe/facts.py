@@ -43,7 +43,7 @@ def versions(packages: Iterable[str]) -> dict[str, str]:
 
 
 def machine() -> dict[str, Any]:
-    """What the run has under it; the machine's name is nobody's business."""
+    """Platform, CPU and cores; the name of the machine is private."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return {"platform": platform.platform(), "cpu": _cpu(), "cores": cores}
 

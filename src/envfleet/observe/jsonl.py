@@ -1,4 +1,4 @@
-"""Figures and events as lines of JSON: whole lines only, also after a kill or a full disk."""
+"""Figures and events as lines of JSON; a kill or a full disk never leaves half a line behind."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ def add_line(path: Path, entry: Mapping[str, Any]) -> None:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """All whole entries; a kill may have left half of one at the end."""
+    """All entries that can be read; a kill may have left half of one at the end."""
     if not path.exists():
         return []
     entries = []
-    for line in path.read_text().splitlines():
+    for line in path.read_bytes().splitlines():
         try:
             entry = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):  # UnicodeDecodeError is one of the former
             continue
         if isinstance(entry, dict):
             entries.append(entry)
@@ -53,7 +53,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def rewrite(path: Path, text: str) -> None:
-    """Put a file in its place as a whole."""
+    """Replace a file: the old content or the new one is there, never a part of it."""
     unfinished = path.with_name(f".{path.name}")
     unfinished.write_text(text)
     unfinished.replace(path)

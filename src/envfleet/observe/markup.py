@@ -1,4 +1,4 @@
-"""HTML and SVG as text that cannot be broken out of: whatever is not markup already is escaped."""
+"""HTML and SVG as text: all that is not markup already is escaped."""
 
 from __future__ import annotations
 

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol, TextIO
 
-__all__ = ["Bar", "Progress", "RichProgress", "Silent", "progress_on"]
+__all__ = ["Progress", "ProgressBar", "RichProgress", "Silent", "progress_on"]
 
 
-class Bar(Protocol):
+class ProgressBar(Protocol):
     """One piece of work under way."""
 
     def note(self, text: str) -> None:
@@ -26,7 +26,7 @@ class Bar(Protocol):
 class Progress(Protocol):
     """Something that can show bars."""
 
-    def bar(self, title: str, total: int) -> AbstractContextManager[Bar]:
+    def bar(self, title: str, total: int) -> AbstractContextManager[ProgressBar]:
         """Open a bar of ``total`` units; it disappears when the context ends."""
 
 
@@ -40,7 +40,7 @@ class Silent:
         """Ignore the progress."""
 
     @contextmanager
-    def bar(self, title: str, total: int) -> Iterator[Bar]:
+    def bar(self, title: str, total: int) -> Iterator[ProgressBar]:
         """Give a bar that does nothing."""
         yield self
 
@@ -53,7 +53,7 @@ class RichProgress:
         self._stream = stream
 
     @contextmanager
-    def bar(self, title: str, total: int) -> Iterator[Bar]:
+    def bar(self, title: str, total: int) -> Iterator[ProgressBar]:
         """Draw a bar and remove it when the work ends, however it ends."""
         from rich.console import Console
         from rich.progress import (

@@ -1,29 +1,31 @@
-"""A run as one page: what it learned, where its time went, what failed, and how to do it again.
+"""A run as one page: what came of it, where its time went, what failed, and how to repeat it.
 
-Pure: a ``RunRecord`` in, HTML out. The page needs nothing but itself, which its own content policy
-holds it to: no network, no other file. Whatever comes from outside is escaped by ``markup``.
+Pure: a `RunRecord` and what its job adds (`JobPage`) in, HTML out. The page needs nothing but
+itself: its content policy forbids it to load anything. ``markup`` escapes all text that comes from
+outside.
+
+    header, job's tiles ─► job's sections ─► time ─► incidents ─► reproduce ─► options ─► versions
 """
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from envfleet.observe.charts import Mark, line_chart, share_bar, thin
-from envfleet.observe.figures import Figures, figure
+from envfleet.observe.charts import share_bar
+from envfleet.observe.figures import Figures
 from envfleet.observe.markup import Markup, join, tag
 
-__all__ = ["RunRecord", "Setting", "State", "Video", "render"]
+__all__ = ["JobPage", "OptionValue", "RunRecord", "State", "Video", "render"]
+__all__ += ["empty", "points", "rounded", "section", "table", "tile"]
 
 State = Literal["finished", "stopped", "failed", "unfinished"]
 
 _POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; media-src data:"
 )
-_NOT_DRAWN = frozenset({"iteration", "env_steps", "mean_return", "episodes", "seconds", "epochs"})
 _COLOURS = {
     name: number
     for number, name in enumerate(
@@ -53,8 +55,8 @@ _STATES: dict[State, str] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
-    """One option: what was asked for, and what it is when nobody asks."""
+class OptionValue:
+    """One option: its value and its default."""
 
     name: str
     value: Any
@@ -62,7 +64,7 @@ class Setting:
 
     @property
     def is_plain(self) -> bool:
-        """Whether it is what it is when nobody asks."""
+        """Whether it has its default."""
         return bool(self.value == self.default)
 
 
@@ -76,34 +78,35 @@ class Video:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord:
-    """All that is known of a run, as its folder tells it."""
+    """All that a run's folder says about it."""
 
     folder: str
     """Where the run is, as it was named when the page was made."""
     name: str
     env: str
+    """What the run is about."""
     state: State
     reason: str = ""
     """Why it failed."""
     total_steps: int
     """Environment steps that the whole run has."""
-    settings: Mapping[str, Sequence[Setting]]
-    """Options by whose they are."""
+    options: Mapping[str, Sequence[OptionValue]]
+    """By the heading of their table."""
     iterations: Sequence[Figures] = ()
     evaluations: Sequence[Figures] = ()
     failed_evaluations: Sequence[Figures] = ()
-    """Those of which no episode came to its end, and why (`evaluation_failed`)."""
+    """Those that completed no episode, and why (`evaluation_failed`)."""
     incidents: Sequence[Mapping[str, Any]] = ()
     seconds: float = 0.0
     shares: Mapping[str, float]
-    """Where the time went, as parts of 1."""
+    """The share of the time that each part took."""
     verdict: str
     advice: Sequence[str] = ()
-    """What else could be done about the time."""
+    """What else would save time."""
     command: str
-    """Makes the same run again."""
+    """Repeats the run."""
     resume_command: str = ""
-    """Goes on with this one."""
+    """Continues it."""
     facts: Mapping[str, Any]
     resumed: Sequence[Mapping[str, Any]] = ()
     """When and where the run went on: `env_steps` and facts."""
@@ -115,7 +118,24 @@ class RunRecord:
         return int(self.iterations[-1]["env_steps"]) if self.iterations else 0
 
 
-def render(run: RunRecord) -> str:
+@dataclass(frozen=True, slots=True)
+class JobPage:
+    """What a kind of job adds to the page; build it with `tile` and `section`."""
+
+    title: str = ""
+    """What kind of job it is."""
+    tiles: Sequence[Markup] = ()
+    """Numbers in the header."""
+    sections: Sequence[Markup] = ()
+    """Between the header and where the time went."""
+
+    @classmethod
+    def of(cls, run: RunRecord) -> Self:
+        """A page to which the job adds nothing."""
+        return cls()
+
+
+def render(run: RunRecord, page: JobPage) -> str:
     """The page."""
     title = f"{run.env}: {run.name}"
     head = tag(
@@ -131,14 +151,12 @@ def render(run: RunRecord) -> str:
         "body",
         tag(
             "main",
-            _header(run),
-            _learning(run),
-            _evaluations(run),
-            _updates(run),
+            _header(run, page),
+            *page.sections,
             _time(run),
             _incidents(run),
             _again(run),
-            _settings(run),
+            _options(run),
             _surroundings(run),
         ),
         tag("script", _own_file("report.js")),
@@ -149,40 +167,18 @@ def render(run: RunRecord) -> str:
 # ---- sections ------------------------------------------------------------------------------------
 
 
-def _header(run: RunRecord) -> Markup:
-    best = _best(run)
-    last = run.iterations[-1] if run.iterations else {}
+def _header(run: RunRecord, page: JobPage) -> Markup:
     tiles = [
-        _tile(
-            "best evaluation",
-            "none yet" if best is None else _figure(best["evaluation_mean"]),
-            "" if best is None else f"at {best['env_steps']:,} steps",
-        ),
-        *(
-            [
-                _tile(
-                    "last evaluation",
-                    _spread(run.evaluations[-1]),
-                    f"at {run.evaluations[-1]['env_steps']:,} steps",
-                )
-            ]
-            if run.evaluations and run.evaluations[-1] is not best
-            else []
-        ),
-        _tile(
-            "mean return",
-            "none yet" if last.get("mean_return") is None else _figure(last["mean_return"]),
-            "of the last 100 episodes",
-        ),
-        _tile("environment steps", f"{run.env_steps:,}", f"of {run.total_steps:,}"),
-        _tile("time", _duration(run.seconds), "in all parts" if run.resumed else ""),
-        _tile("speed", f"{run.env_steps / run.seconds if run.seconds else 0.0:,.0f}", "steps/s"),
-        _tile("incidents", str(len(run.incidents)), "" if run.incidents else "nothing failed"),
+        *page.tiles,
+        tile("environment steps", f"{run.env_steps:,}", f"of {run.total_steps:,}"),
+        tile("time", _duration(run.seconds), "in all parts" if run.resumed else ""),
+        tile("speed", f"{run.env_steps / run.seconds if run.seconds else 0.0:,.0f}", "steps/s"),
+        tile("incidents", str(len(run.incidents)), "" if run.incidents else "nothing failed"),
     ]
     begun = str(run.facts.get("started", "")).replace("T", " ").removesuffix("+00:00")
     return tag(
         "header",
-        tag("p", "envfleet · PPO", class_="kicker"),
+        tag("p", " · ".join(filter(None, ("envfleet", page.title))), class_="kicker"),
         tag(
             "h1",
             run.env,
@@ -195,107 +191,14 @@ def _header(run: RunRecord) -> Markup:
     )
 
 
-def _learning(run: RunRecord) -> Markup:
-    marks = [
-        Mark(
-            one["env_steps"],
-            float(one["evaluation_mean"]),
-            float(one.get("evaluation_std") or 0.0),
-            f"evaluation at {one['env_steps']:,} steps: {_spread(one)}",
-        )
-        for one in run.evaluations
-        if one["evaluation_mean"] is not None
-    ]
-    line = thin("mean return", _points(run.iterations, "mean_return"))
-    keys = [tag("li", tag("i", class_="key l0"), figure("mean_return").meaning)]
-    if marks:
-        keys.append(tag("li", tag("i", class_="key eval"), "evaluations and their spread"))
-    breaks = [float(part["env_steps"]) for part in run.resumed]
-    if breaks:
-        keys.append(tag("li", tag("i", class_="key break"), "the run went on from a checkpoint"))
-    drawn = line_chart(
-        "return",
-        [line] if line.points else [],
-        marks,
-        x_unit="environment steps",
-        breaks=breaks,
-        y_ticks=7,
-        x_ticks=8,
-        is_large=True,
-    )
-    return _section("Learning curve", drawn, tag("ul", *keys, class_="keys"))
-
-
-def _film(video: Video) -> Markup:
-    source = f"data:video/mp4;base64,{base64.b64encode(video.mp4).decode()}"
-    return tag(
-        "figure",
-        tag("figcaption", tag("b", "one of its episodes"), tag("small", video.name)),
-        tag("video", src=source, controls=True, loop=True, muted=True, playsinline=True),
-        class_="film",
-    )
-
-
-def _evaluations(run: RunRecord) -> Markup:
-    if not run.evaluations and not run.failed_evaluations:
-        return _section("Evaluation", _empty("The policy has not been evaluated yet."))
-    best = _best(run)
-    made = sorted((*run.evaluations, *run.failed_evaluations), key=lambda one: one["env_steps"])
-    rows = [_evaluation(one, is_best=one is best) for one in made]
-    head = ("steps", "mean return", "spread", "")
-    table = _table(head, rows, "numbers")
-    film = [] if run.video is None else [_film(run.video)]
-    return _section("Evaluation", tag("div", table, *film, class_="columns"))
-
-
-def _evaluation(one: Figures, *, is_best: bool) -> Markup:
-    steps = tag("td", f"{one['env_steps']:,}")
-    if "evaluation_failed" in one:
-        return tag("tr", steps, tag("td", f"failed: {one['evaluation_failed']}", colspan=3))
-    lost = one.get("evaluation_lost")
-    notes = ["best.pt"] if is_best else []
-    notes += [f"{lost} episode{'s' if lost > 1 else ''} lost"] if lost else []
-    return tag(
-        "tr",
-        steps,
-        tag("td", _figure(one["evaluation_mean"])),
-        tag("td", _figure(one.get("evaluation_std"))),
-        tag("td", ", ".join(notes)),
-        class_="best" if is_best else None,
-    )
-
-
-def _updates(run: RunRecord) -> Markup:
-    names = list(
-        dict.fromkeys(
-            name
-            for one in run.iterations
-            for name, value in one.items()
-            if isinstance(value, int | float) and name not in _NOT_DRAWN and "/" not in name
-        )
-    )
-    if not names:
-        return _section("Updates", _empty("No iteration is done yet."))
-    drawn = [
-        line_chart(
-            figure(name).title,
-            [thin(figure(name).title, _points(run.iterations, name))],
-            note=figure(name).meaning.replace("`", ""),
-            x_ticks=4,
-        )
-        for name in names
-    ]
-    return _section("Updates", tag("div", *drawn, class_="multiples"))
-
-
 def _time(run: RunRecord) -> Markup:
     if not run.shares:
-        return _section("Where the time went", _empty("Nothing was measured yet."))
+        return section("Where the time went", empty("Nothing was measured yet."))
     texts = {
         name: f"{share:.1%}, {_duration(share * run.seconds)}" for name, share in run.shares.items()
     }
     more = [tag("ul", *(tag("li", *_spoken(one)) for one in run.advice), class_="advice")]
-    return _section(
+    return section(
         "Where the time went",
         share_bar(run.shares, texts, {name: _COLOURS.get(name, 8) for name in run.shares}),
         tag("p", *_spoken(run.verdict), class_="verdict"),
@@ -306,7 +209,7 @@ def _time(run: RunRecord) -> Markup:
 def _incidents(run: RunRecord) -> Markup:
     if not run.incidents:
         text = "No environment raised, hung or died."
-        return _section("Incidents", _empty(text))
+        return section("Incidents", empty(text))
     rows = [
         tag(
             "tr",
@@ -328,10 +231,10 @@ def _incidents(run: RunRecord) -> Markup:
         f"{f'The last {_MOST_ROWS} are shown. ' if count > _MOST_ROWS else ''}To see one again: "
     )
     kept = [f"{run.folder}/{one['replay']}" for one in run.incidents if one.get("replay")]
-    return _section(
+    return section(
         "Incidents",
         tag("p", text, tag("code", f"envfleet doctor replay {(*kept, 'FILE')[0]}")),
-        _table(head, rows, "one-line"),
+        table(head, rows, "one-line"),
     )
 
 
@@ -339,12 +242,12 @@ def _again(run: RunRecord) -> Markup:
     pieces = [tag("p", "The same run again, bit for bit on the same machine:"), _code(run.command)]
     if run.resume_command:
         pieces += [tag("p", "Go on with this one:"), _code(run.resume_command)]
-    return _section("Reproduce", *pieces)
+    return section("Reproduce", *pieces)
 
 
-def _settings(run: RunRecord) -> Markup:
+def _options(run: RunRecord) -> Markup:
     tables = []
-    for owner, settings in run.settings.items():
+    for owner, values in run.options.items():
         rows = [
             tag(
                 "tr",
@@ -353,12 +256,11 @@ def _settings(run: RunRecord) -> Markup:
                 tag("td", "" if one.is_plain else _told(one.default), class_="quiet"),
                 class_=None if one.is_plain else "changed",
             )
-            for one in settings
+            for one in values
         ]
-        table = _table(("option", "value", "default"), rows)
-        tables.append(tag("div", tag("h3", owner), table))
+        tables.append(tag("div", tag("h3", owner), table(("option", "value", "default"), rows)))
     note = tag("p", "Coloured: what differs from the plain defaults.", class_="quiet")
-    return _section("Options", note, tag("div", *tables, class_="columns settings"))
+    return section("Options", note, tag("div", *tables, class_="columns settings"))
 
 
 def _surroundings(run: RunRecord) -> Markup:
@@ -374,7 +276,7 @@ def _surroundings(run: RunRecord) -> Markup:
         rows.append(("git commit", str(git.get("commit", ""))))
         if "is_dirty" in git:
             rows.append(("tracked files", "changed" if git["is_dirty"] else "as committed"))
-    table = _table(
+    listed = table(
         ("", ""),
         [tag("tr", tag("td", name), tag("td", tag("code", text))) for name, text in rows],
         "facts",
@@ -389,27 +291,24 @@ def _surroundings(run: RunRecord) -> Markup:
         for part in run.resumed
     ]
     more = [tag("p", "The run went on from a checkpoint:"), tag("ul", *parts)] if parts else []
-    return _section("Versions and machine", table, *more)
+    return section("Versions and machine", listed, *more)
 
 
 # ---- pieces --------------------------------------------------------------------------------------
 
 
-def _best(run: RunRecord) -> Figures | None:
-    """The evaluation whose policy is kept as the best: the last one that was never surpassed."""
-    seen = [one for one in run.evaluations if one["evaluation_mean"] is not None]
-    return max(reversed(seen), key=lambda one: float(one["evaluation_mean"]), default=None)
-
-
-def _section(title: str, *children: str) -> Markup:
+def section(title: str, *children: str) -> Markup:
+    """A part of the page with a heading."""
     return tag("section", tag("h2", title), *children)
 
 
-def _tile(name: str, value: str, more: str) -> Markup:
+def tile(name: str, value: str, more: str = "") -> Markup:
+    """A number in the header, with its name above and a remark below."""
     return tag("div", tag("span", name), tag("b", value), tag("small", more), class_="tile")
 
 
-def _table(head: Sequence[str], rows: Sequence[Markup], kind: str = "") -> Markup:
+def table(head: Sequence[str], rows: Sequence[Markup], kind: str = "") -> Markup:
+    """A table that scrolls where it does not fit; `rows` are ``tr`` elements."""
     heads = [tag("tr", *(tag("th", name) for name in head))] if any(head) else []
     table = tag("table", tag("thead", *heads), tag("tbody", *rows), class_=kind or None)
     return tag("div", table, class_="scroll")
@@ -423,7 +322,8 @@ def _code(text: str) -> Markup:
     return tag("div", tag("pre", tag("code", join(words, " "))), button, class_="command")
 
 
-def _empty(text: str) -> Markup:
+def empty(text: str) -> Markup:
+    """What stands where there is nothing to show."""
     return tag("p", text, class_="empty")
 
 
@@ -444,15 +344,11 @@ def _differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
     return f" ({', '.join(changed)})" if changed else ""
 
 
-def _points(lines: Sequence[Figures], name: str) -> list[tuple[float, float]]:
+def points(lines: Sequence[Figures], name: str) -> list[tuple[float, float]]:
+    """Steps and values of one figure, without the lines that do not have it."""
     return [
         (float(one["env_steps"]), float(one[name])) for one in lines if one.get(name) is not None
     ]
-
-
-def _spread(evaluation: Figures) -> str:
-    mean, std = evaluation["evaluation_mean"], evaluation.get("evaluation_std")
-    return f"{_figure(mean)} ± {_figure(std)}"
 
 
 def _spoken(text: str) -> list[Markup | str]:
@@ -463,7 +359,7 @@ def _spoken(text: str) -> list[Markup | str]:
     ]
 
 
-def _figure(value: Any) -> str:
+def rounded(value: Any) -> str:
     """A measured number: about four digits."""
     if value is None:
         return "none"

@@ -1,4 +1,4 @@
-"""Where figures go. A sink is told of figures and closed once; that is all that is asked of it.
+"""Where figures go. A sink gets figures, and is closed once.
 
     run ─► Sinks ─┬─► JsonLines            metrics.jsonl
                   ├─► TensorBoard          events.out.tfevents.*
@@ -25,7 +25,7 @@ class Sink(Protocol):
         """Keep what was measured when the run had made so many environment steps."""
 
     def close(self) -> None:
-        """Bring to its place whatever is not there yet."""
+        """Write what is not written yet."""
 
 
 class Sinks:

@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from envfleet.errors import MissingExtra, VideoError
 
-__all__ = ["MAX_FRAMES", "Recording", "need", "record"]
+__all__ = ["MAX_FRAMES", "FilmedEpisode", "need", "record"]
 
 MAX_FRAMES = 3_000
 """Longest a video may be: an episode may have no end."""
@@ -34,7 +34,7 @@ _ENCODING_TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Recording:
+class FilmedEpisode:
     """What was recorded."""
 
     path: Path
@@ -57,7 +57,7 @@ def record(
     *,
     seed: int | None = None,
     max_frames: int = MAX_FRAMES,
-) -> Recording:
+) -> FilmedEpisode:
     """Play one episode and keep what it looks like.
 
     Args:
@@ -87,14 +87,14 @@ def record(
             with closing(env_fn()) as env:
                 frames, total, is_whole = _play(act, env, unfinished, seed, max_frames, drawn)
         if _written(unfinished) != frames:
-            raise OSError("it could not be written as a whole; is the disk full?")
+            raise OSError("it could not be written completely; is the disk full?")
         unfinished.replace(path)
     except Exception as exc:
         reason = " ".join(str(exc).split()) or type(exc).__name__
         raise VideoError(str(path), reason, was_drawn) from exc
     finally:
         unfinished.unlink(missing_ok=True)
-    return Recording(path, frames, total, is_whole)
+    return FilmedEpisode(path, frames, total, is_whole)
 
 
 @contextmanager

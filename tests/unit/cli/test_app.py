@@ -17,7 +17,7 @@ from envfleet.cli.bench import NUM_ENVS
 from envfleet.cli.command import UsageError
 from envfleet.cli.report import Report, Text
 from envfleet.errors import ConfigError, MissingExtra
-from envfleet.options import Count, Seconds, one_of
+from envfleet.options import Count, Seconds, literal_of
 
 
 @pytest.fixture
@@ -316,7 +316,7 @@ TRAINING = YES_OR_NO | {
 }
 PLAYING = {"--config-name", "--mode", "--seed"}
 OPTIONS = {
-    "train": TRAINING | {"--resume", "--live-verdict"},
+    "train": TRAINING | {"--resume", "--live-verdict", "--trust"},
     "eval": {"--episodes", "--n-envs", "--seed", "--video"},
     "bench": MEASURING
     | {"--speedup", "--num-workers", "--autoreset", "--contenders", "--baseline"},
@@ -380,4 +380,4 @@ class TestTypes:
         with pytest.raises(Exception, match="at least one"):
             values_of(Count)(",")
         with pytest.raises(Exception, match="must be one of a, b; got c"):
-            values_of(one_of("a", "b"))("a,c")
+            values_of(literal_of("a", "b"))("a,c")

@@ -18,8 +18,9 @@ from envfleet.cli.line_view import (
     clock_text,
     iteration_lines,
 )
-from envfleet.learn.evaluate import Evaluation
-from envfleet.learn.train import Iteration, TrainOptions
+from envfleet.learn.train_options import TrainOptions
+from envfleet.runs.callbacks import Evaluation, Iteration
+from envfleet.runs.time_report import Setup, verdict_so_far
 
 OPTIONS = TrainOptions("CartPole-v1", n_envs=8, num_episodes=1000)
 
@@ -31,7 +32,6 @@ def iteration(number=10, of=1000, episodes=((99.0, 12), (123.45, 234)), mean=120
         env_steps=256 * number,
         episodes=list(episodes),
         mean_return=mean,
-        learned=None,  # type: ignore[arg-type]
         seconds={},
         incidents=incidents,
     )
@@ -139,7 +139,8 @@ def test_the_verdict_so_far_is_told_on_request():
         stream = io.StringIO()
         lines = LineView(stream, OPTIONS, shows_verdict=shows)
         lines.iterated(iteration())
-        lines.iterated(replace(iteration(20), seconds={"learning": 3.0, "inference": 1.0}))
+        said = verdict_so_far({"learning": 3.0, "inference": 1.0}, Setup())
+        lines.iterated(replace(iteration(20), verdict=said))
         told.append([line for line in stream.getvalue().splitlines() if "so far" in line])
 
     assert told[0] == []

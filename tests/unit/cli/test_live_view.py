@@ -24,9 +24,10 @@ from envfleet.cli.live_view import (
     split_bar,
     view_rows,
 )
-from envfleet.learn.evaluate import Evaluation
 from envfleet.learn.ppo import PPOOptions
-from envfleet.learn.train import Iteration, TrainOptions, train
+from envfleet.learn.train import TrainOptions, train
+from envfleet.runs.callbacks import Evaluation, Iteration
+from envfleet.runs.time_report import Setup, verdict_so_far
 
 SECONDS = {"environments": 20.0, "inference": 10.0, "learning": 68.0, "evaluation": 2.0}
 
@@ -224,8 +225,15 @@ class TestDrawing:
             assert threading.active_count() == threads
             view.begun(envs(), 0)
             wait_for("A plan.", screen)
-            learned: object = None
-            told = Iteration(1, 8, 128, [(7.0, 7)], 7.0, learned, SECONDS, incidents=1)  # type: ignore[arg-type]
+            told = Iteration(
+                number=1,
+                of=8,
+                env_steps=128,
+                episodes=[(7.0, 7)],
+                mean_return=7.0,
+                seconds=SECONDS,
+                incidents=1,
+            )
             view.iterated(told)
             wait_for("128/1,024", screen)
             wait_for("incidents  1", screen)
@@ -240,7 +248,7 @@ class TestDrawing:
         view, screen = live
         with view:
             view.begun(envs(), 0)
-            view.iterated(Iteration(8, 8, 1024, [], None, None, SECONDS))  # type: ignore[arg-type]
+            view.iterated(Iteration(number=8, of=8, env_steps=1024, seconds=SECONDS))
         assert "100%  1,024/1,024" in words(screen).rpartition("steps ")[2]
 
     @pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError, SystemExit])
@@ -268,7 +276,7 @@ class TestDrawing:
                 while any(one.name == "envfleet-live" for one in threading.enumerate()):
                     assert time.monotonic() < limit_s
                     time.sleep(0.02)
-            view.iterated(Iteration(1, 8, 128, [], None, None, SECONDS))  # type: ignore[arg-type]
+            view.iterated(Iteration(number=1, of=8, env_steps=128, seconds=SECONDS))
 
     @staticmethod
     def gone():
@@ -289,7 +297,8 @@ class TestDrawing:
         with view:
             view.begun(envs(), 0)
             assert "So far" not in words(screen)
-            view.iterated(Iteration(1, 8, 128, [], None, None, {"learning": 3.0, "waiting": 1.0}))  # type: ignore[arg-type]
+            said = verdict_so_far({"learning": 3.0, "waiting": 1.0}, Setup())
+            view.iterated(Iteration(number=1, of=8, env_steps=128, verdict=said))
             wait_for("So far 75% learning: more environments will not help", screen)
 
     def test_what_runs_where_stands_above_the_view(self, live):

@@ -2,6 +2,7 @@
 
 from contextlib import closing
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -93,3 +94,43 @@ def test_infos_among_all_slots_stand_at_their_own(slots, num_workers):
         }
     assert found["_length"].tolist() == [slot in slots for slot in range(3)]
     assert {slot: int(found["length"][slot]) for slot in slots} == expected
+
+
+class CannotBeginAgain(Counter):
+    """Ends after two steps with an info, and raises in the reset after its second episode."""
+
+    says: Any = 0.5
+
+    def __init__(self):
+        super().__init__(length=2)
+        self.num_resets = 0
+
+    def reset(self, *, seed=None, options=None):
+        self.num_resets += 1
+        if self.num_resets == 3:
+            raise ValueError("not again")
+        return super().reset(seed=seed, options=options)
+
+    def step(self, action):
+        obs, reward, terminated, truncated, _ = super().step(action)
+        info = {"says": self.says, "of": self.num_resets} if terminated else {}
+        return obs, reward, terminated, truncated, info
+
+
+class CannotBeginAgainInWords(CannotBeginAgain):
+    says = "words"
+
+
+@pytest.mark.parametrize("env", [CannotBeginAgain, CannotBeginAgainInWords])
+@pytest.mark.parametrize("backend", ["serial", "process"])
+def test_what_an_episode_ended_with_outlives_a_reset_that_fails(backend, env):
+    fleet = Fleet([env], backend=backend, autoreset="same_step", on_failure="restart")
+    with closing(fleet):
+        fleet.reset([ResetPlan(0)])
+        seen = [fleet.step(np.zeros(1, np.int64)) for _ in range(6)]
+    finals = [batch.each_info[0].get("final_info") for batch in seen]
+    said = [None if info is None else info["of"] for info in finals]
+    assert said == [None, 1, None, 2, None, 1]
+    assert [bool(batch.terminated[0]) for batch in seen] == [False, True, False, False, False, True]
+    assert finals[3] == {"says": env.says, "of": 2}
+    assert seen[3].infos["final_info"]["of"].tolist() == [2]

@@ -119,7 +119,7 @@ class TestWordBell:
     @pytest.fixture
     def words(self, form, monkeypatch):
         monkeypatch.setattr(bells, "wait_for_count", form.wait_for_count)
-        return memoryview(np.frombuffer(mmap.mmap(-1, 4096), np.uint64))
+        return np.frombuffer(mmap.mmap(-1, 4096), np.uint64).data
 
     def test_it_counts_from_zero_whatever_rang_before_it_was_made(self, words):
         words[0] = 3

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 import envfleet
 from envfleet.engine import Fleet, ResetPlan, rng, snapshot
 from envfleet.engine.host import EnvHost, Guard, SlotState
+from envfleet.engine.infos import SchemaRegistry
 from envfleet.engine.memory import Control, ControlPlan, Data, group_spaces
 from envfleet.engine.snapshot import Replay, Snapshot
 from envfleet.testing import Counter, NoisyStream
@@ -46,7 +47,7 @@ def hosted(env_fns, autoreset="next_step"):
     control = Control(plan, bytearray(plan.nbytes))
     space_groups = group_spaces([(envs[0].observation_space, envs[0].action_space)] * num_slots)
     data = Data(space_groups, bytearray(Data.measure(space_groups)))
-    host = EnvHost(FIRST, envs, env_fns, autoreset, Guard())
+    host = EnvHost(FIRST, envs, env_fns, autoreset, Guard(), SchemaRegistry())
     host.bind(control, data, control.status[0])
     host.reset(None, [ResetPlan(seed) for seed in range(len(envs))])
     control.rewards[:] = UNTOUCHED
@@ -156,18 +157,18 @@ class Lazy(gymnasium.Env):
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
-        self.reset = self.later_reset
+        self.reset = self.later_reset  # type: ignore[method-assign]
         return np.zeros(1, np.float32), {}
 
     def later_reset(self, *, seed=None, options=None):
         return np.ones(1, np.float32), {}
 
     def step(self, action):
-        self.step = self.second
+        self.step = self.second  # type: ignore[method-assign]
         return np.zeros(1, np.float32), 1.0, False, False, {}
 
     def second(self, action):
-        self.step = self.third
+        self.step = self.third  # type: ignore[method-assign]
         return np.zeros(1, np.float32), 2.0, True, False, {}
 
     def third(self, action):
@@ -199,7 +200,7 @@ def test_a_method_that_a_native_environment_replaces_is_replaced():
             super().__init__([Counter] * count)
 
         def reset(self, **arguments):
-            self.step = self.first_step
+            self.step = self.first_step  # type: ignore[method-assign]
             return super().reset(**arguments)
 
         def first_step(self, actions):

@@ -2,6 +2,8 @@
 
 import enum
 import struct
+from contextlib import closing
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from envfleet.engine import Fleet, ResetPlan
 from envfleet.engine.infos import (
     NO_INFO,
     ON_CONTROL_PATH,
@@ -19,6 +22,7 @@ from envfleet.engine.infos import (
     collate,
 )
 from envfleet.engine.memory import INFO_BYTES
+from envfleet.testing import Counter, VectorCounter
 
 
 class Color(enum.IntEnum):
@@ -374,3 +378,36 @@ def test_nothing_of_the_environment_s_is_changed(batch):
     packed, plain = Channel().send(batch)
     collate(len(batch), packed, plain)
     assert all(same_info(a, b) for a, b in zip(before, batch, strict=True))
+
+
+class SaysOne(Counter):
+    """Has an info of one number."""
+
+    def reset(self, *, seed=None, options=None):
+        return super().reset(seed=seed, options=options)[0], {"one": 1.5}
+
+    def step(self, action):
+        return *super().step(action)[:4], {"one": 2.5}
+
+
+class SaysTwo(Counter):
+    """Has infos of other numbers."""
+
+    def reset(self, *, seed=None, options=None):
+        return super().reset(seed=seed, options=options)[0], {"two": 7}
+
+    def step(self, action):
+        return *super().step(action)[:4], {"two": 8, "is_even": True}
+
+
+@pytest.mark.parametrize("backend", ["serial", "process"])
+def test_environments_on_both_sides_of_a_native_one_keep_their_own_infos(backend):
+    """One worker has them all, in several hosts."""
+    env_fns: list[Any] = [SaysOne, lambda: VectorCounter((9,)), SaysTwo]
+    with closing(Fleet(env_fns, backend=backend, num_workers=1)) as fleet:
+        first = fleet.reset([ResetPlan(seed) for seed in range(3)]).each_info
+        zeros = [facts.action_space.sample() for facts in fleet.facts]
+        batch = zeros if fleet._batch_reader.is_mixed else np.array(zeros)
+        assert [first[0], first[2]] == [{"one": 1.5}, {"two": 7}]
+        second = fleet.step(batch).each_info
+        assert [second[0], second[2]] == [{"one": 2.5}, {"two": 8, "is_even": True}]

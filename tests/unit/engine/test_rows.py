@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import math
 import os
 import shutil
 import signal
@@ -34,6 +35,7 @@ from envfleet.errors import EnvfleetError
 from envfleet.testing.conformance import Subject, check_streams
 
 SHAPE = (3,)
+SHAPES = [(3,), (2, 2), (0,)]
 untyped: Any = rows
 """For calls that types forbid."""
 
@@ -204,7 +206,18 @@ def test_rows_are_copied_alike(given_flags, first, count):
     assert all(np.array_equal(one, other) for one, other in zip(copied, before, strict=False))
 
 
-@pytest.mark.skipif(not rows.IS_COMPILED, reason="Python leaves infos to whoever takes the row")
+@given(terminated=bits, truncated=bits, first=st.integers(0, 3), shape=st.sampled_from(SHAPES))
+def test_the_rows_of_ends_are_taken_alike(terminated, truncated, first, shape):
+    finals = np.arange(8 * math.prod(shape), dtype=np.float32).reshape(8, *shape)
+    told = [form.take_ended(finals, terminated, truncated, first) for form in (rows, rows_python)]
+    for ended, positions, taken in told:
+        assert ended.tolist() == (terminated | truncated).tolist()
+        assert positions == np.flatnonzero(ended).tolist()
+        assert [one.tolist() for one in taken] == [finals[first + i].tolist() for i in positions]
+        assert all(one.dtype == finals.dtype and one.flags.owndata for one in taken)
+
+
+@pytest.mark.skipif(not rows.IS_COMPILED, reason="Python leaves infos to `take`")
 @pytest.mark.parametrize(
     ("info", "is_put"),
     [
@@ -463,6 +476,13 @@ def test_ends_are_noted_alike(told_flags, ended, first, now, is_same_step):
         lambda: untyped.copy_rows(
             np.zeros((3, 4))[:, ::2], np.zeros(3), np.zeros((3, 3), np.bool_), 0, 2
         ),
+        lambda: untyped.take_ended(np.zeros((3, 2)), *[np.zeros(3, np.bool_)] * 2, 1),
+        lambda: untyped.take_ended(np.zeros((3, 2)), *[np.zeros(3, np.bool_)] * 2, -1),
+        lambda: untyped.take_ended(np.zeros(3), *[np.zeros(3, np.bool_)] * 2, 0),
+        lambda: untyped.take_ended(np.zeros((3, 4))[:, ::2], *[np.zeros(3, np.bool_)] * 2, 0),
+        lambda: untyped.take_ended(np.zeros((3, 2), object), *[np.zeros(3, np.bool_)] * 2, 0),
+        lambda: untyped.take_ended(np.zeros((3, 2)), np.zeros(3, np.bool_), np.zeros(2, "?"), 0),
+        lambda: untyped.take_ended(np.zeros((3, 2)), *[np.zeros(3, np.uint8)] * 2, 0),
         lambda: untyped.put_rows(np.zeros(3), 1, 4, np.zeros(3)),
         lambda: untyped.put_rows(np.zeros(3), -1, 2, np.zeros(3)),
         lambda: untyped.put_rows(np.zeros(3), 2, 1, np.zeros(3)),

@@ -3,7 +3,7 @@
 import itertools
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from envfleet.engine.messages import Op, WorkerStatus, read_status_word, status_word
@@ -14,6 +14,7 @@ from envfleet.engine.supervision import (
     Silence,
     check_every,
     decide,
+    is_gap,
     limit_for,
     restart_plan,
 )
@@ -40,6 +41,8 @@ def verdicts(times, on_failure="restart", policy=POLICY, *, is_lost=False):
         ("raise", True, Decision.RAISE),
         ("restart", False, Decision.REBUILD),
         ("restart", True, Decision.RELAUNCH),
+        ("resume", False, Decision.REBUILD),
+        ("resume", True, Decision.RELAUNCH),
         ("fallback", False, Decision.RAISE),
         ("fallback", True, Decision.FALL_BACK),
     ],
@@ -55,6 +58,7 @@ def test_what_a_first_failure_leads_to(on_failure, is_lost, expected):
     [
         ("raise", Decision.RAISE),
         ("restart", Decision.RELAUNCH),
+        ("resume", Decision.RELAUNCH),
         ("fallback", Decision.RAISE),
     ],
 )
@@ -152,9 +156,37 @@ def test_a_warned_silence_stays_warned():
     assert silence.look(7, 0, 9.0).is_warned
 
 
-@given(st.sampled_from(Op), st.integers(0, 2**31))
-def test_a_place_reads_back(op, slot):
-    assert read_status_word(status_word(op, slot)) == (op, slot)
+def test_a_gap_in_our_own_clock_restarts_the_count():
+    """Suspended for longer than the deadline: what was due a check ago comes that much too late."""
+    deadlines = Deadlines(step_s=2.0)
+    check_s = check_every(deadlines)
+    assert is_gap(3.0 - check_s, check_s)
+    assert not is_gap(0.1, check_s), "a busy machine is late too"
+    silence = Silence(7, 5, 1.0, is_warned=True)
+    assert silence.restarted(9.0) == Silence(7, 5, 9.0, is_warned=True)
+    assert silence.restarted(9.0).restarted(12.0).since_s == 12.0
+
+
+def test_time_without_a_look_is_excused_once():
+    """Else a caller that polls now and then would never notice a worker that hangs."""
+    silence = Silence(7, 5, 1.0).excused(9.0)
+    assert silence.since_s == 9.0
+    assert silence.excused(17.0) is silence
+    assert not silence.look(8, 5, 20.0).is_excused
+
+
+@given(st.floats(0.01, 1000.0), st.floats(1.0, 10.0))
+def test_every_suspension_longer_than_a_deadline_is_a_gap(limit_s, factor):
+    check_s = check_every(Deadlines(step_s=limit_s))
+    assume(limit_s >= 0.1)
+    assert is_gap(factor * limit_s - check_s, check_s)
+
+
+@given(st.sampled_from(Op), st.integers(0, 2**31), st.integers(0, 2**30))
+def test_a_place_reads_back(op, slot, count):
+    assert read_status_word(status_word(op, slot, count)) == (op, slot)
+    assert status_word(op, slot, count) < 2**64
+    assert status_word(op, slot, count) != status_word(op, slot, count + 1)
 
 
 def test_no_place_is_between_slots():

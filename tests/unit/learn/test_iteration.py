@@ -13,8 +13,8 @@ import torch
 from gymnasium import spaces
 
 from envfleet.learn import ppo
+from envfleet.learn.checks import check_estimates
 from envfleet.learn.evaluate import evaluate
-from envfleet.learn.finite import check_estimates
 from envfleet.learn.ppo import PPOOptions, PPOTrainer
 from envfleet.testing import Counter, Crashing
 from tests.unit.learn.test_ppo import SMALL, Show, digest, opened, value_of
@@ -295,7 +295,7 @@ def test_small_networks_learn_with_one_thread_and_give_the_others_back(memory, w
 
 
 def test_pictures_are_learned_from_with_all_cores(monkeypatch):
-    monkeypatch.setattr("envfleet.learn.threads.usable_cores", lambda: 3)
+    monkeypatch.setattr("envfleet.learn.torch_setup.usable_cores", lambda: 3)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     torch.set_num_threads(2)
     with opened(functools.partial(Show, ("image",)), 2) as envs:

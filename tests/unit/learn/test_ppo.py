@@ -16,14 +16,14 @@ from gymnasium import spaces
 
 import envfleet
 from envfleet import errors
-from envfleet.learn import collect, threads
-from envfleet.learn.accounting import OF_ROLLOUTS
+from envfleet.learn import collect, torch_setup
 from envfleet.learn.agent import Agent
+from envfleet.learn.checks import check_obs
 from envfleet.learn.evaluate import evaluate
-from envfleet.learn.finite import check_obs
 from envfleet.learn.heads import make_head
 from envfleet.learn.inputs import Inputs
 from envfleet.learn.ppo import PPOOptions, PPOTrainer
+from envfleet.runs.time_report import OF_ROLLOUTS
 from envfleet.testing import Counter, Crashing, UnpicklableInfo
 
 SMALL = PPOOptions(n_steps=16, batch_size=32, n_epochs=2, hidden=(16,))
@@ -212,7 +212,7 @@ def test_a_lost_environment_costs_its_episode_and_teaches_nothing(tmp_path):
     ("wrong", "words"),
     [
         ({"n_steps": 0}, "n_steps must be a whole number of at least 1"),
-        ({"gamma": 1.5}, "gamma must lie between 0 and 1"),
+        ({"gamma": 1.5}, "gamma must be a number from 0 to 1, got 1.5"),
         ({"activation": "sine"}, "activation must be one of"),
     ],
 )
@@ -285,7 +285,7 @@ def test_a_state_does_not_change_with_its_trainer():
     "wrong", [{"learning_rate": -1.0}, {"learning_rate": float("nan")}, {"clip_range": 0.0}]
 )
 def test_rates_must_be_above_zero(wrong):
-    with pytest.raises(errors.ConfigError, match="must be above 0"):
+    with pytest.raises(errors.ConfigError, match="must be a finite number above 0"):
         PPOOptions(**wrong)
 
 
@@ -412,7 +412,7 @@ class Show(gymnasium.Env):
 
 @pytest.mark.parametrize("ways", [*((way,) for way in SHOWN), tuple(SHOWN)], ids="-".join)
 def test_observations_of_every_kind_are_learned_from(ways, monkeypatch):
-    monkeypatch.setattr(threads, "usable_cores", lambda: 1)  # other tests may have the other core
+    monkeypatch.setattr(torch_setup, "usable_cores", lambda: 1)  # the other may be in use
     env = functools.partial(Show, ways)
     options = PPOOptions(
         n_steps=16,
@@ -505,8 +505,8 @@ def test_learning_from_pictures_keeps_to_omp_num_threads(monkeypatch, said, numb
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     if said is not None:
         monkeypatch.setenv("OMP_NUM_THREADS", said)
-    monkeypatch.setattr(threads, "usable_cores", lambda: 8)
-    assert threads.threads_for_pictures() == number
+    monkeypatch.setattr(torch_setup, "usable_cores", lambda: 8)
+    assert torch_setup.threads_for_pictures() == number
 
 
 class SlowBesideSteps(Counter):
@@ -609,11 +609,11 @@ def test_progress_is_a_part_of_the_run():
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        ({"gamma": "high"}, "gamma must be a number, got 'high'"),
-        ({"learning_rate": True}, "learning_rate must be a number, got True"),
-        ({"log_std": float("nan")}, "log_std must be finite"),
-        ({"hidden": 64}, r"hidden must be layer sizes like \(64, 64\), got 64"),
-        ({"hidden": (64, 1.5)}, "every layer in hidden must be a whole number"),
+        ({"gamma": "high"}, "gamma must be a number from 0 to 1, got 'high'"),
+        ({"learning_rate": True}, "learning_rate must be a finite number above 0, got True"),
+        ({"log_std": float("nan")}, "log_std must be a finite number, got nan"),
+        ({"hidden": 64}, "hidden must be a list of whole numbers of at least 1, got 64"),
+        ({"hidden": (64, 1.5)}, "hidden must be a list of whole numbers"),
     ],
 )
 def test_options_of_the_wrong_type_are_named(wrong, words):
@@ -853,9 +853,9 @@ def test_a_choice_that_its_space_does_not_have_is_named(wrong, overlap):
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        ({"normalise_obs": "yes"}, "normalise_obs must be True or False, got 'yes'"),
-        ({"orthogonal": 1}, "orthogonal must be True or False, got 1"),
-        ({"overlap": 3}, "overlap must be True, False or None, got 3"),
+        ({"normalise_obs": "yes"}, "normalise_obs must be true or false, got 'yes'"),
+        ({"orthogonal": 1}, "orthogonal must be true or false, got 1"),
+        ({"overlap": 3}, "overlap must be true or false, or None; got 3"),
     ],
 )
 def test_what_only_looks_like_yes_or_no_is_refused(wrong, words):

@@ -15,17 +15,19 @@ import pytest
 import torch
 
 from envfleet import errors
-from envfleet.learn.checkpoint import CheckpointFolder, load, save
-from envfleet.learn.clock import Clock
 from envfleet.learn.environments import env_fn, opened
-from envfleet.learn.evaluate import EVALUATION_SEED, Evaluation, evaluate
+from envfleet.learn.evaluate import EVALUATION_SEED, evaluate
+from envfleet.learn.load import load_agent, resumed_options
 from envfleet.learn.networks import ActorCritic
 from envfleet.learn.ppo import PPOOptions
-from envfleet.learn.recall import load_agent, resumed_options
 from envfleet.learn.recipes import RECIPES
-from envfleet.learn.run_folder import RunFolder, read_record
-from envfleet.learn.train import TrainOptions, Watcher, train
+from envfleet.learn.train import PPO_KIND, TrainOptions, train
 from envfleet.learn.train_options import FREE, LENGTHS
+from envfleet.runs.callbacks import Evaluation, RunCallback
+from envfleet.runs.checkpoint import CheckpointFolder, load, save
+from envfleet.runs.clock import Clock
+from envfleet.runs.folder import RunFolder
+from envfleet.runs.record import read_record
 from tests.faults.stage import kill_and_wait
 from tests.unit.observe.small_disk import files_no_larger_than
 
@@ -41,7 +43,7 @@ RUN = TrainOptions(
 )
 
 
-class StopAt(Watcher):
+class StopAt(RunCallback):
     def __init__(self, number):
         self.number, self.seen = number, 0
 
@@ -81,7 +83,7 @@ def untimed(folder):
 
 
 def weights(folder):
-    policy = load(folder / "latest.pt")["trainer"]["policy"]
+    policy = load(folder / "latest.pt")["job"]["policy"]
     return {name: value.numpy().tobytes() for name, value in policy.items()}
 
 
@@ -130,7 +132,7 @@ class Unpicklable(gymnasium.Wrapper):
 def test_a_run_tells_how_its_environments_are_kept(env, method, tmp_path):
     told = []
 
-    class Told(Watcher):
+    class Told(RunCallback):
         def kept_by(self, methods):
             told.append(methods)
 
@@ -268,7 +270,7 @@ def test_options_that_fail_leave_no_run_behind(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-class KillsAWorker(Watcher):
+class KillsAWorker(RunCallback):
     """Between a rollout and its checkpoint."""
 
     def begun(self, envs, start_steps):
@@ -287,7 +289,7 @@ def test_a_worker_that_dies_before_a_checkpoint_delays_it(tmp_path):
     assert load(tmp_path / "latest.pt")["iteration"] == 12
 
 
-class KillsAWorkerAfterEvaluation(Watcher):
+class KillsAWorkerAfterEvaluation(RunCallback):
     """The first one, whose checkpoint is the best so far."""
 
     def begun(self, envs, start_steps):
@@ -305,10 +307,10 @@ def test_the_best_is_what_was_evaluated_even_if_a_worker_dies_then(tmp_path, mon
         "envfleet.learn.train.evaluate", lambda *_, **__: Evaluation((next(returns),))
     )
     options = replace(RUN, backend="process", num_workers=2)
-    watcher = KillsAWorkerAfterEvaluation()
-    outcome = train(options, PPO, tmp_path, watcher)
+    callback = KillsAWorkerAfterEvaluation()
+    outcome = train(options, PPO, tmp_path, callback)
     assert outcome.incidents == 1
-    assert load(tmp_path / "best.pt")["trainer"]["env_steps"] == watcher.evaluated_at[0] == 320
+    assert load(tmp_path / "best.pt")["job"]["env_steps"] == callback.evaluated_at[0] == 320
 
 
 def test_the_best_is_what_was_evaluated_even_if_the_disk_was_full_then(tmp_path, monkeypatch):
@@ -317,7 +319,7 @@ def test_the_best_is_what_was_evaluated_even_if_the_disk_was_full_then(tmp_path,
         "envfleet.learn.train.evaluate", lambda *_, **__: Evaluation((next(returns),))
     )
 
-    class FullForAWhile(Watcher):
+    class FullForAWhile(RunCallback):
         def evaluated(self, env_steps, evaluation):
             if env_steps == 320:
                 self.limit = files_no_larger_than(6_000)
@@ -329,8 +331,8 @@ def test_the_best_is_what_was_evaluated_even_if_the_disk_was_full_then(tmp_path,
 
     with pytest.warns(RuntimeWarning, match="is tried again after every iteration"):
         train(replace(RUN, tensorboard=False), PPO, tmp_path, FullForAWhile())
-    assert load(tmp_path / "best.pt")["trainer"]["env_steps"] == 320
-    assert load(tmp_path / "latest.pt")["trainer"]["env_steps"] == 768
+    assert load(tmp_path / "best.pt")["job"]["env_steps"] == 320
+    assert load(tmp_path / "latest.pt")["job"]["env_steps"] == 768
 
 
 def test_what_was_learned_is_saved_before_it_is_evaluated(tmp_path, monkeypatch):
@@ -355,7 +357,6 @@ def test_an_evaluation_that_was_noted_and_not_saved_is_noted_once(tmp_path, monk
     train(RUN, PPO, tmp_path / "whole")
     shutil.copytree(tmp_path / "whole", tmp_path / "parts")
     state = load(tmp_path / "parts" / "latest.pt")
-    del state["format"]
     save(tmp_path / "parts" / "latest.pt", {**state, "owes_evaluation": True})
     again = train(*resumed_options(tmp_path / "parts"), tmp_path / "parts", is_resumed=True)
     assert again.last_evaluation is not None
@@ -363,7 +364,7 @@ def test_an_evaluation_that_was_noted_and_not_saved_is_noted_once(tmp_path, monk
     assert not load(tmp_path / "parts" / "latest.pt")["owes_evaluation"]
 
 
-class StopsEvaluating(Watcher):
+class StopsEvaluating(RunCallback):
     """Asks for an end after some steps of the second evaluation, which is at 640 steps."""
 
     def __init__(self):
@@ -381,10 +382,10 @@ class StopsEvaluating(Watcher):
 def test_an_evaluation_is_cut_off_on_request_and_made_up_for(n_envs, tmp_path, monkeypatch):
     options = replace(RUN, eval_envs=n_envs)
     train(options, PPO, tmp_path / "whole")
-    watcher = StopsEvaluating()
-    first = train(options, PPO, tmp_path / "parts", watcher)
+    callback = StopsEvaluating()
+    first = train(options, PPO, tmp_path / "parts", callback)
     assert (first.is_stopped, first.env_steps) == (True, 640)
-    assert watcher.asked == 6
+    assert callback.asked == 6
     assert load(tmp_path / "parts" / "latest.pt")["owes_evaluation"]
 
     in_worker = []
@@ -403,7 +404,7 @@ def test_a_run_that_was_stopped_in_its_last_evaluation_is_not_called_finished(tm
     options = replace(RUN, eval_every=0, num_episodes=2)
     outcome = train(options, PPO, tmp_path, StopAt(2))
     assert outcome.is_stopped
-    record = read_record(tmp_path)
+    record = read_record(tmp_path, PPO_KIND)
     assert (record.state, record.resume_command) == (
         "stopped",
         f"envfleet train --resume {tmp_path}",
@@ -419,7 +420,7 @@ def test_an_evaluation_without_a_number_is_not_the_best(tmp_path, monkeypatch):
         "envfleet.learn.train.evaluate", lambda *_, **__: Evaluation((next(returns),))
     )
     assert train(RUN, PPO, tmp_path).best_return == 8.0
-    assert load(tmp_path / "best.pt")["trainer"]["env_steps"] == 640
+    assert load(tmp_path / "best.pt")["job"]["env_steps"] == 640
 
 
 FATAL = TrainOptions(
@@ -519,7 +520,7 @@ def test_an_environment_that_ended_the_run_costs_its_episode_once_that_goes_on(t
     assert second.stdout == "160 1\n", second.stderr
 
 
-class Told(Watcher):
+class Told(RunCallback):
     def begun(self, envs, start_steps):
         self.plan = envs.plan
 
@@ -563,9 +564,9 @@ def test_an_environment_that_hangs_costs_its_episode_where_there_is_a_deadline(t
 
 IN_THE_WAY = """
 import pathlib, sys
-from envfleet.learn.alone import alone_in
+from envfleet.runs.lock import locked
 
-with alone_in(pathlib.Path(sys.argv[1])):
+with locked(pathlib.Path(sys.argv[1])):
     print("in", flush=True)
     sys.stdin.read()
 """
@@ -580,7 +581,7 @@ def test_a_second_process_is_kept_out_of_a_run_until_the_first_is_gone(tmp_path)
         assert other.stdout.readline() == "in\n"
         half_written = tmp_path / ".step_000000000099.pt.4711"
         half_written.write_bytes(b"")
-        with pytest.raises(errors.CheckpointError, match="trained in by another process"):
+        with pytest.raises(errors.CheckpointError, match="in use by another process"):
             train(RUN, PPO, tmp_path, is_resumed=True)
         assert half_written.exists()
         other.kill()
@@ -671,7 +672,7 @@ def test_an_agent_too_is_the_newest_that_fits(tmp_path):
         RuntimeWarning, match=r"does not fit .* going on from step_000000000321\.pt$"
     ):
         _, agent = load_agent(tmp_path / "mine")
-    kept = load(tmp_path / "mine" / "step_000000000321.pt")["trainer"]["policy"]
+    kept = load(tmp_path / "mine" / "step_000000000321.pt")["job"]["policy"]
     assert all(torch.equal(kept[name], value) for name, value in agent.state()["policy"].items())
 
 
@@ -695,7 +696,7 @@ def test_a_run_that_meets_no_number_ends_and_its_checkpoint_is_whole(tmp_path):
         del gymnasium.registry["Spoiled-v0"]
     kept = load(tmp_path / "latest.pt")
     assert kept["iteration"] == 2
-    assert all(torch.isfinite(value).all() for value in kept["trainer"]["policy"].values())
+    assert all(torch.isfinite(value).all() for value in kept["job"]["policy"].values())
     assert metrics(tmp_path)[-1]["ended"].startswith("failed: a reward of")
 
 
@@ -919,7 +920,7 @@ def test_an_evaluation_without_end_is_left_after_the_steps_that_were_asked_for(t
     options = replace(RUN, env="envfleet.testing:Counter", num_episodes=1, eval_max_steps=3)
     watched = []
 
-    class Watching(Watcher):
+    class Watching(RunCallback):
         def evaluating(self, env_steps):
             watched.append(env_steps)
 
@@ -928,7 +929,7 @@ def test_an_evaluation_without_end_is_left_after_the_steps_that_were_asked_for(t
     assert watched == [64]
 
 
-class Interrupting(Watcher):
+class Interrupting(RunCallback):
     """Ends the process's run when it has begun, and before anything is learned."""
 
     def begun(self, envs, start_steps):
@@ -973,11 +974,11 @@ class StopsAtOnce(StopAt):
 def test_a_run_that_was_ended_by_hand_was_not_cut_off(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         train(RUN, PPO, tmp_path, StopsAtOnce(5))
-    assert not RunFolder(tmp_path).was_cut_off
+    assert not RunFolder(tmp_path, PPO_KIND).was_cut_off
 
 
 def test_a_run_whose_last_checkpoint_failed_is_not_called_finished(tmp_path, monkeypatch):
-    monkeypatch.setattr("envfleet.learn.train.RETRY_S", 0.0)
+    monkeypatch.setattr("envfleet.runs.run.RETRY_S", 0.0)
     whole = CheckpointFolder.write
 
     def write(self, env_steps, state, *, is_best=False):
@@ -991,7 +992,7 @@ def test_a_run_whose_last_checkpoint_failed_is_not_called_finished(tmp_path, mon
         pytest.raises(errors.CheckpointError, match="the disk is full"),
     ):
         train(RUN, PPO, tmp_path)
-    found = read_record(tmp_path)
+    found = read_record(tmp_path, PPO_KIND)
     assert (found.state, found.reason[-16:]) == ("failed", "the disk is full")
     assert "--resume" in found.resume_command
 

@@ -15,14 +15,7 @@ from envfleet.llm.environments.sokoban import SokobanEnv
 from envfleet.llm.manager import EnvStateManager
 from envfleet.llm.prefetch import EpisodeStarter, can_hand_over, pack_episode, unpack_episode
 from envfleet.llm.registry import env_type
-from envfleet.llm.turns import (
-    EnvFailure,
-    EpisodePlayer,
-    EpisodeStart,
-    Turn,
-    TurnRequest,
-    execute,
-)
+from envfleet.llm.turns import EnvFailure, EpisodePlayer, EpisodeStart, Turn, TurnRequest, execute
 from tests.unit.llm.games import Climb, News, Trouble, TroubleConfig
 
 OURS = ["bandit", "countdown", "frozen_lake", "metamathqa", "sokoban", "webshop"]

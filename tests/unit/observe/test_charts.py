@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from envfleet.observe.charts import (
     MOST_POINTS,
-    Line,
+    Curve,
     Mark,
     axis,
     line_chart,
@@ -102,7 +102,7 @@ class TestAxes:
 class TestLines:
     def test_points_are_where_their_values_are(self):
         points = tuple((256.0 * i, math.sin(i)) for i in range(1, 40))
-        (found,) = drawn(parsed(line_chart("x", [Line("x", points)])))
+        (found,) = drawn(parsed(line_chart("x", [Curve("x", points)])))
         assert len(found) == 39
         for got, wanted in zip(found, points, strict=True):
             assert got == pytest.approx(wanted, abs=0.2, rel=2e-5)
@@ -118,7 +118,7 @@ class TestLines:
 
     def test_few_points_stay_as_they_are(self):
         points = [(float(i), float(i)) for i in range(MOST_POINTS)]
-        assert thin("x", points) == Line("x", tuple(points))
+        assert thin("x", points) == Curve("x", tuple(points))
 
     def test_marks_show_their_spread(self):
         marks = [Mark(100, 20, 5, "at 100: 20"), Mark(200, 40, 0, "at 200: 40")]
@@ -135,7 +135,7 @@ class TestLines:
         ]
 
     def test_a_single_point_is_seen(self):
-        chart = parsed(line_chart("x", [Line("x", ((64.0, 3.0),))]))
+        chart = parsed(line_chart("x", [Curve("x", ((64.0, 3.0),))]))
         assert "dot" in chart.find(".//polyline").get("class")
 
     def test_nothing_measured_is_said(self):
@@ -144,7 +144,7 @@ class TestLines:
         assert "nothing was measured yet" in "".join(chart.itertext())
 
     def test_labels_are_placed_in_percent(self):
-        chart = line_chart("x", [Line("x", ((0.0, 0.0), (100.0, 1.0)))], x_ticks=3)
+        chart = line_chart("x", [Curve("x", ((0.0, 0.0), (100.0, 1.0)))], x_ticks=3)
         assert re.findall(r'class="tick x" style="left:([\d.]+)%">(\w+)<', chart) == [
             ("0.00", "0"),
             ("50.00", "50"),

@@ -6,7 +6,9 @@ from html import unescape
 
 import pytest
 
-from envfleet.observe.report import RunRecord, Setting, Video, render
+from envfleet.observe import report
+from envfleet.observe.learning_report import learning_page
+from envfleet.observe.report import JobPage, OptionValue, RunRecord, Video
 
 RUN = RunRecord(
     folder="runs/one",
@@ -14,7 +16,7 @@ RUN = RunRecord(
     env="CartPole-v1",
     state="finished",
     total_steps=512,
-    settings={"Run": [Setting("seed", 3, 0), Setting("n_envs", 8, 8)], "PPO": []},
+    options={"Run": [OptionValue("seed", 3, 0), OptionValue("n_envs", 8, 8)], "PPO": []},
     iterations=[
         {"env_steps": steps, "iteration": steps // 64, "mean_return": mean, "value_loss": 1.5}
         for steps, mean in ((64, None), (128, 20.0), (192, 25.5))
@@ -45,6 +47,14 @@ INCIDENT = {
     "reason": "killed",
     "replay": "incidents/0001-slot3.incident",
 }
+
+
+EVIL = '</script><script>alert(1)</script>"><img src=x onerror=alert(1)>'
+
+
+def render(run):
+    """The page of a run that learns."""
+    return report.render(run, learning_page(run, "PPO"))
 
 
 def text(page):
@@ -141,12 +151,23 @@ def test_figures_that_nobody_knows_yet_are_drawn():
     assert "grad norm" in text(render(run))
 
 
+def test_a_job_adds_tiles_and_sections_of_its_own():
+    page = JobPage(
+        "dreams",
+        [report.tile("tokens", "12")],
+        [report.section("Turns", report.empty(EVIL), report.table(("a",), []))],
+    )
+    said = text(report.render(RUN, page))
+    assert said.startswith("envfleet · dreams CartPole-v1 finished")
+    assert "tokens 12 environment steps 192 of 512" in said
+    assert said.index("Turns") < said.index("Where the time went")
+    assert "Learning curve" not in said
+    assert "<img" not in report.render(RUN, page)
+
+
 def test_a_video_is_part_of_the_page():
     page = render(replace(RUN, video=Video("videos/a.mp4", b"\x00\x01mp4")))
     assert 'src="data:video/mp4;base64,AAFtcDQ="' in page
-
-
-EVIL = '</script><script>alert(1)</script>"><img src=x onerror=alert(1)>'
 
 
 @pytest.mark.parametrize(
@@ -161,7 +182,7 @@ EVIL = '</script><script>alert(1)</script>"><img src=x onerror=alert(1)>'
         {"command": EVIL},
         {"resume_command": EVIL},
         {"incidents": [dict.fromkeys(INCIDENT, EVIL) | {"env_steps": 1}]},
-        {"settings": {EVIL: [Setting(EVIL, EVIL, 0)]}},
+        {"options": {EVIL: [OptionValue(EVIL, EVIL, 0)]}},
         {"shares": {EVIL: 1.0}},
         {"facts": {"versions": {EVIL: EVIL}, "machine": {EVIL: EVIL}, "started": EVIL}},
         {"iterations": [{**RUN.iterations[1], EVIL.replace("/", ""): 1.0}]},

@@ -225,8 +225,7 @@ class Backend(ABC, Generic[H]):
         self, workers: tuple[int, ...], min_slots: int, limit_s: float
     ) -> tuple[int, ...] | None:
         """The first half of `collect`: the workers that are done, still under way."""
-        give_up_s, has_looked = time.perf_counter() + limit_s, not self.has_own_clock
-        has_waited = False
+        give_up_s, has_waited = time.perf_counter() + limit_s, False
         while True:
             done: list[int] = []
             coming: list[H] = []
@@ -245,15 +244,15 @@ class Backend(ABC, Generic[H]):
                     coming.append(handle)
                     num_coming += handle.count
             is_enough = num_done >= min_slots
-            if not coming or (is_enough and has_looked):
+            if not coming or (is_enough and has_waited):
                 return tuple(done)
+            # with enough of them too: a worker that has died must not go unnoticed
             left_s = 0.0 if is_enough else give_up_s - time.perf_counter()
-            if has_waited and left_s <= 0 and not is_enough:
+            if has_waited and left_s <= 0:
                 return None
-            # a worker that has died must not go unnoticed because others are done
             needs_all = num_done + num_coming - coming[-1].count < min_slots
             self.wait(coming, max(left_s, 0.0), want_all=needs_all and not is_enough)
-            has_looked = has_waited = True
+            has_waited = True
 
     def take_steps(self, done: tuple[int, ...]) -> tuple[int, ...]:
         """The second half of `collect`: what these workers have done is no longer under way."""
@@ -308,7 +307,7 @@ def backend_named(name: object, *others: str) -> type[Backend[Any]]:
 
     `others` are names that the caller takes as well, for that list.
     """
-    known: Any = Literal[(*others, *_factories)]  # type: ignore[valid-type]
+    known: Any = Literal[(*others, *_factories)]
     checked: str = check("backend", name, known)
     factory = _factories[checked]
     if isinstance(factory, str):

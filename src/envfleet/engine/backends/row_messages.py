@@ -24,7 +24,7 @@ from envfleet.layout import Columns
 
 _GOES_ON = (Op.RESUME, Op.REBUILD)
 """A new environment takes over a slot, whose row is what is left of the old one."""
-_WRITES = (Op.STEP, Op.RESET, Op.RESTORE, Op.REBUILD)
+_WRITES = (Op.STEP, Op.RESET, Op.RESTORE, Op.REBUILD, Op.RESUME)
 """What changes rows."""
 _Part = tuple[npt.NDArray[Any], npt.NDArray[np.intp]]
 """An array with an item for each of some slots, and these slots."""

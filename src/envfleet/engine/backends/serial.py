@@ -7,6 +7,7 @@ be debugged where it happens. A hung environment hangs the caller: deadlines nee
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Sequence
 
@@ -39,7 +40,7 @@ class SerialHandle:
                 launch.env_fns,
                 launch.autoreset,
                 status,
-                Guard(passes=(KeyboardInterrupt,)),
+                Guard(passes=(KeyboardInterrupt,), has_handlers=True),
             )
         except BuildFailed as exc:
             self.start_failure = ("build", exc.failure)
@@ -149,3 +150,22 @@ class SerialBackend(Backend[SerialHandle]):
                     self.handles[worker].withdraw(request)
                     self.under_way[worker] = 0
             raise
+
+    def wait_for_steps(
+        self, workers: tuple[int, ...], min_slots: int, limit_s: float
+    ) -> tuple[int, ...] | None:
+        """Step the hosts of one worker after another; a step that has begun is not cut short."""
+        done: list[int] = []
+        give_up_s = time.perf_counter() + limit_s
+        for worker in workers:
+            if self.under_way[worker] and min_slots > 0:
+                handle = self.handles[worker]
+                if done and time.perf_counter() >= give_up_s:
+                    return None
+                if handle.has_work:
+                    handle.serve()
+                if handle.peek() is Answer.SPECIAL:
+                    return None
+                done.append(worker)
+                min_slots -= handle.count
+        return tuple(done)

@@ -7,9 +7,11 @@ ends at the gate, before it can write rows that belong to its successor by then.
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import sys
 import threading
+import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -169,12 +171,17 @@ class ThreadBackend(Backend[ThreadHandle]):
     def wait(
         self, pending: Sequence[ThreadHandle], timeout_s: float | None, *, want_all: bool
     ) -> None:
-        """Wait for news, and take in all there is."""
+        """Wait for news, and take in all there is; with `want_all` for news of the last."""
         if any(handle.peek() is not Answer.NONE for handle in pending):
             timeout_s = 0.0  # a signal handler raised when its news had been taken
-        try:
-            self._news.get(timeout=timeout_s)
-            while not self._news.empty():
-                self._news.get_nowait()
-        except queue.Empty:
-            return
+        last = pending[-1] if want_all and pending else None
+        give_up_s = None if timeout_s is None else time.monotonic() + timeout_s
+        with contextlib.suppress(queue.Empty):
+            while True:
+                left_s = None if give_up_s is None else max(give_up_s - time.monotonic(), 0.0)
+                handle = self._news.get(timeout=left_s)
+                is_plain = handle.peek() is not Answer.SPECIAL and not handle.is_dead
+                while not self._news.empty():
+                    self._news.get_nowait()
+                if last is None or last.peek() is not Answer.NONE or not is_plain:
+                    return

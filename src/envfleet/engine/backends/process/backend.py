@@ -7,12 +7,13 @@ where there are any.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import multiprocessing
 import os
 import select
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -27,10 +28,18 @@ from envfleet.engine.machine import open_files, usable_cores
 from envfleet.engine.messages import Op
 from envfleet.engine.options import StartMethod
 from envfleet.engine.rows import WorkerPort, collect_steps, post_steps
-from envfleet.errors import MainNotImportable, MissingMainGuard, RemoteTraceback, TooManyOpenFiles
+from envfleet.errors import (
+    MainNotImportable,
+    MissingMainGuard,
+    RemoteTraceback,
+    TooManyOpenFiles,
+    WorkerDied,
+)
 
 FILES_PER_WORKER = 3 if HAS_FUTEX else 4
 """What the parent holds open for one worker."""
+UNKNOWN_EXIT = 255
+"""What multiprocessing gives for a process whose fork server has ended."""
 SPARE_FILES = 16
 """What it holds for all of them, and opens for a moment while one is started."""
 
@@ -47,11 +56,12 @@ class ProcessBackend(Backend[ProcessHandle]):
         self._context = multiprocessing.get_context(start_method)
         self._may_spin = num_workers <= usable_cores()
         self._check_files()
-        self._watch, self._stack_dumps = _Watch(), StackDumps()
+        with self._naming_the_limit():
+            self._watch, self._stack_dumps = _Watch(), StackDumps()
         self._ports: list[WorkerPort] = [()] * num_workers  # type: ignore[list-item]
         """What the compiled steps need of each worker, once it is launched."""
-        can_compile = self._watch.urgent_fd is not None and HAS_EVENTFD
-        self._post, self._collect = (post_steps, collect_steps) if can_compile else (None, None)
+        self._urgent_fd = self._watch.urgent_fd if HAS_EVENTFD else None
+        """None where plain steps go by the handles."""
 
     def launch(self, launch: Launch) -> ProcessHandle:
         """Start a process that builds the environments."""
@@ -66,13 +76,16 @@ class ProcessBackend(Backend[ProcessHandle]):
             is_from_server=self.start_method == "forkserver",
         )
         try:
-            handle = ProcessHandle(
-                launch, self.shared_memory, self._context, spec, self._stack_dumps
-            )
-        except OSError as exc:
-            if exc.errno in (errno.EMFILE, errno.ENFILE):
-                raise self._too_many_files() from exc
-            raise
+            with self._naming_the_limit():
+                handle = ProcessHandle(
+                    launch, self.shared_memory, self._context, spec, self._stack_dumps
+                )
+        except (EOFError, ConnectionError) as exc:
+            slots = range(launch.first, launch.first + len(launch.env_fns))
+            ended = "The fork server ended before it had started the worker."
+            raise WorkerDied(
+                launch.worker, slots, UNKNOWN_EXIT, "start-up", ended, restart_helps=False
+            ) from exc
         self._watch.add(handle)
         handle.on_stop = partial(self._watch.remove, handle)
         self.handles[launch.worker] = handle
@@ -95,24 +108,24 @@ class ProcessBackend(Backend[ProcessHandle]):
 
     def post(self, workers: tuple[int, ...], request: int, page: int) -> None:
         """Write the steps into the workers' rings and ring their bells."""
-        if self._post is None:
-            return super().post(workers, request, page)
-        flags = page << PAGE_SHIFT
-        return self._post(self._ports, self.under_way, workers, request, Op.STEP, flags)
+        if self._urgent_fd is None:
+            super().post(workers, request, page)
+        else:
+            flags = page << PAGE_SHIFT
+            post_steps(self._ports, self.under_way, workers, request, Op.STEP, flags)
 
     def collect(
         self, workers: tuple[int, ...], min_slots: int, limit_s: float
     ) -> tuple[int, ...] | None:
         """Wait for the workers' bells."""
-        urgent_fd = self._watch.urgent_fd
-        if self._collect is None or urgent_fd is None:
+        if self._urgent_fd is None:
             return super().collect(workers, min_slots, limit_s)
-        return self._collect(
+        return collect_steps(
             self._ports,
             self.under_way,
             workers,
             min_slots,
-            urgent_fd,
+            self._urgent_fd,
             limit_s,
             self.spin_s,
         )
@@ -138,6 +151,16 @@ class ProcessBackend(Backend[ProcessHandle]):
         used, allowed = open_files()
         if used + self.num_workers * FILES_PER_WORKER + SPARE_FILES > allowed:
             raise self._too_many_files()
+
+    @contextlib.contextmanager
+    def _naming_the_limit(self) -> Iterator[None]:
+        """Say what is needed if there are too many open files."""
+        try:
+            yield
+        except OSError as exc:
+            if exc.errno in (errno.EMFILE, errno.ENFILE):
+                raise self._too_many_files() from exc
+            raise
 
     def _too_many_files(self) -> TooManyOpenFiles:
         used, allowed = open_files()

@@ -1,7 +1,7 @@
-"""The control path: whole messages over a socket pair, for everything that is not on the hot path.
+"""The control path: whole messages over a socket pair, for all that is not on the hot path.
 
 The worker's end blocks. The parent's end never does: what does not fit into the socket is kept and
-sent when the worker reads, so two sides that both have much to say cannot wait for each other.
+sent when the worker reads. So the two sides cannot wait for each other for ever.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class ParentChannel:
         self.inbox: deque[bytes] = deque()
         self.is_broken = False
         self.on_backlog: Callable[[bool], None] = lambda has_backlog: None
-        """Called when unsent bytes begin or cease to wait, so that somebody watches for room."""
+        """Called when there begin or cease to be unsent bytes, for which to watch for room."""
 
     @classmethod
     def pair(cls) -> tuple[ParentChannel, int]:
@@ -122,4 +122,4 @@ class ParentChannel:
     def close(self) -> None:
         """Give up the socket."""
         self._socket.close()
-        del self.on_backlog  # it holds on to who watches us
+        del self.on_backlog  # it refers to the watch

@@ -1,10 +1,10 @@
 """Processes that a worker's environments have started, to be ended with a worker that is killed.
 
-An environment ends its own in `close`; in a worker that is killed nobody calls that. They are found
-through the kernel's lists of children while the worker lives, because those of a dead one are
-nobody's. A process group for each worker would name them longer, but would also take them, and the
+An environment ends its own in `close`, which is not called in a worker that is killed. They are
+found through the kernel's lists of children while the worker lives, because a dead one has no
+children. A process group for each worker would name them longer, but would also take them, and the
 worker, out of the group that a terminal or `timeout` ends as a whole. Where there are no such lists
-nobody is found.
+none are found.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import os
 import signal
 
 _KEEPS_ACCOUNT = b"resource_tracker"
-"""multiprocessing's and loky's: it gives back what its users leave, and then ends by itself."""
+"""multiprocessing's and loky's: it gives back what its users leave, then ends by itself."""
 
 
 def hold_offspring(pid: int) -> list[int]:

@@ -110,7 +110,7 @@ def watch_end(process: Any, start_method: str) -> int:
     themselves. The other tells of the end of a child only when no process has inherited it; the
     kernel's own descriptor is better, but for the fork server, which sends the exit code by it.
     """
-    popen, fd = process._popen, -1
+    popen, close_fds, fd = process._popen, util.close_fds, -1  # type: ignore[attr-defined]
     if not hasattr(os, "pidfd_open"):
         return int(popen.sentinel)
     if start_method != "forkserver":
@@ -119,8 +119,8 @@ def watch_end(process: Any, start_method: str) -> int:
     kept = popen.sentinel if fd < 0 else fd
     given_up = [one for one in popen.finalizer._args if one != kept]
     popen.finalizer.cancel()
-    popen.sentinel, popen.finalizer = kept, util.Finalize(popen, util.close_fds, (kept,))
-    util.close_fds(*given_up)
+    popen.sentinel, popen.finalizer = kept, util.Finalize(popen, close_fds, (kept,))
+    close_fds(*given_up)
     return int(kept)
 
 

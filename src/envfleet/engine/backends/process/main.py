@@ -55,13 +55,13 @@ PAGE_SHIFT = 8
 """Above these bits the ring flags are the page of a step."""
 STACK_SIGNAL = signal.SIGUSR1 if hasattr(signal, "SIGUSR1") else None
 SPIN_LIMIT_NS = 1_000_000
-"""Longer pauses are slept through: a spin costs a core, but a sleeper some 50 us to be woken, and
-at times it wakes on the core of another."""
+"""Longer pauses are slept through: spinning costs a core. But a sleeper takes some 50 us to wake,
+and at times it wakes on the core of another worker."""
 LATE_NS, ROUNDS_TO_SLEEP = 1_000_000, 64
-"""Whoever gives way and comes back this late to nothing new, and that again within so many rounds,
-shares its core with other work: it had better sleep for as many, because a sleeper is woken at once
-and a spinner waits for its turn. Once in a while it is the parent that thinks, as a learner does
-between rollouts."""
+"""A worker that yields its core and gets it back this late, with no new command, twice within so
+many rounds, shares the core with other work. It then sleeps for as many rounds, because a sleeper
+is woken at once and a spinner waits for its turn. Once in a while it is only the parent that takes
+its time, as a learner does between rollouts."""
 _OPS = tuple(Op)
 _FILE = re.escape(os.path.basename(__file__))
 _PR_SET_PDEATHSIG = 1
@@ -159,7 +159,7 @@ def begin(script: Script, spec: WorkerSpec, descriptors: Descriptors) -> None:
 
 def main(spec: WorkerSpec, descriptors: Descriptors) -> None:
     """Run one worker process until the parent says close or is gone."""
-    gc.freeze()  # what a fork inherits is not ours to collect, and looking at it would copy it
+    gc.freeze()  # looking at what a fork inherits would copy it
     _settle(spec, descriptors.fds["stack"])
     fds = descriptors.fds
     channel = WorkerChannel(fds["channel"])
@@ -181,14 +181,14 @@ def main(spec: WorkerSpec, descriptors: Descriptors) -> None:
     try:
         channel.send(ready)
         offset, length, space_groups, page_plan = pickle.loads(channel.recv())
-    except (OSError, EOFError):  # Ctrl-C while it waited for us: the parent wants us no longer
+    except (OSError, EOFError):  # Ctrl-C while the parent waited: it has given this worker up
         return
     worker.bind(control, Data(space_groups, slab.map(offset, length), page_plan=page_plan))
     slab.close()
     gc.collect()
     gc.freeze()  # what start-up built is there to stay: later collections need not look at it
     with contextlib.suppress(OSError):
-        os.nice(1)  # where cores are few, who hands out work goes before those who wait for it
+        os.nice(1)  # where cores are few, the process that hands out work goes first
     commands: Bell | WordBell = WordBell(control.status[spec.worker])
     if "commands" in fds:
         commands = Bell(fds["commands"], fds["commands_write"])
@@ -197,7 +197,7 @@ def main(spec: WorkerSpec, descriptors: Descriptors) -> None:
 
 
 def _decline(channel: WorkerChannel, why: NotReady) -> None:
-    with contextlib.suppress(OSError):  # a parent that has gone does not ask
+    with contextlib.suppress(OSError):  # the parent may be gone
         channel.send(dumps(why))
 
 
@@ -280,7 +280,6 @@ def _waiter(status: memoryview, commands: Bell | WordBell, may_spin: bool) -> Ca
             rounds_to_sleep -= 1
         elif last_pause <= SPIN_LIMIT_NS:
             give_up = started + SPIN_LIMIT_NS
-            # the hint only shortens the wait; the bell below is what says that a command is there
             while status[0] == served and now < give_up:
                 give_way()
                 before, now = now, clock()

@@ -1,8 +1,8 @@
-"""Where a run's time went, what could be done about it, and what that would gain. Pure.
+"""Where a run's time went, what would save some of it, and how much. Pure.
 
-A gain is worked out by what would be left of the run's time: half of the epochs take half of the
-learning, and everything else takes as long as before. Where a remedy cannot do better than that but
-may well do worse (a GPU takes time, too) the gain is said to be the most there is.
+A gain follows from the time that would be left: half of the epochs take half of the learning, and
+everything else takes as long as before. Where a remedy may fall short of that (a GPU needs time
+too), its gain is given as "at most". A job with parts of its own adds remedies for them.
 """
 
 from __future__ import annotations
@@ -10,32 +10,45 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+__all__ = [
+    "OF_ROLLOUTS",
+    "REMEDIES",
+    "Remedy",
+    "Setup",
+    "TimeAdvice",
+    "advice",
+    "fleet_seconds",
+    "shares",
+    "verdict",
+    "verdict_so_far",
+]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """What a run works with, as far as remedies depend on it."""
+    """The setup facts that advice depends on."""
 
     n_envs: int = 1
     n_epochs: int = 1
     num_workers: int = 0
-    """Processes that share the environments; 0 if these live in the learner's."""
+    """Processes that share the environments; 0 if these run in the main process."""
     cores: int = 1
     is_on_cpu: bool = True
-    """Whether the networks are."""
+    """Whether the networks are on the CPU."""
 
 
 @dataclass(frozen=True, slots=True)
 class Remedy:
-    """One thing to try, and what it promises."""
+    """One thing to try, and its gain."""
 
     what: str
     left: float
-    """What would be left of the run's time, as a part of 1."""
+    """The share of the run's time that would be left."""
     is_best_case: bool = False
 
     @property
     def gain(self) -> float:
-        """How many times as fast a run would be."""
+        """How many times as fast the run would be."""
         return 1 / max(self.left, 0.01)
 
     @property
@@ -47,8 +60,8 @@ class Remedy:
 
 
 @dataclass(frozen=True, slots=True)
-class Advice:
-    """One part of the time, and what could be had by doing something about it."""
+class TimeAdvice:
+    """One part of the time, and how to save some of it."""
 
     name: str
     share: float
@@ -57,6 +70,8 @@ class Advice:
     remedies: tuple[Remedy, ...]
 
     def __str__(self) -> str:
+        if not self.remedies:
+            return f"{self.share:.0%} {self.name}{f': {self.why}' if self.why else ''}"
         first, *others = (f"{remedy.what} ({remedy.promise}" for remedy in self.remedies)
         *others, last = f"{first} as fast)", *(f"{other})" for other in others)
         tries = f"try {', '.join(others)}{' or ' if others else ''}{last}"
@@ -64,21 +79,25 @@ class Advice:
 
 
 Parts = Mapping[str, float]
+"""The share of each part of the time."""
+Reasoned = tuple[str, list[Remedy]]
+"""Why a part takes the time it does, and what to try."""
+Remedies = Mapping[str, Callable[[Parts, Setup], Reasoned]]
 
 OF_ROLLOUTS = ("environments", "waiting", "transport", "inference", "bookkeeping")
-"""The parts of the time that rollouts take."""
+"""The parts of the time that collecting experience takes."""
 
 
 def fleet_seconds(
     timings: Mapping[str, float], num_workers: int, spent_s: float
 ) -> dict[str, float]:
-    """What the time spent in a fleet was spent on.
+    """Split the time that a caller spent in a fleet.
 
     Args:
-        timings: The fleet's own of the same time: workers in environments (all together), this
-            process waiting.
-        num_workers: Who shares that work.
-        spent_s: From the caller's side, in `send` and `recv`.
+        timings: What the fleet measured in that time: seconds of all workers in environments, and
+            seconds that this process waited.
+        num_workers: How many workers share the environments.
+        spent_s: Seconds that the caller spent in `send` and `recv`.
     """
     waited_s = min(timings["wait_s"], spent_s)
     stepping_s = min(timings["env_s"] / num_workers, waited_s)
@@ -90,40 +109,39 @@ def fleet_seconds(
 
 
 def shares(seconds: Mapping[str, float], total_s: float) -> dict[str, float]:
-    """Parts of 1; what was not measured is "the rest"."""
+    """The share of each part; what was not measured is "the rest"."""
     if total_s <= 0:
         return {}
     parts = {name: spent_s / total_s for name, spent_s in seconds.items()}
     return parts | {"the rest": max(0.0, 1.0 - sum(parts.values()))}
 
 
-def advice(parts: Parts, setup: Setup) -> list[Advice]:
-    """What takes most first."""
+def advice(parts: Parts, setup: Setup, more: Remedies | None = None) -> list[TimeAdvice]:
+    """Advice for each part, the largest first; `more` are remedies for a job's own parts."""
+    known = REMEDIES if more is None else {**REMEDIES, **more}
     found = []
     for name, share in sorted(parts.items(), key=lambda item: -item[1]):
-        why, remedies = REMEDIES[name](parts, setup)
+        why, remedies = known[name](parts, setup) if name in known else ("", [])
         surest_first = sorted(remedies, key=lambda remedy: (remedy.is_best_case, remedy.left))
-        found.append(Advice(name, share, why, tuple(surest_first)))
+        found.append(TimeAdvice(name, share, why, tuple(surest_first)))
     return found
 
 
-def verdict(parts: Parts, setup: Setup) -> str:
-    """What took most, what to do about it, and what that would gain."""
-    return str(advice(parts, setup)[0]) if parts else "nothing was measured"
+def verdict(parts: Parts, setup: Setup, more: Remedies | None = None) -> str:
+    """What took most of the time, what to try, and what that would gain."""
+    return str(advice(parts, setup, more)[0]) if parts else "nothing was measured"
 
 
-def verdict_so_far(seconds: Mapping[str, float], setup: Setup) -> str:
-    """The same of a run that goes on, by what was measured; empty before anything was."""
+def verdict_so_far(seconds: Mapping[str, float], setup: Setup, more: Remedies | None = None) -> str:
+    """The verdict on a run that is still running; empty before anything was measured."""
     total_s = sum(seconds.values())
-    return verdict(shares(seconds, total_s), setup) if total_s > 0 else ""
+    return verdict(shares(seconds, total_s), setup, more) if total_s > 0 else ""
 
 
-# ---- what helps, by where the time goes ----------------------------------------------------------
-
-Found = tuple[str, list[Remedy]]
+# ---- remedies by part of the time ----------------------------------------------------------------
 
 
-def _environments(parts: Parts, setup: Setup) -> Found:
+def _environments(parts: Parts, setup: Setup) -> Reasoned:
     share, now, most = parts["environments"], max(setup.num_workers, 1), setup.n_envs
     remedies, why = [Remedy("an environment whose steps take half as long", 1 - share / 2)], ""
     if (room := min(setup.cores, most)) > now:
@@ -136,37 +154,37 @@ def _environments(parts: Parts, setup: Setup) -> Found:
     return why, remedies
 
 
-def _waiting(parts: Parts, setup: Setup) -> Found:
+def _waiting(parts: Parts, setup: Setup) -> Reasoned:
     what = "more environments per worker (`envfleet tune ENV` finds how many)"
     even = Remedy(what, 1 - parts["waiting"], True)
     return "slots wait for the slowest of them", [even, *_without_workers(parts, setup)]
 
 
-def _transport(parts: Parts, setup: Setup) -> Found:
+def _transport(parts: Parts, setup: Setup) -> Reasoned:
     shared = Remedy("twice the environments, which share it", 1 - parts["transport"] / 2, True)
     why = "steps are short against the way to the environments"
     return why, [shared, *_without_workers(parts, setup)]
 
 
 def _without_workers(parts: Parts, setup: Setup) -> list[Remedy]:
-    """All environments beside the learner, one after another, if there are workers to save."""
+    """All environments in the main process, if that would save time."""
     saved = parts.get("waiting", 0.0) + parts.get("transport", 0.0)
     added = parts.get("environments", 0.0) * (setup.num_workers - 1)
     is_gain = setup.num_workers > 0 and added < saved
     return [Remedy("no workers (--backend serial)", 1 - saved + added, True)] if is_gain else []
 
 
-def _inference(parts: Parts, setup: Setup) -> Found:
+def _inference(parts: Parts, setup: Setup) -> Reasoned:
     left = 1 - parts["inference"] / 2
     return "", [Remedy("twice the environments, which share each forward pass", left, True)]
 
 
-def _bookkeeping(parts: Parts, setup: Setup) -> Found:
+def _bookkeeping(parts: Parts, setup: Setup) -> Reasoned:
     shared = Remedy("twice the environments, which share it", 1 - parts["bookkeeping"] / 2, True)
     return "every step is normalised, stored and counted", [shared]
 
 
-def _learning(parts: Parts, setup: Setup) -> Found:
+def _learning(parts: Parts, setup: Setup) -> Reasoned:
     share, epochs, fewer = parts["learning"], setup.n_epochs, setup.n_epochs // 2
     remedies = [Remedy("minibatches twice as large", 1 - share / 2, True)]
     if fewer:
@@ -177,28 +195,28 @@ def _learning(parts: Parts, setup: Setup) -> Found:
     return "more environments will not help", remedies
 
 
-def _evaluation(parts: Parts, setup: Setup) -> Found:
+def _evaluation(parts: Parts, setup: Setup) -> Reasoned:
     what = "half as many evaluations (--eval-every) or episodes in them (--eval-episodes)"
     return "", [Remedy(what, 1 - parts["evaluation"] / 2)]
 
 
-def _filming(parts: Parts, setup: Setup) -> Found:
+def _filming(parts: Parts, setup: Setup) -> Reasoned:
     return "", [
         Remedy("no videos while training (`envfleet eval --video`)", 1 - parts["filming"]),
         Remedy("half as many evaluations (--eval-every)", 1 - parts["filming"] / 2),
     ]
 
 
-def _start_up(parts: Parts, setup: Setup) -> Found:
+def _start_up(parts: Parts, setup: Setup) -> Reasoned:
     return "", [Remedy("a run that is twice as long", 1 - parts["start-up"] / 2)]
 
 
-def _the_rest(parts: Parts, setup: Setup) -> Found:
+def _the_rest(parts: Parts, setup: Setup) -> Reasoned:
     fewer = Remedy("half as many checkpoints (--save-every)", 1 - parts["the rest"] / 2, True)
     return "checkpoints and notes take it", [fewer]
 
 
-REMEDIES: dict[str, Callable[[Parts, Setup], Found]] = {
+REMEDIES: Remedies = {
     "environments": _environments,
     "waiting": _waiting,
     "transport": _transport,
@@ -210,4 +228,4 @@ REMEDIES: dict[str, Callable[[Parts, Setup], Found]] = {
     "start-up": _start_up,
     "the rest": _the_rest,
 }
-"""By part of the time: why it takes that, and what to try."""
+"""Of the parts that jobs have in common."""

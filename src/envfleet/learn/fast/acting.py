@@ -1,9 +1,9 @@
 """Acting in C: for policies of layers on plain numbers, where the package could be compiled.
 
-Between the steps of environments, whose code takes the caches, finding the way through PyTorch for
-a dozen small operations takes ten times as long as the operations. What is drawn is what PyTorch
-would draw, but for the last digits of what the layers say, which differ between kinds of processors
-as PyTorch's do; a test holds the two together.
+Between the steps of environments, whose code fills the caches, PyTorch's way to a dozen small
+operations takes ten times as long as the operations. The actions are those that PyTorch would draw,
+except for the last digits of the layers' outputs, which differ between processors as PyTorch's do;
+a test compares the two.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from envfleet.learn.networks import ActorCritic
 
 _act: Callable[..., None] | None
 try:
-    from envfleet.learn._act import act as _act
+    from envfleet.learn.fast._act import act as _act
 except ImportError:
     _act = None
 
@@ -28,7 +28,7 @@ Array = npt.NDArray[Any]
 
 
 class QuickActor:
-    """A policy, and the [time, slot] arrays of one rollout; not to be used once it has learned."""
+    """A policy, and the [time, slot] arrays of one rollout. After an update make another one."""
 
     def __init__(
         self,
@@ -39,15 +39,15 @@ class QuickActor:
         parts: Sequence[slice] = (slice(None),),
         bounds: tuple[Array, Array] | None = None,
     ) -> None:
-        """Take a policy for which `can_be`, and arrays as the collector fills them.
+        """Prepare to act; `can_be` says whether this is possible for the policy.
 
         Args:
-            policy: Who acts.
-            obs: What is seen, one time more than there are actions.
-            noise: What chance says.
-            actions: Where they go.
+            policy: The policy.
+            obs: Observations, one time more than there are actions.
+            noise: Random numbers that actions are drawn by.
+            actions: Where the actions go.
             parts: Slots that act together.
-            bounds: Of an action; then `act` also gives what environments get.
+            bounds: Of an action; with them `act` also returns what environments get.
         """
         head, self._is_tanh = policy.head, policy.actor.activation == "tanh"
         self._layers = tuple(one.detach().numpy() for one in policy.actor.parameters())
@@ -57,7 +57,7 @@ class QuickActor:
             self._deviations = head.log_std.detach().exp().numpy()
             chosen = _by_row(chosen)
         arrays = _by_row(obs)[: len(chosen)], noise.numpy(), chosen
-        # cut up at once: between the steps of environments each cut takes ten times as long
+        # sliced now: between the steps of environments each slice takes ten times as long
         self._given = [list(zip(*(one[:, part] for one in arrays), strict=True)) for part in parts]
         self._fitted: list[Array | None] = [None] * len(parts)
         self._bounds: list[tuple[Array, ...] | None] = [None] * len(parts)
@@ -70,7 +70,7 @@ class QuickActor:
 
     @staticmethod
     def can_be(policy: ActorCritic) -> bool:
-        """Whether this policy can be acted for here."""
+        """Whether this policy can act in C here."""
         head = policy.head
         return (
             _act is not None
@@ -80,7 +80,7 @@ class QuickActor:
         )
 
     def act(self, step: int, part: int = 0) -> Array | None:
-        """Draw the actions of a part; gives them within the bounds, until the next time."""
+        """Draw the actions of a part; returns them within the bounds, valid until the next call."""
         assert _act is not None
         obs, noise, actions = self._given[part][step]
         bounds = self._bounds[part]
@@ -89,7 +89,7 @@ class QuickActor:
 
 
 def _by_row(array: Array) -> Array:
-    """The same memory as [time, slot, number]; an error where that needs a copy."""
+    """The same memory as [time, slot, number]; an error if that needs a copy."""
     view = array.view()
     view.shape = (*array.shape[:2], -1)
     return view

@@ -1,8 +1,8 @@
 """Adam over all parameters of a network as one vector.
 
-A small network has a dozen small tensors, and an optimiser that visits each spends its time on
-visiting. Here parameters are views of one vector, so that a step is a handful of operations however
-many layers there are. A test holds it equal to PyTorch's own.
+A small network has a dozen small tensors, and an optimiser that visits each of them spends most of
+its time on the visits. Here parameters are views of one vector, so a step is a handful of
+operations however many layers there are. A test holds it equal to PyTorch's own.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _EPSILON = 1e-5
 
 
 class FlatAdam:
-    """Adam with the gradient's norm cut off first, as PPO does it."""
+    """Adam with the gradient's norm clipped first, as PPO does it."""
 
     def __init__(self, network: nn.Module) -> None:
         """Make the parameters of `network` views of one vector."""
@@ -35,12 +35,12 @@ class FlatAdam:
 
     @property
     def is_finite(self) -> bool:
-        """Whether every parameter is a number still."""
+        """Whether every parameter is still a finite number."""
         return bool(torch.isfinite(self._vector).all())
 
     @torch.inference_mode()
     def step(self, gradients: Sequence[Tensor], *, rate: float, max_norm: float) -> None:
-        """Go one step down; `gradients` has one for each parameter."""
+        """Make one step; `gradients` has one for each parameter."""
         gradient = torch.cat([one.reshape(-1) for one in gradients])
         norm = float(torch.linalg.vector_norm(gradient))
         if norm > max_norm:
@@ -48,7 +48,7 @@ class FlatAdam:
         self._steps += 1
         self._mean.lerp_(gradient, 1 - _FIRST)
         self._square.mul_(_SECOND).addcmul_(gradient, gradient, value=1 - _SECOND)
-        # Adam's two corrections of its young means, brought to where they cost nothing
+        # Adam's two bias corrections, applied where they cost no operation over the vector
         young = (1 - _SECOND**self._steps) ** 0.5
         spread = self._square.sqrt().add_(_EPSILON * young)
         self._vector.addcdiv_(self._mean, spread, value=-rate * young / (1 - _FIRST**self._steps))

@@ -1,7 +1,8 @@
-"""The gradient of PPO's loss over one minibatch, in two ways that tests hold equal.
+"""PPO's loss over one minibatch, and its gradient by autograd.
 
-`closed_form` is for the common case, two bodies on plain numbers: no graph is built, and a small
-network learns in a third of the time. `by_autograd` takes anything.
+    loss = value weight * squared value error - clipped objective - entropy weight * entropy
+
+`fast/gradients.py` computes the same gradient without autograd for small networks.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from envfleet.learn.networks import ActorCritic, Features
 
 
 @dataclass(frozen=True, slots=True)
-class Weights:
-    """What the parts of the loss count, and how far the policy may move."""
+class LossWeights:
+    """The weights of the parts of the loss, and how far the policy may move."""
 
     clip: float
     value: float
@@ -26,8 +27,8 @@ class Weights:
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
-    """What is known of each row from when it was collected."""
+class TrainingRows:
+    """Rows to learn from, with what was computed when they were collected."""
 
     leaves: tuple[Tensor, ...]
     actions: Tensor
@@ -38,14 +39,14 @@ class Rows:
     returns: Tensor
 
     def __len__(self) -> int:
-        """How many there are."""
+        """The number of rows."""
         return len(self.actions)
 
-    def at(self, where: Tensor) -> Rows:
-        """Some of them, by their numbers or by a flag for each."""
+    def at(self, where: Tensor) -> TrainingRows:
+        """Some rows, by their numbers or by a flag for each."""
         if where.dtype is torch.bool:
             where = where.nonzero()[:, 0]
-        return Rows(
+        return TrainingRows(
             tuple(leaf.index_select(0, where) for leaf in self.leaves),
             self.actions.index_select(0, where),
             None if self.allowed is None else self.allowed.index_select(0, where),
@@ -55,8 +56,8 @@ class Rows:
             self.returns.index_select(0, where),
         )
 
-    def gather(self, where: Tensor, room: Rows) -> None:
-        """Overwrite as many others with some of them, by their numbers."""
+    def gather(self, where: Tensor, room: TrainingRows) -> None:
+        """Copy the rows with these numbers into `room`, which has as many."""
         for mine, theirs in zip(self._tensors, room._tensors, strict=True):
             torch.index_select(mine, 0, where, out=theirs)
 
@@ -65,8 +66,8 @@ class Rows:
         numbers = (self.actions, self.log_probs, self.values, self.advantages, self.returns)
         return (*self.leaves, *numbers, *(() if self.allowed is None else (self.allowed,)))
 
-    def split(self, size: int) -> list[Rows]:
-        """All of them, `size` at a time."""
+    def split(self, size: int) -> list[TrainingRows]:
+        """All rows, `size` at a time."""
         if len(self) <= size:
             return [self] if len(self) else []
         leaves = zip(*(torch.split(leaf, size) for leaf in self.leaves), strict=True)
@@ -76,20 +77,20 @@ class Rows:
         if self.allowed is not None:
             allowed = torch.split(self.allowed, size)
         return [
-            Rows(mine, actions, may, *rest)
+            TrainingRows(mine, actions, may, *rest)
             for mine, may, actions, *rest in zip(leaves, allowed, *columns, strict=True)
         ]
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """A gradient, and what the figures of the minibatch are worked out from."""
+class LossGradient:
+    """The gradient of a minibatch, and what its figures are computed from."""
 
     gradients: Sequence[Tensor]
     log_ratio: Tensor
     gain: Tensor
     value_error: Tensor
-    """How far values were off."""
+    """Value estimates minus returns."""
     said: Tensor
 
     @torch.no_grad()
@@ -108,58 +109,24 @@ class Found:
 
     @torch.no_grad()
     def kl(self) -> Tensor:
-        """How far the policy has moved from the one that collected, by an estimate without bias."""
+        """An unbiased estimate of how far the policy has moved since it collected the rows."""
         return self._moved().mean()
 
     def _moved(self) -> Tensor:
         return self.log_ratio.exp() - 1 - self.log_ratio
 
 
-@torch.inference_mode()
-def closed_form(policy: ActorCritic, rows: Rows, weights: Weights) -> Found:
-    """For policies that are plain."""
-    count, clip = len(rows), weights.clip
-    features = policy.encoder(rows.leaves)
-    actor, critic = policy.actor.trace(features), policy.critic.trace(features)
-    said = actor[-1] if rows.allowed is None else policy.head.masked(actor[-1], rows.allowed)
-    values = critic[-1][:, 0]
-
-    gain = _normalised(rows.advantages)
-    log_ratio = policy.head.log_prob(said, rows.actions).sub_(rows.log_probs)
-    ratio = log_ratio.exp()
-    free, held = gain * ratio, gain * ratio.clamp(1 - clip, 1 + clip)
-    of_log_prob = free.mul(free <= held).mul_(-1 / count)  # held back rows pull nowhere
-    pull, of_head = policy.head.pull(said, rows.actions, of_log_prob, -weights.entropy / count)
-
-    error = values - rows.returns
-    of_value = error
-    if weights.clips_values:
-        moved = values - rows.values
-        near = rows.values + moved.clamp(-clip, clip) - rows.returns
-        is_inside = moved.abs() <= clip
-        of_value = torch.where(error.square() >= near.square(), error, near * is_inside)
-        error = torch.where(error.square() >= near.square(), error, near)
-    of_value = of_value.mul(2 * weights.value / count)
-
-    gradients = [
-        *policy.actor.pull(actor, pull),
-        *policy.critic.pull(critic, of_value[:, None]),
-        *of_head,
-    ]
-    return Found(gradients, log_ratio, gain, error, said)
-
-
 def by_autograd(
     policy: ActorCritic,
     parameters: Sequence[Tensor],
     features: Features,
-    rows: Rows,
-    weights: Weights,
-) -> Found:
-    """For any policy; `features` are what its bodies get for these rows, with their graph."""
+    rows: TrainingRows,
+    weights: LossWeights,
+) -> LossGradient:
+    """The gradient for any policy; `features` are its bodies' inputs, with their graph."""
     said, values = policy.judge(features, rows.allowed)
     log_ratio = policy.head.log_prob(said, rows.actions) - rows.log_probs
-    ratio, gain = log_ratio.exp(), _normalised(rows.advantages)
+    ratio, gain = log_ratio.exp(), normalised(rows.advantages)
     clip = weights.clip
     objective = torch.min(gain * ratio, gain * ratio.clamp(1 - clip, 1 + clip))
     error = values - rows.returns
@@ -170,10 +137,11 @@ def by_autograd(
     if weights.entropy:
         loss = loss - weights.entropy * policy.head.entropy(said).mean()
     gradients = torch.autograd.grad(loss, parameters)
-    return Found(gradients, log_ratio.detach(), gain, error.detach(), said.detach())
+    return LossGradient(gradients, log_ratio.detach(), gain, error.detach(), said.detach())
 
 
-def _normalised(advantages: Tensor) -> Tensor:
+def normalised(advantages: Tensor) -> Tensor:
+    """Advantages with mean 0 and deviation 1, if there are several."""
     if len(advantages) < 2:
         return advantages
     return (advantages - advantages.mean()) / (advantages.std() + 1e-8)

@@ -1,7 +1,7 @@
-"""Numbers that would spoil a policy in silence, found before anything is learned from them.
+"""Numbers that would ruin a policy silently, found before anything is learned from them.
 
 One reward that is not a number makes every parameter one that is not, and the run would go on and
-save that. Law: what is looked at is not changed; whoever is told has lost nothing yet.
+save that. Law: nothing is changed here, and nothing was learned from the numbers yet.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["check_estimates", "check_finals", "check_obs", "check_rewards"]
 Array = npt.NDArray[Any]
 Flags = npt.NDArray[np.bool_]
 
-_MEND = "mend the environment, or wrap it so that its numbers are finite"
+_MEND = "correct the environment, or wrap it so that its numbers are finite"
 _CALM = "try a smaller learning_rate, or normalise_obs and normalise_rewards"
 
 

@@ -21,14 +21,18 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from envfleet import errors
 from envfleet.engine.incident import Incident
-from envfleet.learn import run_folder
-from envfleet.learn.accounting import Setup
-from envfleet.learn.checkpoint import load
+from envfleet.learn.load import resumed_options
 from envfleet.learn.ppo import PPOOptions
-from envfleet.learn.recall import resumed_options
-from envfleet.learn.run_folder import RunFolder, command, read_record, write_report
-from envfleet.learn.train import TrainOptions, Watcher, train
+from envfleet.learn.train import PPO_KIND, TrainOptions, train
 from envfleet.observe import tensorboard, video, weights_and_biases
+from envfleet.runs import folder as run_folder
+from envfleet.runs.callbacks import RunCallback
+from envfleet.runs.checkpoint import load
+from envfleet.runs.folder import RunFolder
+from envfleet.runs.job import RunSettings
+from envfleet.runs.record import read_record, write_report
+from envfleet.runs.run_file import command
+from envfleet.runs.time_report import Setup
 from tests.unit.learn.test_train import PPO, RUN, StopAt, metrics
 from tests.unit.observe.small_disk import files_no_larger_than
 
@@ -73,12 +77,13 @@ class TestCommand:
     def told(options=None, plain=None, ppo=None, plain_ppo=None, **more):
         of_all = {"env": "X", "total_steps": 9, "num_episodes": None}
         return command(
+            PPO_KIND,
             {
                 "options": of_all | (options or {}),
                 "ppo": ppo or {},
                 "defaults": {"options": of_all | (plain or {}), "ppo": plain_ppo or {}},
                 **more,
-            }
+            },
         )
 
     def test_it_holds_what_differs_from_the_defaults(self):
@@ -112,9 +117,10 @@ class TestCommand:
         )
 
     def test_plain_options_need_no_flags(self, tmp_path):
-        folder = RunFolder(tmp_path)
-        options = TrainOptions("X", tensorboard=True)
-        folder.begin(options, PPOOptions(), identity="a", iterations=1, setup=Setup())
+        folder = RunFolder(tmp_path, PPO_KIND)
+        options = {"options": TrainOptions("X", tensorboard=True), "ppo": PPOOptions()}
+        settings = RunSettings(title="X", iterations=1, iteration_steps=1)
+        folder.begin(options, settings, Setup(), identity="a")
         assert about(tmp_path)["command"] == "envfleet train --env X --no-recipe"
 
 
@@ -247,7 +253,7 @@ class TestTimes:
 
     def test_the_page_says_what_the_run_said(self, tmp_path):
         outcome = train(RUN, PPO, tmp_path)
-        run = read_record(tmp_path)
+        run = read_record(tmp_path, PPO_KIND)
         for name, share in outcome.shares.items():
             assert run.shares.get(name, 0.0) == pytest.approx(share, abs=1e-3)
         (named,) = (name for name in outcome.shares if f"% {name}: " in run.verdict)
@@ -255,7 +261,7 @@ class TestTimes:
         assert outcome.shares[named] == pytest.approx(max(outcome.shares.values()), abs=1e-3)
 
     def test_an_iteration_tells_of_its_speed_and_its_episodes(self, tmp_path):
-        class Seen(Watcher):
+        class Seen(RunCallback):
             told = None
 
             def iterated(self, iteration):
@@ -321,7 +327,7 @@ class TestIncidents:
         assert f"{tmp_path}/incidents/0001-slot" in page
 
     def test_a_killed_worker_is_one(self, tmp_path):
-        class Kill(Watcher):
+        class Kill(RunCallback):
             def begun(self, envs, start_steps):
                 self.fleet = envs.fleet
 
@@ -358,7 +364,7 @@ class TestIncidents:
         assert {line["replay"] for line in incidents(tmp_path)} == {None}
 
     def test_one_that_cannot_be_told_costs_a_warning(self, fragile, tmp_path):
-        class InTheWay(Watcher):
+        class InTheWay(RunCallback):
             def begun(self, envs, start_steps):
                 (tmp_path / "incidents.jsonl").mkdir()
 
@@ -409,25 +415,25 @@ class TestReport:
         (tmp_path / "copy" / "run").mkdir(parents=True)
         for name in ("run.json", "metrics.jsonl"):
             shutil.copy(tmp_path / "run" / name, tmp_path / "copy" / "run" / name)
-        again = write_report(tmp_path / "copy" / "run").read_text()
+        again = write_report(tmp_path / "copy" / "run", PPO_KIND).read_text()
         assert again == (tmp_path / "run" / "report.html").read_text()
 
     def test_a_stopped_run_has_one_that_says_how_to_go_on(self, tmp_path):
         outcome = train(RUN, PPO, tmp_path / "run", StopAt(3))
         page = outcome.report.read_text()
-        assert read_record(tmp_path / "run").state == "stopped"
+        assert read_record(tmp_path / "run", PPO_KIND).state == "stopped"
         assert 'class="state stopped"' in page
         assert "--resume" in page
 
     def test_a_failed_run_has_one_that_says_why(self, tmp_path):
-        class Fails(Watcher):
+        class Fails(RunCallback):
             def iterated(self, iteration):
                 if iteration.number == 3:
                     raise OSError("the moon is in the way")
 
         with pytest.raises(OSError, match="moon"):
             train(RUN, PPO, tmp_path, Fails())
-        run = read_record(tmp_path)
+        run = read_record(tmp_path, PPO_KIND)
         assert (run.state, run.reason) == ("failed", "the moon is in the way")
         assert "the moon is in the way" in (tmp_path / "report.html").read_text()
 
@@ -437,9 +443,9 @@ class TestReport:
         assert "ended" in lines[-1]
         (tmp_path / "metrics.jsonl").write_text("\n".join(lines[:-1]) + "\n")
         (tmp_path / "report.html").unlink()
-        assert read_record(tmp_path).state == "unfinished"
+        assert read_record(tmp_path, PPO_KIND).state == "unfinished"
         train(*resumed_options(tmp_path), tmp_path, is_resumed=True)
-        assert read_record(tmp_path).state == "finished"
+        assert read_record(tmp_path, PPO_KIND).state == "finished"
         assert (tmp_path / "report.html").exists()
 
     def test_one_that_cannot_be_written_costs_a_warning(self, tmp_path):
@@ -465,7 +471,7 @@ class TestDisk:
             train(options, PPO, Path(place.format(tmp=tmp_path)))
 
     def test_too_small_a_disk_is_found_before_training(self, tmp_path):
-        class Never(Watcher):
+        class Never(RunCallback):
             def begun(self, envs, start_steps):
                 pytest.fail("training began")
 
@@ -475,7 +481,7 @@ class TestDisk:
         assert list(tmp_path.iterdir()) == []
 
     def test_metrics_that_cannot_be_written_cost_a_warning(self, tmp_path):
-        class Full(Watcher):
+        class Full(RunCallback):
             def iterated(self, iteration):
                 if iteration.number == 3:
                     (tmp_path / "metrics.jsonl").rename(tmp_path / "before")
@@ -488,7 +494,7 @@ class TestDisk:
         assert sum("JsonLines could not note" in text for text in texts) == 1
 
     def test_a_checkpoint_that_fails_is_tried_again_and_the_run_goes_on(self, tmp_path):
-        class FullForAWhile(Watcher):
+        class FullForAWhile(RunCallback):
             """From the fourth iteration, after which a checkpoint is due, to the sixth."""
 
             def iterated(self, iteration):
@@ -509,27 +515,27 @@ class TestDisk:
         assert kept == [f"step_{64 * number:012d}.pt" for number in (6, 10, 12)]
 
     def test_a_last_checkpoint_that_cannot_be_written_is_an_error(self, tmp_path):
-        class Full(Watcher):
+        class Full(RunCallback):
             def iterated(self, iteration):
                 if iteration.number == 12:
                     self.limit = files_no_larger_than(6_000)
                     self.limit.__enter__()
 
-        watcher = Full()
+        callback = Full()
         options = replace(RUN, tensorboard=False)
         begun_s = time.monotonic()
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 with pytest.raises(errors.CheckpointError, match=r"000768\.pt cannot be written"):
-                    train(options, PPO, tmp_path, watcher)
+                    train(options, PPO, tmp_path, callback)
         finally:
-            watcher.limit.__exit__(None, None, None)
+            callback.limit.__exit__(None, None, None)
         assert time.monotonic() - begun_s > 1.0, "it was tried twice"
         assert load(tmp_path / "latest.pt")["iteration"] == 10
 
     def test_a_best_policy_whose_checkpoint_failed_is_kept_as_soon_as_it_can_be(self, tmp_path):
-        class FullAtTheFirstEvaluation(Watcher):
+        class FullAtTheFirstEvaluation(RunCallback):
             def iterated(self, iteration):
                 if iteration.number == 5:
                     self.limit = files_no_larger_than(6_000)

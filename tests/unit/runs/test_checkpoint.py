@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from envfleet import errors
-from envfleet.learn import checkpoint
-from envfleet.learn.checkpoint import CheckpointFolder
+from envfleet.runs import checkpoint
+from envfleet.runs.checkpoint import CheckpointFolder
 from tests.unit.observe.small_disk import files_no_larger_than
 
 STATE: dict[str, Any] = {"weights": torch.arange(5000.0), "number": 7}
@@ -174,7 +174,7 @@ class TestFolder:
 SCRIPT = """
 import hashlib, sys, torch, envfleet
 from pathlib import Path
-from envfleet.learn.checkpoint import CheckpointFolder
+from envfleet.runs.checkpoint import CheckpointFolder
 from envfleet.learn.ppo import PPOOptions, PPOTrainer
 
 def main(env, folder, iterations, where):

@@ -1,8 +1,8 @@
 """One process at a time in a run's folder.
 
-Two that train in one folder would take back each other's figures and checkpoints. The lock is the
-operating system's and goes with its process however that ends, so a killed run can be resumed at
-once; workers that were forked do not hold it. Where there are no such locks nobody is kept out.
+Two processes would overwrite each other's figures and checkpoints. The operating system releases
+the lock when its process ends, however it ends, so a killed run can be resumed at once; forked
+workers do not hold it. Where the system has no such locks (Windows), all processes are let in.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from pathlib import Path
 
 from envfleet.errors import CheckpointError
 
-__all__ = ["LOCK_FILE", "alone_in"]
+__all__ = ["LOCK_FILE", "locked"]
 
 LOCK_FILE = ".lock"
 
 
 @contextmanager
-def alone_in(folder: Path) -> Iterator[None]:
-    """Keep other processes out of a folder, which is made if it is not there.
+def locked(folder: Path) -> Iterator[None]:
+    """Hold the lock of a folder, which is made if it does not exist.
 
     Raises:
-        CheckpointError: Another one is in it, or it cannot be written to.
+        CheckpointError: Another process holds it, or the folder cannot be written to.
     """
     try:
         import fcntl
@@ -45,10 +45,10 @@ def alone_in(folder: Path) -> Iterator[None]:
             if exc.errno in (errno.EACCES, errno.EAGAIN):
                 raise CheckpointError(
                     str(folder),
-                    "is being trained in by another process; wait for its end or stop it first",
+                    "is in use by another process; wait until it ends, or stop it",
                 ) from exc
         try:
             yield
         finally:
             if [one.name for one in folder.iterdir()] == [LOCK_FILE]:
-                (folder / LOCK_FILE).unlink()  # nothing came of it
+                (folder / LOCK_FILE).unlink()  # no run was begun

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import envfleet
-from envfleet.learn import acting
-from envfleet.learn.acting import QuickActor
+from envfleet.learn.fast import acting
+from envfleet.learn.fast.acting import QuickActor
 from envfleet.learn.networks import ActorCritic
 from envfleet.learn.options import PPOOptions
 from envfleet.learn.ppo import PPOTrainer

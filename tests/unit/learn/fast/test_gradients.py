@@ -8,9 +8,10 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from envfleet.learn.gradients import Rows, Weights, by_autograd, closed_form
+from envfleet.learn.fast.gradients import closed_form
+from envfleet.learn.fast.optimiser import FlatAdam
+from envfleet.learn.loss import LossWeights, TrainingRows, by_autograd
 from envfleet.learn.networks import ActorCritic, Features
-from envfleet.learn.optimiser import FlatAdam
 
 OBSERVED = spaces.Box(-1, 1, (5,), np.float32)
 ACTIONS = [
@@ -34,7 +35,7 @@ def rows_of(policy, count, *, has_masks=False):
         actions = policy.head.sample(said, policy.head.noise((count,), draw))
         log_probs = policy.head.log_prob(said, actions)
     blur = torch.randn((4, count), generator=draw)
-    return Rows(
+    return TrainingRows(
         leaves, actions, allowed, log_probs + 0.3 * blur[0], values + blur[1], blur[2], blur[3]
     )
 
@@ -47,13 +48,13 @@ def rows_of(policy, count, *, has_masks=False):
 def test_both_ways_find_the_same(action_space, activation, clips_values, entropy, count):
     torch.manual_seed(1)
     policy = ActorCritic(OBSERVED, action_space, hidden=(16, 8), activation=activation)
-    weights = Weights(clip=0.2, value=0.5, entropy=entropy, clips_values=clips_values)
+    weights = LossWeights(clip=0.2, value=0.5, entropy=entropy, clips_values=clips_values)
     assert_same(policy, rows_of(policy, count), weights)
 
 
 def test_masked_choices_too():
     policy = ActorCritic(OBSERVED, spaces.MultiDiscrete([3, 2]), hidden=(8,))
-    weights = Weights(clip=0.2, value=0.5, entropy=0.1, clips_values=False)
+    weights = LossWeights(clip=0.2, value=0.5, entropy=0.1, clips_values=False)
     assert_same(policy, rows_of(policy, 64, has_masks=True), weights)
 
 
@@ -78,7 +79,7 @@ def test_rows_that_have_moved_far_enough_for_their_good_pull_nowhere(direction, 
         now = policy.head.log_prob(policy.judge(Features(*rows.leaves * 2), None)[0], rows.actions)
     gain = rows.advantages - rows.advantages.mean()
     moved = dataclasses.replace(rows, log_probs=now - direction * gain.sign())
-    weights = Weights(clip=0.2, value=0.0, entropy=0.0, clips_values=False)
+    weights = LossWeights(clip=0.2, value=0.0, entropy=0.0, clips_values=False)
     found = closed_form(policy, moved, weights)
     assert any(gradient.abs().max() > 0 for gradient in found.gradients) == pulls
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envfleet.learn.accounting import REMEDIES, Setup, advice, shares, verdict, verdict_so_far
 from envfleet.observe import report
+from envfleet.runs.time_report import REMEDIES, Setup, advice, shares, verdict, verdict_so_far
 
 NAMES = tuple(REMEDIES)
 
