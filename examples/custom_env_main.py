@@ -54,9 +54,8 @@ def main():
     num_envs, steps = config["num_envs"], config["total_timesteps"]
     every, length = max(1, config["video_every"] // num_envs), config["video_length"]
     fns = [functools.partial(make_env, slot, every, length) for slot in range(num_envs)]
-    with wandb.init(
-        project="grid-world", config=config, mode=os.environ.get("WANDB_MODE", "offline")
-    ):
+    os.environ.setdefault("WANDB_MODE", "offline")
+    with wandb.init(project="grid-world", config=config):
         env = VecMonitor(SubprocVecEnv(fns) if num_envs > 1 else DummyVecEnv(fns))
         model = PPO("MlpPolicy", env, n_steps=min(2048, steps) // num_envs, verbose=1)
         model.learn(steps, callback=Curves())

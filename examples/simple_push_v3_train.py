@@ -37,7 +37,7 @@ def main(steps, num_envs):
     learners = {name: learner(spaces[name], envs.single_action_space(name)) for name in envs.agents}
     obs, _ = envs.reset(seed=0)
     for number in range(0, steps, ROLLOUT * num_envs):
-        rollout = {name: [] for name in envs.agents}
+        rollout: dict = {name: [] for name in envs.agents}
         for _ in range(ROLLOUT):
             seen = {name: torch.as_tensor(obs[name], dtype=torch.float32) for name in envs.agents}
             chosen = {name: Categorical(logits=learners[name][0](seen[name])) for name in seen}

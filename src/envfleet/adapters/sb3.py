@@ -20,6 +20,7 @@ from gymnasium.vector.utils import concatenate, create_empty_array
 
 from envfleet.adapters import sb3_slot
 from envfleet.adapters.gymnasium import make_vec
+from envfleet.adapters.opening import env_functions
 from envfleet.adapters.sb3_slot import MASKS, BuildSlot
 from envfleet.engine import Batch, Incident, ResetPlan
 from envfleet.errors import ConfigError, MissingExtra
@@ -62,7 +63,7 @@ class FleetVecEnv(VecEnv):
             ValueError: An argument cannot work, or two functions return the same instance.
             StartError: The environments could not be built.
         """
-        fns = [BuildSlot(env_fn) if callable(env_fn) else env_fn for env_fn in env_fns]
+        fns = [BuildSlot(env_fn) for env_fn in env_functions(list(env_fns))[0]]
         self._vector = make_vec(fns, autoreset="same_step", **options)
         self.fleet = self._vector.fleet
         """The fleet itself: snapshots, process ids, quarantined slots."""
@@ -122,39 +123,47 @@ class FleetVecEnv(VecEnv):
         if not (batch.has_events or batch.packed.groups or batch.plain or self._wants_masks):
             infos: list[dict[str, Any]] = [{_TRUNCATED: False} for _ in range(self.num_envs)]
             return batch.obs, rewards, batch.terminated, infos
-        return batch.obs, rewards, batch.terminated | batch.truncated, self._infos(batch)
+        dones = batch.terminated if batch.finals is None else batch.finals.ended
+        return batch.obs, rewards, dones, self._infos(batch)
 
     def _infos(self, batch: Batch) -> list[dict[str, Any]]:
         """One info for each slot, and `reset_infos` where episodes have ended."""
         infos = _own_infos(batch)
         self._take_masks(infos)
-        finals = () if batch.finals is None else batch.finals.each_info()
-        for slot, final in finals:
-            begun, infos[slot] = infos[slot], final["final_info"]
-            if batch.incidents and "incident" in begun:  # it befell the episode that is over
-                infos[slot]["incident"] = begun.pop("incident")
-            self.reset_infos[slot] = begun
-        is_cut = (batch.truncated & ~batch.terminated).tolist()
-        for info, was_cut in zip(infos, is_cut, strict=True):
-            info[_TRUNCATED] = was_cut
-        for slot, final in finals:
-            infos[slot][_LAST_OBS] = final["final_obs"]
+        finals = batch.finals
+        if finals is not None:
+            last = dict([*finals.packed.each(), *finals.plain])
+            for slot in finals.positions:
+                self.reset_infos[slot] = begun = infos[slot]
+                infos[slot] = ended = last.get(slot, {})
+                if batch.incidents and "incident" in begun:  # it befell the episode that is over
+                    ended["incident"] = begun.pop("incident")
+        if batch.has_events:
+            is_cut = (batch.truncated & ~batch.terminated).tolist()
+            for slot, info in enumerate(infos):
+                info[_TRUNCATED] = is_cut[slot]
+        else:
+            for info in infos:
+                info[_TRUNCATED] = False
+        if finals is not None:
+            for slot, obs in zip(finals.positions, finals.obs, strict=True):
+                infos[slot][_LAST_OBS] = obs
         return infos
 
     def _batched(self, actions: Any) -> Any:
         """Actions one by one, as Stable-Baselines3 gives them, as one batch for the fleet."""
         space = self.action_space
         if not isinstance(space, _PLAIN_SPACES):
-            empty = create_empty_array(space, n=self.num_envs)
+            empty: Any = create_empty_array(space, n=self.num_envs)
             return actions if isinstance(actions, dict) else concatenate(space, actions, empty)
         array = actions if type(actions) is np.ndarray else np.asarray(actions)
         if array.dtype == space.dtype:
             return array
         with np.errstate(invalid="ignore"):
             cast = array.astype(space.dtype)
-        is_same = space.dtype is not None and array.dtype.kind == space.dtype.kind
         # numbers of another kind are taken only if nothing is lost; the fleet refuses the others
-        return cast if is_same or np.array_equal(cast, array) else array
+        is_same_kind = array.dtype.kind == cast.dtype.kind
+        return cast if is_same_kind or np.array_equal(cast, array) else array
 
     def close(self) -> None:
         """Close the environments and end the workers."""
@@ -237,7 +246,9 @@ class FleetVecEnv(VecEnv):
             # a slot that was built anew does not send them yet
             self._masks = None if any(mask is None for mask in masks) else masks
 
-    def _each(self, indices: VecEnvIndices, ask: Callable[[list[int] | None], list[Any]]) -> Any:
+    def _each(
+        self, indices: VecEnvIndices, ask: Callable[[list[int] | None], list[Any]]
+    ) -> list[Any]:
         """The answers of the slots that `indices` names, in its order."""
         if indices is None:
             return ask(None)
@@ -295,7 +306,8 @@ class DummyVecEnv(FleetVecEnv):
 
 def _own_infos(batch: Batch) -> list[dict[str, Any]]:
     """One dict for each row: what its environment said last, at a step or a reset."""
-    infos: list[dict[str, Any]] = [{} for _ in batch.slots]
-    for position, info in (*batch.packed.each(), *batch.plain):
-        infos[position].update(info)
+    infos: list[dict[str, Any]] = [{} for _ in range(len(batch))]
+    if batch.packed.groups or batch.plain:
+        for position, info in (*batch.packed.each(), *batch.plain):
+            infos[position].update(info)
     return infos
