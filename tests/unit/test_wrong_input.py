@@ -275,7 +275,7 @@ class TestWrongArguments:
             ("start_method", "teleport", "'fork', 'spawn', 'forkserver'"),
             ("autoreset", "never", "'next_step', 'same_step', 'disabled'"),
             ("autoreset", None, "'next_step', 'same_step', 'disabled'"),
-            ("on_failure", "ignore", "'raise', 'restart', 'fallback'"),
+            ("on_failure", "ignore", "'raise', 'restart', 'resume', 'fallback'"),
         ],
     )
     def test_names(self, argument, value, choices):
