@@ -86,7 +86,7 @@ def kill_all(pids):
 
 
 def check_fallback():
-    """A lost worker over the limit is a failure on record; a switch to this process keeps states."""
+    """A worker lost over the limit is a failure on record; a move to this process keeps states."""
     with (
         EnvStateManager(config(use_multiprocessing=True, max_workers=2, max_restarts=0)) as manager,
         warnings.catch_warnings(record=True) as said,
