@@ -86,17 +86,26 @@ def kill_all(pids):
 
 
 def check_fallback():
-    """What workers cannot do is done in this process, with every state as it stood."""
+    """A worker lost over the limit is a failure on record; a move to this process keeps states."""
     with (
         EnvStateManager(config(use_multiprocessing=True, max_workers=2, max_restarts=0)) as manager,
         warnings.catch_warnings(record=True) as said,
     ):
         warnings.simplefilter("always")
-        got = played(manager, lambda number: kill_all(manager.worker_pids()))
-        expect(got == expected(), "falling back changes the rollout")
-    expect(any("goes on in this process" in str(one.message) for one in said), "nobody was told")
+        live = manager.reset(seed=42)
+        kill_all(manager.worker_pids())
+        expect(manager.step(turn(live, 0)) == [], "a lost environment went on")
+        caches = manager.get_rollout_states()
+        expect(all("failure" in cache for cache in caches), "a failure is not on record")
+        expect(played(manager) == expected(), "the next rollout is not whole")
+    expect(any("its worker was killed" in str(one.message) for one in said), "no warning")
     with EnvStateManager(config(use_multiprocessing=True, max_workers=2)) as manager:
-        home = played(manager, lambda number: setattr(manager, "use_multiprocessing", False))
+
+        def kill_and_switch(number):
+            kill_all(manager.worker_pids())
+            manager.use_multiprocessing = False
+
+        home = played(manager, kill_and_switch)
         expect(home == expected(), "switching to sequential changes the rollout")
 
 

@@ -223,6 +223,22 @@ def test_resets_and_steps_are_received_together(mode, where):
 
 
 @pytest.mark.parametrize("where", QUICK)
+def test_a_fleet_says_which_slots_are_in_flight_or_need_a_reset(where):
+    with opened(TaskEnv, 4, autoreset="disabled", **where) as envs:
+        fleet = envs.fleet
+        assert fleet.without_episode == [0, 1, 2, 3]
+        envs.send_reset(seed=[1, 2, 3], slots=[0, 1, 3])
+        assert fleet.in_flight == [0, 1, 3]
+        envs.recv()
+        assert fleet.without_episode == [2]
+        envs.send(np.zeros(2, np.int64), [3, 0])
+        envs.recv(slots=[3])
+        assert fleet.in_flight == [0]
+        envs.recv()
+        assert fleet.in_flight == []
+
+
+@pytest.mark.parametrize("where", QUICK)
 def test_rows_of_send_reset_are_those_of_reset(where):
     with opened(TaskEnv, 4, **where) as envs:
         waited, _ = envs.reset(seed=5, options={"task": 2})

@@ -146,11 +146,11 @@ def _info(failure: EpisodeFailure | None, *reply: Any) -> dict[str, Any]:
 def _reply(request: Request, state: State, info: Mapping[str, Any]) -> TurnReply:
     """The reply to a request, from what an `EnvInSlot` observed and informed of."""
     failure = EpisodeFailure(*info["failure"]) if "failure" in info else None
+    reply: tuple[Any, ...] = info["reply"]
     if isinstance(request, EpisodeRequest):
-        (answer,) = info["reply"]
-        return EpisodeStart(state, answer, failure)
-    actions, num_valid, reward, details, is_done, is_success = info["reply"]
-    return Turn(state, actions, num_valid, reward, details, is_done, failure, is_success)
+        return EpisodeStart(state, reply[0], failure)
+    actions, num_valid, reward, turn_info, is_done, is_success = reply
+    return Turn(state, actions, num_valid, reward, turn_info, is_done, failure, is_success)
 
 
 class RemoteEnvs:
