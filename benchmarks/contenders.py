@@ -41,7 +41,8 @@ class Stepped:
         """
         self.key, self.label, self._work, self._build = key, label, work, build
         self._dtype = dtype
-        self._envs: Any = None
+        self.envs: Any = None
+        """The vector environment, once it is open."""
 
     def open(self) -> None:
         """Start and reset."""
@@ -49,11 +50,11 @@ class Stepped:
         if self._dtype is not None:
             batches = [batch.astype(self._dtype) for batch in batches]
         self._actions = itertools.cycle(batches)
-        self._envs = self._build()
+        self.envs = self._build()
 
     def run(self, seconds: float) -> Slice:
         """Call `step`."""
-        env_step, actions, num_envs = self._envs.step, self._actions, self._work.num_envs
+        env_step, actions, num_envs = self.envs.step, self._actions, self._work.num_envs
 
         def step() -> int:
             env_step(next(actions))
@@ -63,8 +64,8 @@ class Stepped:
 
     def close(self) -> None:
         """Close."""
-        if self._envs is not None:
-            self._envs.close()
+        if self.envs is not None:
+            self.envs.close()
 
 
 def gymnasium_async(work: Workload) -> Stepped:

@@ -8,7 +8,7 @@
      ├─ LayoutMismatch (ValueError)         a value does not fit the space it was declared with
      ├─ OutOfOrder (RuntimeError)           a call made at the wrong time
      │   ├─ ResetNeeded (gymnasium ResetNeeded)
-     │   ├─ NothingSent
+     │   ├─ NothingSent (gymnasium NoAsyncCallError)
      │   ├─ StillInFlight
      │   └─ FleetClosed (gymnasium ClosedEnvironmentError)
      ├─ StartError (RuntimeError)           the fleet could not be opened; nothing is left running
@@ -106,8 +106,12 @@ class ResetNeeded(OutOfOrder, gymnasium.error.ResetNeeded):
     """A slot was stepped without a running episode."""
 
 
-class NothingSent(OutOfOrder):
+class NothingSent(OutOfOrder, gymnasium.error.NoAsyncCallError):
     """`recv` was called with no slot in flight."""
+
+    def __init__(self, text: str) -> None:
+        Exception.__init__(self, text)
+        self.name = "recv"
 
 
 class StillInFlight(OutOfOrder):

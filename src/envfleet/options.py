@@ -267,10 +267,10 @@ def _declared(kind: Any) -> tuple[Option, ...]:
 def docstrings(kind: type[Any]) -> dict[str, str]:
     """The docstrings below a class's fields, which Python itself does not keep."""
     try:
-        source = textwrap.dedent(inspect.getsource(kind))
-    except (OSError, TypeError):  # shipped without its source: help shows defaults only
-        return {}
-    (body,) = (node.body for node in ast.parse(source).body if isinstance(node, ast.ClassDef))
+        parsed = ast.parse(textwrap.dedent(inspect.getsource(kind)))
+        (body,) = (node.body for node in parsed.body if isinstance(node, ast.ClassDef))
+    except (OSError, TypeError, SyntaxError, ValueError):
+        return {}  # no source, or none that can be read apart: help shows defaults only
     found = {}
     for field, below in itertools.pairwise(body):
         match field, below:
@@ -313,7 +313,8 @@ def _described_items(inner: tuple[Any, ...]) -> str:
 
 def _complaint(kind: Any, value: Any, shown: Callable[[Any], str] = repr) -> str:
     words = describe(kind, shown)
-    if isinstance(value, str) and get_origin(_base(kind)) in _WRITTEN:
+    is_to_be_read = shown is str  # else text is not split into numbers
+    if is_to_be_read and isinstance(value, str) and get_origin(_base(kind)) in _WRITTEN:
         words = _WRITTEN[get_origin(_base(kind))]
     is_list = words.startswith("one of ") or ", or None" in words
     return f"must be {words}{';' if is_list else ','} got {shown(value):.100}"

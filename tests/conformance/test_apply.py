@@ -88,7 +88,7 @@ def test_an_attribute_is_read_and_a_method_called(envs):
 def test_a_natively_vectorised_environment_is_given_as_one(where):
     if where.get("num_here"):
         where = {**where, "num_here": 2}
-    with opened(envfleet.native(lambda num: VectorCounter([5] * num)), 4, **where) as envs:
+    with opened(envfleet.native(lambda num: VectorCounter((5,) * num)), 4, **where) as envs:
         envs.reset(seed=0)
         sizes = envs.apply(lambda env: env.num_envs)
     assert sizes == ((4,) * 4 if where["backend"] == "serial" else (2,) * 4)

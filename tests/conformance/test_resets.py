@@ -1,6 +1,7 @@
 """Seeds, options and tasks for single slots: at a reset, masked, and queued."""
 
 import functools
+from typing import Any
 
 import numpy as np
 import pytest
@@ -258,7 +259,7 @@ def test_others_step_while_a_slot_resets(where, tmp_path):
         others = np.array([0, 2, 3])
         for t in range(1, 4):
             envs.send(np.zeros(3, np.int64), others)
-            seen = {}
+            seen: dict[int, Any] = {}
             while len(seen) < 3:
                 batch = envs.recv(min_slots=1)
                 seen |= dict(zip(batch.slots.tolist(), batch.obs[:, 0].tolist(), strict=True))

@@ -63,15 +63,14 @@ BREAK_A_WORKER = """
 import runpy, sys
 from envfleet.llm import remote
 
-def changes_a_reward(player, request):
-    reply = remote.execute(player, request)
-    if request.names:
-        reply.reward += 1e-9
-    return reply
+step = remote.EnvInSlot.step
 
-remote.EnvInSlot.step = lambda env, request: (
-    changes_a_reward(env._player, request), 0.0, False, False, {}
-)
+def changes_a_reward(env, action):
+    *rest, info = step(env, action)
+    actions, num_valid, reward, *more = info["reply"]
+    return (*rest, info | {"reply": (actions, num_valid, reward + 1e-9, *more)})
+
+remote.EnvInSlot.step = changes_a_reward
 runpy.run_path(sys.argv[1], run_name="__main__")
 """
 
@@ -142,3 +141,24 @@ def test_training_as_a_script_leaves_a_file_s_word_alone(tmp_path):
 
     kept = json.loads((tmp_path / "runs/CartPole-v1-seed0/run.json").read_text())
     assert kept["options"]["n_envs"] == 2
+
+
+@pytest.mark.parametrize("num_envs", [1, 2])
+def test_the_grid_world_learns_in_one_run(num_envs, tmp_path):
+    words = ("--steps", 64, "--num-envs", num_envs)
+
+    printed = run(EXAMPLES / "custom_env_main.py", *words, folder=tmp_path).stdout
+
+    assert "total_timesteps | 64" in " ".join(printed.split())
+    assert len(list((tmp_path / "wandb").glob("offline-run-*"))) == 1
+    assert [path.name for path in (tmp_path / "videos").iterdir()] == ["rl-video-step-0.mp4"]
+    assert (tmp_path / "ppo_grid_world.zip").exists()
+
+
+def test_two_opponents_learn(tmp_path):
+    words = ("--steps", 100, "--num-envs", 2)
+
+    printed = run(EXAMPLES / "simple_push_v3_train.py", *words, folder=tmp_path).stdout
+
+    assert printed.startswith("50 steps, mean reward: adversary_0 ")
+    assert printed.splitlines()[-1].startswith("100 steps, mean reward: adversary_0 ")

@@ -378,12 +378,18 @@ def test_a_second_ctrl_c_ends_at_once(tmp_path):
     [
         (["--env", "CartPol-v1"], "CartPole"),
         (["--env", "CartPole-v1", "--gamma", "2"], "gamma must be a number from 0 to 1, got 2"),
-        (["--env", "CartPole-v1", "--n-envs", "1.5"], "must be a whole number, got 1.5"),
+        (
+            ["--env", "CartPole-v1", "--n-envs", "1.5"],
+            "must be a whole number of at least 1, got 1.5",
+        ),
         (["--env", "CartPole-v1", "--activation", "sine"], "activation must be one of"),
-        (["--env", "CartPole-v1", "--n-envs", "inf"], "must be a whole number, got inf"),
+        (
+            ["--env", "CartPole-v1", "--n-envs", "inf"],
+            "must be a whole number of at least 1, got inf",
+        ),
         (
             ["--env", "CartPole-v1", "--device", "nonsense"],
-            "device must be auto, cpu, cuda, cuda:N or mps, got 'nonsense'",
+            "device must be auto, cpu, cuda, cuda:N or mps, got nonsense",
         ),
         (["--resume", "x", "--gamma", "0.5"], "leave out --gamma"),
         (["--resume", "x", "--no-recipe", "--config", "y"], "leave out --config, --no-recipe"),

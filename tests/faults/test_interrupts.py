@@ -6,6 +6,7 @@ import random
 import signal
 import threading
 import time
+from collections.abc import Callable
 from contextlib import closing
 from typing import Any
 
@@ -265,16 +266,17 @@ def test_what_a_handler_raises_in_an_environment_ends_the_call(where, at, error,
     options = {"num_workers": 2, "on_failure": on_failure, **BACKENDS[where]}
     before = signal.signal(signal.SIGTERM, Handler(error).on_signal)
     try:
-        env_fns = [Counter, Counter, Counter, lambda: Terminated(at)]
+        env_fns: list[Callable[[], Any]] = [Counter, Counter, Counter, lambda: Terminated(at)]
         with closing(Fleet(env_fns, **options)) as fleet:
             plans = [ResetPlan(seed=slot) for slot in range(4)]
             fleet.reset(plans)
             fleet.step(np.zeros(4, np.int64))
             fleet.set_attr("is_armed", [True], [3])
-            call, argument = {
+            calls: dict[str, tuple[Callable[[Any], Any], Any]] = {
                 "step": (fleet.step, np.zeros(4, np.int64)),
                 "reset": (fleet.reset, plans),
-            }[at]
+            }
+            call, argument = calls[at]
             with pytest.raises(error, match="enough"):
                 call(argument)
             fleet.reset(plans)

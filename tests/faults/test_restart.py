@@ -18,7 +18,7 @@ from gymnasium import spaces
 import envfleet
 from envfleet import errors
 from envfleet.engine import Deadlines, Fleet, ResetPlan, RestartPolicy
-from envfleet.engine.backends.process import handle
+from envfleet.engine.backends.process import handle, launch
 from envfleet.engine.backends.process.backend import ProcessBackend
 from envfleet.testing import (
     AnySpace,
@@ -1525,7 +1525,7 @@ def test_what_lives_here_is_rebuilt_here():
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_a_successor_that_is_gone_before_it_is_watched_is_one_more_loss(method, monkeypatch):
     """A fork server reaps its children at once, so there may be no process left to watch."""
-    watch_end = handle.watch_end
+    watch_end = launch.watch_end
     gone: list[int] = []
 
     def watch_late(process, start_method):

@@ -113,6 +113,12 @@ class ByHand:
         return self.reset(self.plans.popleft() if self.plans else ResetPlan())
 
 
+def pid_of(fleet: Fleet, worker: int) -> int:
+    pid = fleet.worker_pids()[worker]
+    assert pid is not None
+    return pid
+
+
 def row_of(batch, position):
     is_dict = isinstance(batch.obs, dict)
 
@@ -350,7 +356,7 @@ def test_whether_its_row_was_received_ready_or_in_flight(moment, mode):
             fleet.queue_reset([ResetPlan(number), ResetPlan(None, {"from": 1.0})], [0, 1])
             by_hand[0].plans.append(ResetPlan(number))
             by_hand[1].plans.append(ResetPlan(None, {"from": 1.0}))
-        pid = fleet.worker_pids()[0]
+        pid = pid_of(fleet, 0)
         if moment == "in flight":
             os.kill(pid, signal.SIGSTOP)
         actions = np.full((4, 2), number / 10, np.float32)
@@ -363,7 +369,7 @@ def test_whether_its_row_was_received_ready_or_in_flight(moment, mode):
             kill_and_wait(pid)
         check(fleet.recv(), [hand.step(one) for hand, one in zip(by_hand, actions, strict=True)])
         if moment == "received":
-            kill_and_wait(fleet.worker_pids()[0])
+            kill_and_wait(pid_of(fleet, 0))
     assert len(fleet.incidents) >= 11
     fleet.close()
 
@@ -381,9 +387,9 @@ def test_a_reset_in_flight_is_done_again(seed, mode):
     for hand in by_hand:
         hand.step(np.ones(2, np.float32))
     plan = ResetPlan(seed, {"from": 2.0})
-    os.kill(fleet.worker_pids()[0], signal.SIGSTOP)
+    os.kill(pid_of(fleet, 0), signal.SIGSTOP)
     fleet.send_reset([plan], [1])
-    kill_and_wait(fleet.worker_pids()[0])
+    kill_and_wait(pid_of(fleet, 0))
     assert same(row_of(fleet.recv(), 0), by_hand[1].reset(plan))
     if mode == "disabled" and by_hand[0].has_ended:
         fleet.close()
@@ -469,7 +475,7 @@ def test_actions_of_another_type_are_taken_again_as_they_were_taken():
     actions = np.full((2, 2), 0.1)
     for _ in range(6):
         batch = fleet.step(actions)
-        kill_and_wait(fleet.worker_pids()[0])
+        kill_and_wait(pid_of(fleet, 0))
         for slot, hand in enumerate(by_hand):
             expected = hand.step(actions[slot].astype(np.float32))
             assert same(row_of(batch, slot), expected)
@@ -521,7 +527,7 @@ def test_an_episode_of_too_many_actions_is_refused(monkeypatch):
 
 
 def test_natively_vectorised_environments_are_refused():
-    native = envfleet.native(lambda num: VectorCounter([5] * num))
+    native = envfleet.native(lambda num: VectorCounter((5,) * num))
     with pytest.raises(errors.ConfigError, match=r"slots 0 to 1 .*on_failure='restart'"):
         envfleet.make_vec(native, 2, num_workers=1, backend="process", on_failure="resume")
 
@@ -602,7 +608,7 @@ def test_a_long_replay_is_not_taken_for_a_silence():
     fleet.reset([ResetPlan(0)])
     for _ in range(60):
         fleet.step(zeros(1))
-    kill_and_wait(fleet.worker_pids()[0])
+    kill_and_wait(pid_of(fleet, 0))
     assert fleet.step(zeros(1)).obs.tolist() == [[61]]
     assert [incident.kind for incident in fleet.incidents] == ["death"]
     fleet.close()

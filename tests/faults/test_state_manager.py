@@ -7,6 +7,7 @@ import threading
 import time
 import warnings
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +16,6 @@ import pytest
 
 from envfleet.engine.backends.process.backend import ProcessBackend
 from envfleet.errors import ConfigError, OutOfOrder
-from envfleet.llm import remote
 from envfleet.llm.manager import EnvStateManager
 from tests.gates import wait_for
 from tests.unit.llm import games
@@ -163,9 +163,11 @@ class StaysHere:
         (False, threading.Lock(), "cannot pickle '_thread.lock' object"),
         ("threads", threading.Lock(), "cannot pickle '_thread.lock' object"),
         (True, threading.Lock(), "cannot pickle '_thread.lock' object"),
-        (True, StaysHere(), "its answer cannot leave its worker: TypeError: it stays here"),
+        (False, StaysHere(), "TypeError: it stays here"),
+        ("threads", StaysHere(), "TypeError: it stays here"),
+        (True, StaysHere(), "TypeError: it stays here"),
     ],
-    ids=["here", "threads", "workers", "workers, can be copied"],
+    ids=["here", "threads", "workers", *[f"{way}, can be copied" for way in ("h", "t", "w")]],
 )
 def test_an_answer_that_cannot_travel_fails_alone(
     tmp_path: Path, way: Any, it: Any, error: str, monkeypatch: pytest.MonkeyPatch
@@ -187,10 +189,8 @@ def test_an_answer_that_cannot_travel_fails_alone(
         assert len(manager.step(TURNS[0])) == 4
 
 
-@pytest.mark.filterwarnings("ignore:environment . goes on in this process:RuntimeWarning")
-@pytest.mark.parametrize("max_restarts", [0, 3])
 def test_who_does_not_come_back_fails_alone(
-    max_restarts: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two whose start does not depend on the seed: one ends early, one shows something else."""
 
@@ -202,7 +202,7 @@ def test_who_does_not_come_back_fails_alone(
 
     monkeypatch.setattr(games.Climb, "_begin", begin)
     settings = config(("Climb", 3), group_size=1, use_multiprocessing=True, max_workers=1)
-    settings["es_manager"] |= {"max_restarts": max_restarts, "start_method": "fork"}
+    settings["es_manager"]["start_method"] = "fork"
     with EnvStateManager(settings) as manager:
         manager.reset(seed=1)
         manager.step(inputs(e0=["Up", "Up"], e1=["Down"], e2=["Up"]))
@@ -211,42 +211,41 @@ def test_who_does_not_come_back_fails_alone(
         with pytest.warns(RuntimeWarning, match=r"\(Climb, seed [13]\) failed in step"):
             going_on = manager.step(inputs(e0=["Down"], e1=["Down"], e2=["Up"]))
     assert [cache["env_id"] for cache in going_on] == [1]
-    assert "(it shows something else now)" in manager.rollout_cache[2]["failure"]["error"]
-    assert "do not bring it back (OutOfOrder: " in manager.rollout_cache[0]["failure"]["error"]
+    for env_id in (0, 2):
+        error = manager.rollout_cache[env_id]["failure"]["error"]
+        assert error.endswith("do not bring it back (it shows something else now)")
 
 
-def test_who_is_killed_too_often_goes_on_here(tmp_path: Path) -> None:
+def test_who_is_killed_too_often_fails(tmp_path: Path) -> None:
     turns = [*TURNS, inputs(e0=["h"], e1=["i"])]
+    error = "its worker was killed 2 times in one episode (exit code -9)"
     with troubled(tmp_path, way=False) as manager:
         alone = played(manager, turns)
     with troubled(tmp_path, max_restarts=1) as manager:
         manager.reset(seed=1)
         _kill_all(manager.worker_pids())
         manager.step(turns[0])
-        _kill_all(manager.worker_pids()[:1])
-        with pytest.warns(RuntimeWarning, match="environment 0 goes on in this process, with its"):
-            manager.step(turns[1])
-        assert isinstance(manager.envs[0]["env"], games.Trouble)
-        assert not isinstance(manager.envs[2]["env"], games.Trouble)
-        manager.step(turns[2])
-        assert manager.get_rollout_states() == alone
-        came_home = manager.envs[0]["env"]
-        assert played(manager, turns) == alone  # among the others again, with all of its budget
-        assert not isinstance(manager.envs[0]["env"], games.Trouble)
-        assert came_home not in [player.env for player in manager._placed.local.players.values()]
+        _kill_all(
+            manager.worker_pids()[:1]
+        )  # between turns: any of its environments may be at fault
+        with pytest.warns(RuntimeWarning, match=r"environment 0 .* killed 2 times in one episode"):
+            assert [cache["env_id"] for cache in manager.step(turns[1])] == [3]
+        assert manager.rollout_cache[0]["failure"] == {"doing": "step", "error": error, "turn": 2}
+        with pytest.warns(RuntimeWarning, match=r"environment 1 .* killed 2 times in one episode"):
+            assert manager.step(inputs(e1=["i"])) == []
+        assert len(manager.step(inputs(e2=["j"], e3=["k"]))) == 2
+        assert played(manager, turns) == alone  # all of them again, each with its whole budget
         _kill_all(manager.worker_pids())
         assert played(manager, turns) == alone
 
 
 @pytest.mark.parametrize("max_restarts", [0, 1, 3])
 def test_who_kills_every_worker_fails_alone(tmp_path: Path, max_restarts: int) -> None:
-    error = (
-        f"its worker was killed {max_restarts + 4} times in one episode (exit code -9), 3 times "
-        "in a worker of its own"
-    )
+    times = f"{max_restarts + 1} times" if max_restarts else "once"
+    error = f"its worker was killed {times} in one episode (exit code -9)"
     with troubled(tmp_path, max_restarts=max_restarts) as manager:
         manager.reset(seed=1)
-        with pytest.warns(RuntimeWarning, match="3 times in a worker of its own"):
+        with pytest.warns(RuntimeWarning, match="its worker was killed"):
             going_on = manager.step(inputs(e0=["killed in workers"], e1=["a"], e2=["b"]))
         assert [cache["env_id"] for cache in going_on] == [1, 2]
         assert manager.rollout_cache[0]["failure"] == {"doing": "step", "error": error, "turn": 1}
@@ -293,8 +292,8 @@ def test_who_cannot_live_alone_does_not_come_home(tmp_path: Path, trouble: str) 
     ("number", "max_restarts", "error"),
     [
         (0, 3, "its worker died 4 times in one episode"),
-        (signal.SIGKILL, 3, r"its worker was killed 7 times in one episode (exit code -9), "),
-        (signal.SIGKILL, 0, r"its worker was killed 4 times in one episode (exit code -9), "),
+        (signal.SIGKILL, 3, "its worker was killed 4 times in one episode (exit code -9)"),
+        (signal.SIGKILL, 0, "its worker was killed once in one episode (exit code -9)"),
     ],
 )
 def test_a_beginning_that_ends_its_process_fails_alone(
@@ -313,7 +312,7 @@ def test_a_beginning_that_ends_its_process_fails_alone(
         for _ in range(2):
             with pytest.warns(RuntimeWarning, match="environment 0 .* failed in reset"):
                 caches = manager.reset(seed=1)
-            assert caches[0]["failure"]["error"].startswith(error)
+            assert caches[0]["failure"]["error"] == error
             assert [cache["env_id"] for cache in caches if "failure" in cache] == [0]
             states = [cache["history"][0]["state"] for cache in caches[1:]]
             assert states == [f"train {seed}" for seed in range(2, 13)]
@@ -351,7 +350,8 @@ def test_who_cannot_be_built_again_fails_alone_in_reset_too(tmp_path: Path, trou
     with troubled(tmp_path, max_restarts=1) as manager:
         (tmp_path / trouble).touch()
         for _ in range(2):
-            os.kill(manager.worker_pids()[0], signal.SIGKILL)
+            with suppress(ProcessLookupError):  # the second time there is none
+                os.kill(manager.worker_pids()[0], signal.SIGKILL)
             with pytest.warns(RuntimeWarning, match="environment . .* failed in (reset|the con)"):
                 caches = manager.reset(seed=1)
             assert [cache["env_id"] for cache in caches if "failure" in cache] == [0, 1]
@@ -361,12 +361,8 @@ def test_who_cannot_be_built_again_fails_alone_in_reset_too(tmp_path: Path, trou
         assert len(manager.step(TURNS[0])) == 4
 
 
-@pytest.mark.parametrize("worn", [50, 5])
 @pytest.mark.parametrize("is_idle", [True, False])
-def test_a_budget_is_for_one_episode(
-    tmp_path: Path, is_idle: bool, worn: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(remote, "MAX_SLOT_INCIDENTS", worn)
+def test_a_budget_is_for_one_episode(tmp_path: Path, is_idle: bool) -> None:
     with troubled(tmp_path, max_workers=1) as manager:
         for _ in range(25):
             manager.reset(seed=1)
@@ -471,6 +467,20 @@ def _kill_all(victims: Sequence[int | None]) -> None:
     for pid in victims:
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
+
+
+def test_turns_in_flight_survive_their_workers(tmp_path: Path) -> None:
+    turns = [inputs(e0=["wait"], e1=["a"], e2=["b"], e3=["wait"]), inputs(e1=["c"], e2=["d"])]
+    with troubled(tmp_path, way=False) as manager:
+        alone = played(manager, turns)
+    with troubled(tmp_path) as manager:
+        manager.reset(seed=1)
+        for turn in turns:
+            manager.send(turn)
+            _kill_all(manager.worker_pids())
+            while manager.in_flight:
+                manager.recv(min_envs=1)
+        assert manager.get_rollout_states() == alone
 
 
 def test_an_interrupted_step_wants_a_reset(tmp_path: Path) -> None:

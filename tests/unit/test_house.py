@@ -53,6 +53,7 @@ NEEDS_ONLY_THE_CORE = (
     "adapters/__init__.py",
     "adapters/gymnasium.py",
     "adapters/opening.py",
+    "adapters/sb3_slot.py",
     "runs/**/*.py",
 )
 

@@ -164,6 +164,18 @@ class Fleet:
         return dict(self._recovery.blocked)
 
     @property
+    def in_flight(self) -> list[int]:
+        """Slots that have been sent and not received."""
+        self._check_open()
+        return self._inflight.busy(self._slot_sets.everything)
+
+    @property
+    def without_episode(self) -> list[int]:
+        """Slots that must be reset before they can be sent."""
+        self._check_open()
+        return self._episodes.needs_reset.nonzero()[0].tolist()
+
+    @property
     def is_closed(self) -> bool:
         """True after `close`, and in a copy of the process that opened it."""
         return self._is_closed
@@ -345,7 +357,7 @@ class Fleet:
         checks.check_whole(self._together, slot_set, "reset")
         if any(plan.options is not None for plan in plans):
             checks.check_options(self._together, slot_set, plans)
-            self._workers.check_payload(list(plans), "an option for reset")
+            self._workers.check_payload([plan.options for plan in plans], "an option for reset")
         return slot_set
 
     def _post_reset(self, slot_set: SlotSet, plans: Sequence[ResetPlan]) -> None:

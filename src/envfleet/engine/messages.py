@@ -112,8 +112,8 @@ class WorkerStatus(NamedTuple):
     slot: int | None
     """None between slots, or if it is not known."""
     is_alive: bool = True
-    action: int = 0
-    """In a replay, the number of the action."""
+    replayed: int = 0
+    """The number of the action in a replay: a worker that makes progress is not silent."""
 
     @classmethod
     def of_word(cls, word: int, *, is_alive: bool = True) -> WorkerStatus:

@@ -347,9 +347,11 @@ def are_alike(one: Any, other: Any) -> bool:
         return False
     if isinstance(one, np.ndarray | np.generic) and not one.dtype.hasobject:
         is_formed_alike = one.shape == other.shape and one.dtype == other.dtype
-        if isinstance(one, np.void) and one.dtype.names is not None:
+        if one.dtype.names is not None:
             # the bytes between its fields are no part of a record
-            return is_formed_alike and all(are_alike(one[n], other[n]) for n in one.dtype.names)
+            fields: Any = one
+            names = one.dtype.names
+            return is_formed_alike and all(are_alike(fields[n], other[n]) for n in names)
         return bool(is_formed_alike and one.tobytes() == other.tobytes())
     if isinstance(one, dict):
         return one.keys() == other.keys() and all(are_alike(one[key], other[key]) for key in one)

@@ -24,6 +24,7 @@ from envfleet.engine.backends.base import (
     WorkerHandle,
     backend_named,
 )
+from envfleet.engine.backends.encoding import always_travels
 from envfleet.engine.backends.joint import JointFastPath
 from envfleet.engine.backends.serial import SerialBackend
 from envfleet.engine.interrupts import uninterrupted
@@ -144,7 +145,8 @@ class Workers:
 
     def check_payload(self, payload: Any, what: str) -> None:
         """Refuse what could not reach a worker, before anything is under way."""
-        if self._backend is not None and self._backend.needs_pickle:
+        needs_pickle = self._backend is not None and self._backend.needs_pickle
+        if needs_pickle and not always_travels(payload):
             try:
                 cloudpickle.dumps(payload)
             except Exception as exc:

@@ -9,12 +9,11 @@ from typing import Any
 from envfleet.errors import level_of_caller
 from envfleet.llm.turns import (
     ENV_ERRORS,
-    EnvFailure,
+    EpisodeFailure,
     EpisodePlayer,
     EpisodeSoFar,
+    Request,
     TurnReply,
-    TurnRequest,
-    execute,
 )
 
 
@@ -34,34 +33,19 @@ class LocalEnvs:
         if env_id in self.players:
             close_env(self.players.pop(env_id).env)
 
-    def execute(self, requests: Mapping[int, TurnRequest]) -> dict[int, TurnReply]:
+    def execute(self, requests: Mapping[int, Request]) -> dict[int, TurnReply]:
         """Carry out one request after another."""
-        return {env_id: execute(self.players[env_id], one) for env_id, one in requests.items()}
+        return {env_id: one.execute(self.players[env_id]) for env_id, one in requests.items()}
 
-    def rebuild(self, env_id: int, make: Callable[[], Any], request: TurnRequest) -> TurnReply:
-        """Build an environment here, and carry out a request that brings it to where it was."""
+    def rebuild(
+        self, env_id: int, make: Callable[[], Any], episode: EpisodeSoFar
+    ) -> EpisodeFailure | None:
+        """Build an environment here and bring it to where another one stood; why it failed."""
         try:
             self.add(env_id, make())
         except Exception as exc:
-            return request.failed(EnvFailure.of("the constructor", exc))
-        return execute(self.players[env_id], request)
-
-    def move_here(
-        self,
-        env_id: int,
-        make: Callable[[], Any],
-        request: TurnRequest,
-        so_far: EpisodeSoFar,
-        why: str,
-    ) -> TurnReply:
-        """Rebuild an environment here that was lost with its worker, and carry out the request."""
-        warnings.warn(
-            f"environment {env_id} goes on in this process, with its state: {why}. Look into what "
-            "kills the workers (memory, most often), or set es_manager.sequential_env_types",
-            RuntimeWarning,
-            stacklevel=level_of_caller(),
-        )
-        return self.rebuild(env_id, make, request.with_replay(so_far))
+            return EpisodeFailure.of("the constructor", exc)
+        return self.players[env_id].replay(episode)
 
     def close(self) -> None:
         """Close every environment, and forget it."""
@@ -76,7 +60,7 @@ def close_env(env: Any) -> None:
         getattr(env, "close", lambda: None)()
     except ENV_ERRORS as exc:
         warnings.warn(
-            f"{type(env).__name__} failed in close: {EnvFailure.of('close', exc).error}",
+            f"{type(env).__name__} failed in close: {EpisodeFailure.of('close', exc).error}",
             RuntimeWarning,
             stacklevel=level_of_caller(),
         )

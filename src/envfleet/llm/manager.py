@@ -1,6 +1,6 @@
 """`EnvStateManager`: many text environments, played turn by turn, each where it is played soonest.
 
-    inputs ─► checked ─► requests ─► here and in workers at once ─► replies ─► caches in order
+    inputs ─► checked ─► requests ─ send ─► here and in workers ─ recv ─► replies ─► caches
 
 Laws: caches, statuses, rewards and metrics are the same wherever environments live, even if workers
 die. An environment that fails ends with a `failure` in its own cache, and no other is affected.
@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import random
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from numbers import Integral
 from typing import Any, Self
 
@@ -28,7 +28,8 @@ from envfleet.llm.settings import (
     with_option,
 )
 from envfleet.llm.turns import (
-    EnvFailure,
+    EpisodeFailure,
+    EpisodeRequest,
     EpisodeSoFar,
     EpisodeStart,
     State,
@@ -37,6 +38,7 @@ from envfleet.llm.turns import (
     TurnRequest,
     history_state,
 )
+from envfleet.options import Count, SecondsOrZero, check
 
 _VAL_SEED = 123
 """The first seed of validation, unless the configuration gives one."""
@@ -59,16 +61,18 @@ class EnvStateManager:
         self._tags: list[Tag] = [tag for tag in tags for _ in range(self.group_size)]
         self._seed_counter = 0
         self._done: list[list[tuple[Any, ...]]] = [[] for _ in self._tags]
-        """The actions of each turn of each episode, to bring back an environment that is lost."""
+        """The actions of each turn of each episode, to rebuild an environment in this process."""
         self._states: list[State] = ["" for _ in self._tags]
         self._answers: list[Any] = [None for _ in self._tags]
         self._placed = PlacedEnvs(self._tags, self.settings)
         self._placed.place(self.settings.use_multiprocessing)
+        self._in_flight: dict[int, Mapping[str, Any]] = {}
+        """Inputs of turns that have been sent and not received, by environment."""
         self._must_move = False
         """Whether an option has changed that decides where environments live."""
         self.envs: list[EnvEntry] = [self._entry(env_id) for env_id in range(len(self._tags))]
         self.rollout_cache: list[Cache] = []
-        self._new_failures: dict[tuple[str, EnvFailure], list[EnvEntry]] = {}
+        self._new_failures: dict[tuple[str, EpisodeFailure], list[EnvEntry]] = {}
         """Environments that have failed in this call, by tag and failure."""
         self._needs_reset = "there is no rollout yet"
         self._is_closed = False
@@ -88,9 +92,11 @@ class EnvStateManager:
     @use_multiprocessing.setter
     def use_multiprocessing(self, value: UseMultiprocessing) -> None:
         """False moves all environments here at once; another value counts from the next reset."""
+        if value is False:
+            self._refuse_in_flight()
         self._change("use_multiprocessing", value)
         if value is False:
-            failures = self._placed.move_all_here(self._replay_requests(), self._failed())
+            failures = self._placed.move_all_here(self._episodes(), self._failed())
             self._show_where()
             for env_id, failure in failures.items():
                 self._fail(self.envs[env_id], self.rollout_cache[env_id], failure)
@@ -139,15 +145,16 @@ class EnvStateManager:
         """Begin a rollout: every environment of group g with the seed `seed + g`.
 
         Without a seed, training starts at `seed.train` and moves on by the number of groups at
-        every reset; validation starts at `seed.val` every time.
+        every reset; validation starts at `seed.val` every time. Turns in flight are dropped.
         """
         self._check_open()
         first = self._first_seed(seed)
         self._needs_reset = "the last reset was interrupted"
+        self._in_flight.clear()
         self._move()
         self._placed.refresh()
         requests = {
-            entry["env_id"]: TurnRequest(first + entry["group_id"], self.mode, is_new=True)
+            entry["env_id"]: EpisodeRequest(first + entry["group_id"], self.mode)
             for entry in self.envs
         }
         caches: dict[int, Cache] = {}
@@ -162,7 +169,7 @@ class EnvStateManager:
         def on_reply(env_id: int, start: TurnReply) -> None:
             caches[env_id] = self._new_cache(self.envs[env_id], start)
 
-        self._placed.begin(requests, self._move_here, forget, on_reply)
+        self._placed.begin(requests, forget, on_reply)
         self._show_where()
         self.rollout_cache = [caches[entry["env_id"]] for entry in self.envs]
         self._needs_reset = ""
@@ -171,25 +178,78 @@ class EnvStateManager:
 
     def step(self, all_env_inputs: Sequence[Mapping[str, Any]]) -> list[Cache]:
         """Play one turn in some environments; the caches of those that go on, in input order."""
+        self._refuse_in_flight()
+        self.send(all_env_inputs)
+        return self.recv() if self._in_flight else []
+
+    def send(self, all_env_inputs: Sequence[Mapping[str, Any]]) -> None:
+        """Start one turn in some environments; `recv` returns what comes of it.
+
+        Environments in workers start at once, those of this process in `recv`.
+        """
         self._check_open()
         if self._needs_reset:
             raise OutOfOrder(f"{self._needs_reset}; call reset first")
         inputs = self._checked(all_env_inputs)
         requests = {
-            env_id: self._request(env_id, names=_texts(given["actions"]))
+            env_id: self._request(env_id, _texts(given["actions"]))
             for env_id, given in inputs.items()
         }
-        self._needs_reset = "the last step was interrupted"
-        replies = self._placed.play(requests, self._so_far, self._move_here)
-        going_on = []
-        for env_id, given in inputs.items():
-            turn = replies[env_id]
-            assert isinstance(turn, Turn)
-            if not self._record(self.envs[env_id], given, turn):
-                going_on.append(self.rollout_cache[env_id])
-        self._needs_reset = ""
+        with self._interruptible():
+            self._placed.send(requests)
+            self._in_flight |= inputs
+
+    def recv(self, min_envs: int | None = None, timeout_s: float | None = None) -> list[Cache]:
+        """Wait for turns in flight; the caches of those environments that go on.
+
+        The caches of environments whose episodes have ended are in `rollout_cache` only.
+
+        Args:
+            min_envs: Wait for the turns of at least this many environments; None waits for all
+                that are in flight.
+            timeout_s: After this long return what is there, perhaps nothing; 0 does not wait. The
+                turns of environments in this process are played in any case.
+
+        Returns:
+            Caches, in the order in which their environments were sent.
+        """
+        self._check_open()
+        check("min_envs", min_envs, Count | None)
+        check("timeout_s", timeout_s, SecondsOrZero | None)
+        if not self._in_flight:
+            raise OutOfOrder("recv has nothing to wait for: no turn is in flight. Call send first")
+        with self._interruptible():
+            replies = self._placed.recv(min_envs, timeout_s)
+            going_on = []
+            for env_id in [one for one in self._in_flight if one in replies]:
+                turn, given = replies[env_id], self._in_flight.pop(env_id)
+                assert isinstance(turn, Turn)
+                if not self._record(self.envs[env_id], given, turn):
+                    going_on.append(self.rollout_cache[env_id])
         self._warn_of_failures()
         return going_on
+
+    @property
+    def in_flight(self) -> list[int]:
+        """Environments whose turn has been sent and not received, in the order of sending."""
+        return list(self._in_flight)
+
+    @contextmanager
+    def _interruptible(self) -> Iterator[None]:
+        """If the body raises, by Ctrl-C say, the rollout is over."""
+        self._needs_reset = "the last step was interrupted"
+        try:
+            yield
+        except BaseException:
+            self._in_flight.clear()
+            raise
+        self._needs_reset = ""
+
+    def _refuse_in_flight(self) -> None:
+        if self._in_flight:
+            raise OutOfOrder(
+                f"the turns of environments {self.in_flight} are in flight; call recv first"
+            )
 
     def get_rollout_states(self) -> list[Cache]:
         """Every cache of this rollout, finished or not, with its metrics."""
@@ -215,6 +275,7 @@ class EnvStateManager:
     def close(self) -> None:
         """Close every environment and end the workers; closing twice changes nothing."""
         self._is_closed = True
+        self._in_flight.clear()
         self._placed.close()
 
     def __enter__(self) -> Self:
@@ -286,6 +347,8 @@ class EnvStateManager:
                 )
             if env_id in found:
                 raise ActionError(f"environment {env_id} was given two turns; give it one")
+            if env_id in self._in_flight:
+                raise ActionError(f"the turn of environment {env_id} is in flight; call recv first")
             if self.envs[env_id]["status"].terminated:
                 raise ActionError(
                     f"the episode of environment {env_id} is over; step those that step returned"
@@ -298,12 +361,9 @@ class EnvStateManager:
             found[env_id] = given
         return found
 
-    def _request(self, env_id: int, names: tuple[Any, ...] | None) -> TurnRequest:
+    def _request(self, env_id: int, names: tuple[Any, ...]) -> TurnRequest:
         entry = self.envs[env_id]
-        status = entry["status"]
-        assert status.seed is not None
-        left = entry["max_actions_per_traj"] - status.num_actions
-        return TurnRequest(status.seed, self.mode, names=names, num_left=left)
+        return TurnRequest(names, entry["max_actions_per_traj"] - entry["status"].num_actions)
 
     def _record(self, entry: EnvEntry, given: Mapping[str, Any], turn: Turn) -> bool:
         """Write a turn into its cache; True if the episode is over."""
@@ -334,7 +394,7 @@ class EnvStateManager:
             status.terminated = status.truncated = True
         return status.terminated
 
-    def _fail(self, entry: EnvEntry, cache: Cache, failure: EnvFailure) -> None:
+    def _fail(self, entry: EnvEntry, cache: Cache, failure: EpisodeFailure) -> None:
         entry["status"].terminated = entry["status"].truncated = True
         cache["failure"] = {
             "doing": failure.doing,
@@ -397,27 +457,15 @@ class EnvStateManager:
         for entry in self.envs:
             self._show(entry)
 
-    def _move_here(self, env_id: int, request: TurnRequest, why: str) -> TurnReply:
-        make: Callable[[], Any] = partial(Tag.make, self._tags[env_id])
-        local = self._placed.local
-        reply = local.move_here(env_id, make, request, self._so_far(env_id), why)
-        self._show(self.envs[env_id])
-        return reply
-
-    def _so_far(self, env_id: int) -> EpisodeSoFar:
-        return self._done[env_id], self._states[env_id]
-
-    def _replay_requests(self) -> dict[int, TurnRequest]:
-        """What brings each environment whose episode goes on to its current state."""
-        if not self.rollout_cache:
-            return {}
-        return {
-            entry["env_id"]: self._request(entry["env_id"], names=None).with_replay(
-                self._so_far(entry["env_id"])
-            )
-            for entry in self.envs
-            if not entry["status"].terminated
-        }
+    def _episodes(self) -> dict[int, EpisodeSoFar]:
+        """The episodes that go on, by environment."""
+        episodes = {}
+        for entry in self.envs if self.rollout_cache else ():
+            env_id, status = entry["env_id"], entry["status"]
+            if not status.terminated and status.seed is not None:
+                turns, state = self._done[env_id], self._states[env_id]
+                episodes[env_id] = EpisodeSoFar(status.seed, self.mode, turns, state)
+        return episodes
 
     def _failed(self) -> set[int]:
         """Environments that have failed in this rollout."""

@@ -10,28 +10,29 @@ placement changes.
 
 from __future__ import annotations
 
+import math
 import resource
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from envfleet.engine import Fleet
 from envfleet.engine.machine import usable_cores
 from envfleet.llm.local import LocalEnvs, close_env
 from envfleet.llm.prefetch import BegunEpisode, EpisodePrefetcher, pack_episode, unpack_episode
-from envfleet.llm.remote import FleetOptions, RemoteEnvs
+from envfleet.llm.remote import RemoteEnvs
 from envfleet.llm.settings import Settings, Tag, UseMultiprocessing
 from envfleet.llm.turns import (
-    EnvFailure,
+    EpisodeFailure,
     EpisodePlayer,
+    EpisodeRequest,
     EpisodeSoFar,
     EpisodeStart,
+    Request,
     TurnReply,
-    TurnRequest,
-    execute,
 )
 
 Where = Literal["here", "thread", "process"]
@@ -53,6 +54,8 @@ _PROBE_S = 0.05
 _FIRST_PROBE_S = 1.0
 """The first reset may load what later ones find loaded, so it counts only if it takes longer."""
 _MOST_PROBES = 8
+_POLL_S = 2e-3
+"""How long to wait for threads before looking at worker processes, and the other way round."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,14 +208,6 @@ def _num_waits() -> int | None:
 # ---- environments in their places ---------------------------------------------------------------
 
 
-class MoveHere(Protocol):
-    """Moves an environment to this process that workers cannot keep, and asks it there."""
-
-    def __call__(self, env_id: int, request: TurnRequest, why: str) -> TurnReply:
-        """Its reply."""
-        ...
-
-
 class PlacedEnvs:
     """All environments of one manager, each where its placement says."""
 
@@ -227,6 +222,8 @@ class PlacedEnvs:
         self._fatal_tags: set[str] = set()
         """Tags that workers have died of while they began an episode."""
         self._placed_by: UseMultiprocessing | None = None
+        self._here: dict[int, Request] = {}
+        """Requests to environments of this process that have not been carried out."""
 
     def place(self, wish: UseMultiprocessing) -> None:
         """Build every environment where it is to live, unless they are placed like this."""
@@ -247,11 +244,7 @@ class PlacedEnvs:
         settings = self._settings
         for backend in ("thread", "process"):
             if env_fns[backend]:
-                options = FleetOptions(
-                    backend, settings.max_workers, settings.start_method, settings.step_timeout_s
-                )
-                remote = RemoteEnvs(env_fns[backend], options, settings.max_restarts)
-                self._remote.append(remote)
+                self._remote.append(RemoteEnvs(env_fns[backend], backend, settings))
         self._prefetched = {
             name
             for name, one in placements.items()
@@ -268,16 +261,14 @@ class PlacedEnvs:
         self._placed_by = wish
 
     def refresh(self) -> None:
-        """Get ready for new episodes: environments that moved here go back to the workers."""
+        """Get ready for new episodes; what is in flight is dropped."""
+        self._here = {}
         for remote in self._remote:
-            for env_id in remote.ids:
-                self.local.remove(env_id)
             remote.refresh()
 
     def begin(
         self,
-        requests: Mapping[int, TurnRequest],
-        move_here: MoveHere,
+        requests: Mapping[int, EpisodeRequest],
         meanwhile: Callable[[], None],
         on_reply: Callable[[int, TurnReply], None],
     ) -> None:
@@ -285,7 +276,6 @@ class PlacedEnvs:
 
         Args:
             requests: By environment.
-            move_here: For environments that workers cannot keep.
             meanwhile: Called once, as soon as workers have begun and before the first reply.
             on_reply: Called with each reply as soon as it is there.
         """
@@ -294,15 +284,24 @@ class PlacedEnvs:
             for env_id, request in requests.items()
             if (tag := self._tags[env_id].name) in self._prefetched
         }
-        if not prefetched or self._prefetcher is None:
-            meanwhile()
-            for env_id, reply in self.play(requests, _not_begun, move_here).items():
-                on_reply(env_id, reply)
-            return
-        self._prefetcher.send(prefetched)
-        rest = {one: request for one, request in requests.items() if one not in prefetched}
-        self._send(rest)
+        if prefetched and self._prefetcher is not None:
+            self._prefetcher.send(prefetched)
+        self.send({one: request for one, request in requests.items() if one not in prefetched})
         meanwhile()
+        if prefetched and self._prefetcher is not None:
+            others, self._here = list(self._here), {}
+            self._take_prefetched(self._prefetcher, requests, on_reply, others)
+        for env_id, reply in self.recv().items():
+            on_reply(env_id, reply)
+
+    def _take_prefetched(
+        self,
+        prefetcher: EpisodePrefetcher,
+        requests: Mapping[int, EpisodeRequest],
+        on_reply: Callable[[int, TurnReply], None],
+        others: Sequence[int],
+    ) -> None:
+        """Take in the episodes that workers begin, and begin `others` here meanwhile."""
 
         def take(env_id: int, begun: BegunEpisode) -> None:
             packed, start = begun
@@ -313,59 +312,75 @@ class PlacedEnvs:
             on_reply(env_id, start)
 
         def begin_here(env_id: int) -> None:
-            on_reply(env_id, execute(self.local.players[env_id], requests[env_id]))
+            on_reply(env_id, requests[env_id].execute(self.local.players[env_id]))
 
-        def fail(env_id: int, failure: EnvFailure) -> None:
+        def fail(env_id: int, failure: EpisodeFailure) -> None:
             on_reply(env_id, EpisodeStart("", failure=failure))
 
-        others = [one for one in rest if one in self.local.players]
-        self._prefetcher.recv(take, begin_here, fail, others)
-        for env_id, reply in self._recv(rest, _not_begun, move_here).items():
-            on_reply(env_id, reply)
+        prefetcher.recv(take, begin_here, fail, others)
 
-    def play(
-        self,
-        requests: Mapping[int, TurnRequest],
-        so_far_of: Callable[[int], EpisodeSoFar],
-        move_here: MoveHere,
-    ) -> dict[int, TurnReply]:
-        """Carry out all requests, in workers and in this process at the same time."""
-        self._send(requests)
+    def send(self, requests: Mapping[int, Request]) -> None:
+        """Send requests to workers; `recv` carries out those to environments of this process."""
+        for remote in self._remote:
+            remote.send({one: requests[one] for one in remote.ids if one in requests})
         here = self.local.players
-        replies = self.local.execute({one: requests[one] for one in requests if one in here})
-        return replies | self._recv(requests, so_far_of, move_here)
+        self._here |= {one: request for one, request in requests.items() if one in here}
+
+    def recv(
+        self, min_envs: int | None = None, timeout_s: float | None = None
+    ) -> dict[int, TurnReply]:
+        """The replies that are there: at least `min_envs` (None: all), unless the time is up.
+
+        All requests to environments of this process are carried out first.
+        """
+        give_up_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        here, self._here = self._here, {}
+        replies = self.local.execute(here)
+        while busy := [remote for remote in self._remote if remote.is_busy]:
+            for remote in busy:
+                num_missing = None if min_envs is None else max(1, min_envs - len(replies))
+                wait_s = None if timeout_s is None else max(0.0, give_up_s - time.monotonic())
+                if min_envs is not None and len(replies) >= min_envs:
+                    wait_s = 0.0
+                elif min_envs is not None and len(busy) > 1:  # either may be ready first
+                    wait_s = _POLL_S if wait_s is None else min(wait_s, _POLL_S)
+                replies |= remote.recv(num_missing, wait_s)
+            is_enough = min_envs is not None and len(replies) >= min_envs
+            if is_enough or time.monotonic() >= give_up_s:
+                break
+        return replies
 
     def worker_pids(self) -> list[int]:
         """Every other process that environments live in, or that begins episodes."""
-        fleets: list[Fleet] = [fleet for remote in self._remote for fleet in remote.fleets]
+        fleets: list[Fleet] = [remote.fleet for remote in self._remote]
         if self._prefetcher is not None:
             fleets.append(self._prefetcher.fleet)
         return [pid for fleet in fleets for pid in fleet.worker_pids() if pid is not None]
 
     def move_all_here(
-        self, requests: Mapping[int, TurnRequest], failed: Collection[int]
-    ) -> dict[int, EnvFailure]:
+        self, episodes: Mapping[int, EpisodeSoFar], failed: Collection[int]
+    ) -> dict[int, EpisodeFailure]:
         """Rebuild every environment in this process, and end the workers.
 
         Args:
-            requests: What brings each environment back whose episode goes on.
+            episodes: Episodes that go on, by environment.
             failed: Environments that are left out until the next reset: what they did to a worker
                 they would do to this process.
 
         Returns:
             Environments that could not be brought back, and why.
         """
-        failures: dict[int, EnvFailure] = {}
+        failures: dict[int, EpisodeFailure] = {}
         for env_id in [one for remote in self._remote for one in remote.ids]:
-            if env_id in self.local.players or env_id in failed:
+            if env_id in failed:
                 continue
             make = partial(Tag.make, self._tags[env_id])
-            if env_id not in requests:
+            if env_id not in episodes:
                 self.local.add(env_id, make())
                 continue
-            reply = self.local.rebuild(env_id, make, requests[env_id])
-            if reply.failure is not None:
-                failures[env_id] = reply.failure
+            failure = self.local.rebuild(env_id, make, episodes[env_id])
+            if failure is not None:
+                failures[env_id] = failure
         self._end_workers()
         names = dict.fromkeys(tag.name for tag in self._tags)
         self.plan = "\n".join(f"{name}: in this process, as asked" for name in names)
@@ -387,29 +402,3 @@ class PlacedEnvs:
             self._prefetcher.close()
             self._prefetcher = None
         self._prefetched = set()
-
-    def _send(self, requests: Mapping[int, TurnRequest]) -> None:
-        here = self.local.players
-        for remote in self._remote:
-            ids = [one for one in remote.ids if one in requests and one not in here]
-            remote.send({one: requests[one] for one in ids})
-
-    def _recv(
-        self,
-        requests: Mapping[int, TurnRequest],
-        so_far_of: Callable[[int], EpisodeSoFar],
-        move_here: MoveHere,
-    ) -> dict[int, TurnReply]:
-        """The replies from workers; environments that workers cannot keep reply from here."""
-        replies: dict[int, TurnReply] = {}
-        for remote in self._remote:
-            found, leaving = remote.recv(so_far_of)
-            replies |= found
-            for env_id, why in leaving.items():
-                replies[env_id] = move_here(env_id, requests[env_id], why)
-        return replies
-
-
-def _not_begun(env_id: int) -> EpisodeSoFar:
-    """The history of an episode that has not begun."""
-    return (), ""

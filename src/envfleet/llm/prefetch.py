@@ -16,27 +16,29 @@ from __future__ import annotations
 import math
 import pickle
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
 
 import cloudpickle
+import gymnasium
 
 from envfleet.engine import Fleet, Incident, ResetPlan
-from envfleet.engine.options import StartMethod
-from envfleet.llm.losses import FROM_OUTSIDE, LossDecision, Losses
+from envfleet.engine.backends.encoding import dumps
+from envfleet.engine.options import RestartPolicy, StartMethod
+from envfleet.engine.plan import choose_start_method
 from envfleet.llm.remote import (
     FLEET_ERRORS,
-    JobEnv,
+    FROM_OUTSIDE,
+    AnyPicklable,
     action_batch,
+    describe_loss,
     end_workers,
-    has_many_incidents,
-    open_fleet,
 )
 from envfleet.llm.settings import Tag
-from envfleet.llm.turns import EnvFailure, EpisodePlayer, EpisodeStart
+from envfleet.llm.turns import EpisodeFailure, EpisodePlayer, EpisodeStart
 
 PackedEpisode = tuple[bool, bytes]
 """Whether it is an episode without its environment, and the pickle."""
@@ -53,6 +55,8 @@ _SHARE = 3
 _LOOK_EVERY_S = 3e-3
 """The longest time for which this process begins episodes of its own before it looks what has come
 back; shorter if the smallest chunk must be done sooner."""
+_SLOT_LOSSES = 100
+"""How many workers may be lost in one slot during a rollout: many episodes begin there."""
 _RESET_EVERY = 16
 """Rollouts after which the fleet is reset, so that it forgets the chunks that it was sent."""
 
@@ -99,28 +103,29 @@ def unpack_episode(packed: PackedEpisode, env: Any) -> Any:
     return env
 
 
-class _StarterEnv(JobEnv):
-    """In a slot: a step begins the episodes of a chunk."""
+class _StarterEnv(gymnasium.Env[Any, Any]):
+    """In a slot: a step begins the episodes of a chunk. It has no episodes of its own."""
+
+    metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012  (Gymnasium's own form)
+    observation_space, action_space = AnyPicklable(), AnyPicklable()
 
     def __init__(self, tags: Mapping[str, Tag]) -> None:
         self._starters = {
             name: EpisodeStarter(partial(Tag.make, tag)) for name, tag in tags.items()
         }
 
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        return None, {}
+
     def step(self, action: bytes) -> tuple[bytes, float, bool, bool, dict[str, Any]]:
-        begun = [
-            (env_id, self._starters[name].begin(seed, mode))
-            for env_id, (name, seed, mode) in pickle.loads(action)
-        ]
-        return _pickled(begun), 0.0, False, False, {}
-
-
-def _pickled(begun: list[tuple[int, BegunEpisode]]) -> bytes:
-    try:
-        return pickle.dumps(begun, pickle.HIGHEST_PROTOCOL)
-    except Exception:  # an answer whose class is defined in the user's own script
-        content: bytes = cloudpickle.dumps(begun)
-        return content
+        begun = []
+        for env_id, (name, seed, mode) in pickle.loads(action):
+            packed, start = self._starters[name].begin(seed, mode)
+            # the fields of a dataclass, because pickle takes ten times as long to list them
+            begun.append((env_id, packed, (start.state, start.answer, start.failure)))
+        return dumps(begun), 0.0, False, False, {}
 
 
 # ---- workers ------------------------------------------------------------------------------------
@@ -151,7 +156,9 @@ class EpisodePrefetcher:
         self._num_processes = num_workers + 1
         self.fleet = self._open()
         self._fatal_tags = fatal_tags
-        self._losses = Losses(max_restarts)
+        self._max_restarts = max_restarts
+        self._losses: Counter[int] = Counter()
+        """How many workers the episode of each environment has cost, in this rollout."""
         self._waiting: deque[tuple[int, EpisodeSpec]] = deque()
         self._for_workers: deque[tuple[int, EpisodeSpec]] = deque()
         """Episodes that only workers may begin, one at a time."""
@@ -171,7 +178,7 @@ class EpisodePrefetcher:
         self._waiting, self._handed = deque(wanted.items()), {}
         self._for_workers.clear()
         self._suspects.clear()
-        self._losses.begin_episodes()
+        self._losses.clear()
         self._sort_out()
         try:
             if not self._is_idle or self._num_rollouts == _RESET_EVERY:
@@ -189,7 +196,7 @@ class EpisodePrefetcher:
         """Replace workers that are gone, or still busy with a rollout that was interrupted."""
         if not self._is_idle and self._handed:
             end_workers(self.fleet, self._handed)
-        if self.fleet.quarantined or has_many_incidents(self.fleet):
+        if self.fleet.incidents:
             with suppress(*FLEET_ERRORS):  # if none can be started, `recv` does without
                 fleet = self._open()
                 self.fleet.close()
@@ -198,13 +205,20 @@ class EpisodePrefetcher:
     def _open(self) -> Fleet:
         tags, num_workers = self._tags, self._num_processes - 1
         env_fns = [lambda: _StarterEnv(tags)] * (_AHEAD * num_workers)
-        return open_fleet(env_fns, num_workers, self._start_method)
+        return Fleet(
+            env_fns,
+            num_workers=num_workers,
+            start_method=choose_start_method(self._start_method),
+            autoreset="disabled",
+            on_failure="restart",
+            restarts=RestartPolicy(max_restarts=_SLOT_LOSSES),
+        )
 
     def recv(
         self,
         take: Callable[[int, BegunEpisode], None],
         begin_here: Callable[[int], None],
-        fail: Callable[[int, EnvFailure], None],
+        fail: Callable[[int, EpisodeFailure], None],
         others: Sequence[int] = (),
     ) -> None:
         """Go on until all episodes have begun.
@@ -228,7 +242,7 @@ class EpisodePrefetcher:
             left = [one for chunk in self._handed.values() for one in chunk]
             for env_id, (tag, _, _) in [*left, *self._waiting, *self._for_workers]:
                 if tag in self._fatal_tags:
-                    fail(env_id, EnvFailure("reset", error))
+                    fail(env_id, EpisodeFailure("reset", error))
                 else:
                     begin_here(env_id)
             for env_id in only_here:
@@ -238,7 +252,7 @@ class EpisodePrefetcher:
         self,
         take: Callable[[int, BegunEpisode], None],
         begin_here: Callable[[int], None],
-        fail: Callable[[int, EnvFailure], None],
+        fail: Callable[[int, EpisodeFailure], None],
         only_here: deque[int],
     ) -> None:
         looked_s, each_s = 0.0, _LOOK_EVERY_S
@@ -254,8 +268,8 @@ class EpisodePrefetcher:
                 if batch.valid[row]:
                     del self._handed[slot]
                     self._hand_out(slot)
-                    for env_id, begun in pickle.loads(batch.obs[row]):
-                        take(env_id, begun)
+                    for env_id, packed, start in pickle.loads(batch.obs[row]):
+                        take(env_id, (packed, EpisodeStart(*start)))
                     continue
                 self.fleet.reset([ResetPlan()], [slot])
                 chunk = self._handed.pop(slot)
@@ -272,18 +286,20 @@ class EpisodePrefetcher:
             looked_s = time.perf_counter()
 
     def _count_loss(
-        self, chunk: Chunk, incident: Incident, fail: Callable[[int, EnvFailure], None]
+        self, chunk: Chunk, incident: Incident, fail: Callable[[int, EpisodeFailure], None]
     ) -> None:
         """A worker died of one of these."""
-        decision = LossDecision("again")
+        first = chunk[0][0]
         if len(chunk) == 1:
-            decision = self._losses.add(chunk[0][0], incident)
-        if decision.what != "failed":  # the episodes are begun one at a time from now on
+            self._losses[first] += 1
+        has_failed = self._losses[first] > self._max_restarts
+        if has_failed:
+            error = describe_loss(incident, self._losses[first])
+            fail(first, EpisodeFailure("reset", error))
+        else:  # the episodes are begun one at a time from now on
             self._suspects.update(env_id for env_id, _ in chunk)
             self._for_workers.extendleft(reversed(chunk))
-        else:
-            fail(chunk[0][0], EnvFailure("reset", decision.why))
-        if decision.what == "failed" or incident.exitcode not in FROM_OUTSIDE:
+        if has_failed or incident.exitcode not in FROM_OUTSIDE:
             self._fatal_tags.update(tag for _, (tag, _, _) in chunk)
         self._sort_out()
 

@@ -1,23 +1,25 @@
 """Environments that live in the slots of a fleet.
 
-A lost environment is rebuilt, brought back by its seed and the actions of its episode so far, and
-asked again, so its reply is the one that was lost.
+    EpisodeRequest ─► send_reset(plans) ─┐
+    TurnRequest    ─► send(actions) ─────┴─► recv ─► EpisodeStart or Turn
 
-Law: every request gets a reply: what the environment did, or an `EnvFailure` once the environment
-has cost more workers than its budget allows. If those workers were killed, and the environment
-survives the same request in a worker of its own, it moves to this process instead and stays there
-until the next reset (`losses.py`).
+The fleet brings back an environment that is lost with its worker, and asks it again
+(`on_failure="resume"`), so its reply is the one that was lost.
+
+Law: every request gets a reply: what the environment did, or an `EpisodeFailure` if the fleet has
+given the environment up.
 """
 
 from __future__ import annotations
 
+import math
 import os
+import pickle
 import signal
 import time
-from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import gymnasium
@@ -25,25 +27,30 @@ import numpy as np
 from gymnasium import spaces
 
 from envfleet.engine import Batch, Deadlines, Fleet, Incident, ResetPlan
-from envfleet.engine.options import RestartPolicy, StartMethod
+from envfleet.engine.options import RestartPolicy
 from envfleet.engine.plan import choose_start_method
-from envfleet.errors import EnvfleetError
+from envfleet.errors import EnvfleetError, SlotQuarantined
+from envfleet.layout import Field, cell, register
 from envfleet.llm.local import close_env
-from envfleet.llm.losses import Losses
+from envfleet.llm.settings import Settings
 from envfleet.llm.turns import (
-    ENV_ERRORS,
-    EnvFailure,
+    NOT_REPEATED,
+    EpisodeFailure,
     EpisodePlayer,
-    EpisodeSoFar,
+    EpisodeRequest,
+    EpisodeStart,
+    Request,
+    State,
+    Turn,
     TurnReply,
-    TurnRequest,
-    execute,
 )
 
 FLEET_ERRORS = (EnvfleetError, OSError)
 """What a fleet raises when it gives up slots, or when no process can be started."""
-MAX_SLOT_INCIDENTS = 50
-"""After this many failures of one slot the fleet is replaced at the next reset."""
+FROM_OUTSIDE = {-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP}
+"""Exit codes of workers that were killed from outside: by the kernel, short of memory, say."""
+_TURN_BYTES = 1000
+"""The room for a turn in shared memory."""
 _GRACE_S = 0.3
 """How long a reset waits for the replies to a call that was interrupted."""
 
@@ -68,346 +75,208 @@ class AnyPicklable(spaces.Space[Any]):
         return True
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, AnyPicklable)
+        return type(self) is type(other)
 
     def __hash__(self) -> int:
-        return hash(AnyPicklable)
+        return hash(type(self))
 
 
-class JobEnv(gymnasium.Env[Any, Any]):
-    """An environment in a slot whose steps are independent jobs; it has no episodes."""
+class TurnSpace(AnyPicklable):
+    """Turns: the names of their actions, and how many actions the episode still allows."""
+
+
+class _TurnCodec:
+    """Puts a turn into shared memory; one that is too long for its row is sent in a message."""
+
+    def encode(self, value: Any) -> bytes:
+        return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
+
+    def decode(self, data: bytes) -> Any:
+        return pickle.loads(data) if data else None
+
+
+@register(TurnSpace)
+def _describe_turn(space: TurnSpace) -> Field:
+    return cell(_TURN_BYTES, _TurnCodec())
+
+
+class EnvInSlot(gymnasium.Env[State, tuple[Any, ...]]):
+    """A text environment in a slot: it observes its state, and the rest of a reply is its info.
+
+    What travels is made of plain types, which are quicker to pickle than a dataclass.
+    """
 
     metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012  (Gymnasium's own form)
-    observation_space, action_space = AnyPicklable(), AnyPicklable()
+    observation_space, action_space = AnyPicklable(), TurnSpace()
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        """Build the environment."""
+        self._player = EpisodePlayer(make())
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Any, dict[str, Any]]:
-        """Do nothing."""
-        return None, {}
+    ) -> tuple[State, dict[str, Any]]:
+        """Begin the episode of this seed, in the mode that the options name."""
+        assert seed is not None
+        assert options is not None
+        start = self._player.begin(seed, options["mode"])
+        return start.state, _info(start.failure, start.answer)
 
+    def step(self, action: tuple[Any, ...]) -> tuple[State, float, bool, bool, dict[str, Any]]:
+        """Play a turn: the names of its actions, and how many the episode still allows.
 
-class EnvInSlot(JobEnv):
-    """A text environment in a slot: a step carries out a `TurnRequest`."""
-
-    def __init__(self, make: Callable[[], Any], *, is_late: bool = False) -> None:
-        """Build the environment; one that replaces a lost one waits for `build`."""
-        self._make = make
-        self._player = None if is_late else EpisodePlayer(make())
-        self._problem = ""
-
-    def build(self) -> None:
-        """Build the environment, unless it is there."""
-        if self._player is None:
-            try:
-                self._player = EpisodePlayer(self._make())
-            except ENV_ERRORS as exc:
-                self._problem = EnvFailure.of("the constructor", exc).error
-
-    def step(self, action: TurnRequest) -> tuple[TurnReply, float, bool, bool, dict[str, Any]]:
-        """Carry out a request."""
-        if self._player is None:
-            self.build()
-        if self._player is None:
-            return _not_built(action, self._problem), 0.0, False, False, {}
-        return execute(self._player, action), 0.0, False, False, {}
+        The end of an episode is part of the reply; the fleet does not hear of it.
+        """
+        turn = self._player.play(*action)
+        reply = (turn.actions, turn.num_valid, turn.reward, turn.info, turn.is_done)
+        info = _info(turn.failure, *reply, turn.is_success)
+        return turn.state, 0.0, False, False, info
 
     def close(self) -> None:
         """Close the environment."""
-        if self._player is not None:
-            close_env(self._player.env)
+        close_env(self._player.env)
 
 
-@dataclass(slots=True)
-class _StartPhase:
-    """Whether the workers start for the first time; every worker gets it when it starts."""
-
-    is_first: bool = True
-
-
-class _SlotEnvFn:
-    """Makes the environment of a slot.
-
-    A constructor that fails may stop its worker only at the first start, when no episode is under
-    way. Later the worker must start all the same, because it hosts other environments too.
-    """
-
-    def __init__(self, make: Callable[[], Any], phase: _StartPhase) -> None:
-        self._make, self._phase = make, phase
-        self._has_made = False
-
-    def __call__(self) -> EnvInSlot:
-        is_late = self._has_made or not self._phase.is_first
-        self._has_made = True
-        return EnvInSlot(self._make, is_late=is_late)
+def _info(failure: EpisodeFailure | None, *reply: Any) -> dict[str, Any]:
+    if failure is None:
+        return {"reply": reply}
+    return {"reply": reply, "failure": (failure.doing, failure.error)}
 
 
-@dataclass(frozen=True, slots=True)
-class FleetOptions:
-    """How the workers are started that environments live in."""
-
-    backend: Literal["thread", "process"]
-    max_workers: int
-    start_method: StartMethod | None
-    step_timeout_s: float | None
-
-    def open(self, env_fns: Sequence[Callable[[], Any]], max_restarts: int) -> Fleet:
-        """Open a fleet."""
-        return open_fleet(
-            env_fns,
-            min(self.max_workers, len(env_fns)),
-            self.start_method,
-            backend=self.backend,
-            step_timeout_s=self.step_timeout_s,
-            max_restarts=max_restarts,
-        )
+def _reply(request: Request, state: State, info: Mapping[str, Any]) -> TurnReply:
+    """The reply to a request, from what an `EnvInSlot` observed and informed of."""
+    failure = EpisodeFailure(*info["failure"]) if "failure" in info else None
+    if isinstance(request, EpisodeRequest):
+        (answer,) = info["reply"]
+        return EpisodeStart(state, answer, failure)
+    actions, num_valid, reward, details, is_done, is_success = info["reply"]
+    return Turn(state, actions, num_valid, reward, details, is_done, failure, is_success)
 
 
 class RemoteEnvs:
-    """Environments in the slots of a fleet.
-
-    A lost environment is rebuilt and its episode is replayed turn by turn, each turn with the same
-    deadline as before; then it is asked again. An environment whose workers were killed too often
-    is tried in a worker of its own. If that worker dies too, the environment has failed; if not,
-    the environment may move to this process.
-    """
+    """Environments in the slots of a fleet, by id."""
 
     def __init__(
         self,
         env_fns: Mapping[int, Callable[[], Any]],
-        options: FleetOptions,
-        max_restarts: int,
-        tried: Losses | None = None,
+        backend: Literal["thread", "process"],
+        settings: Settings,
     ) -> None:
-        """Build the environment of every id.
-
-        Args:
-            env_fns: The constructor of each environment, by id.
-            options: How the workers are started.
-            max_restarts: How many workers each environment may cost in one episode.
-            tried: The losses so far of one environment that is tried in a worker of its own.
-        """
-        self._env_fns, self._options, self._max_restarts = dict(env_fns), options, max_restarts
-        self._slots = {env_id: slot for slot, env_id in enumerate(env_fns)}
-        self._ids = list(env_fns)
-        self._is_trial = tried is not None
-        self._losses = Losses(max_restarts) if tried is None else tried
-        self._phase = _StartPhase()
-        self._trial: RemoteEnvs | None = None
-        self.fleet = self._open()
-        self._phase.is_first = False
-        self._requests: dict[int, TurnRequest] = {}
-        self._parts: dict[int, deque[TurnRequest]] = {}
-        """What is left of requests that are sent in parts."""
-        self._pending: set[int] = set()
-        """Environments that were sent a request and have not replied."""
-        self._unbuilt: set[int] = set()
-        """Environments that have a new worker and are not built yet."""
-        self._num_seen = 0
-        """How many of the fleet's incidents have been handled."""
-
-    @property
-    def ids(self) -> list[int]:
+        """Build the environment of every id."""
+        self._env_fns, self._backend, self._settings = dict(env_fns), backend, settings
+        self.ids = list(env_fns)
         """The environments that live here."""
-        return list(self._slots)
+        self._slots = {env_id: slot for slot, env_id in enumerate(env_fns)}
+        self._asked: dict[int, Request] = {}
+        """Requests that have no reply yet."""
+        self._replies: dict[int, TurnReply] = {}
+        """Replies that have not been received."""
+        self.fleet = self._open()
 
     @property
-    def fleets(self) -> list[Fleet]:
-        """The fleet, and that of an environment which is tried alone."""
-        return [self.fleet] if self._trial is None else [self.fleet, self._trial.fleet]
+    def is_busy(self) -> bool:
+        """Whether there is something to receive."""
+        return bool(self._asked or self._replies)
 
     def refresh(self) -> None:
-        """Get ready for new episodes."""
-        self._losses.begin_episodes()
-        self._end_stuck()
-        if self.fleet.quarantined or has_many_incidents(self.fleet):
-            self._reopen()
-        slots = self._reachable(self._ids)
-        try:
-            if slots:
-                self.fleet.reset([ResetPlan()] * len(slots), slots)
-            self._note_losses()
-            self._build(self._unbuilt)
-        except FLEET_ERRORS:
-            self._note_losses()  # `recv` handles them
-        self._pending.clear()
+        """Get ready for new episodes.
 
-    def send(self, requests: Mapping[int, TurnRequest]) -> None:
-        """Send requests to these environments."""
-        self._requests, self._parts = dict(requests), {}
-        gone = self.fleet.quarantined
-        ready = {
-            one: request
-            for one, request in requests.items()
-            if one not in self._unbuilt and self._slots[one] not in gone
-        }
-        if ready:
-            with suppress(*FLEET_ERRORS):  # `recv` handles them
-                self._post(ready)
+        A fleet that has had losses is replaced: the new one has every slot, and for each of them
+        the whole number of restarts.
+        """
+        self._drop()
+        if self.fleet.incidents:
+            self._reopen()
+
+    def send(self, requests: Mapping[int, Request]) -> None:
+        """Send requests: all of them begin episodes, or all play turns."""
+        if not requests:
+            return
+        self._asked |= requests
+        is_reset = isinstance(next(iter(requests.values())), EpisodeRequest)
+        gone = set(self.fleet.quarantined)
+        if not is_reset:
+            gone.update(self.fleet.without_episode)
+        slots = [slot for one in requests if (slot := self._slots[one]) not in gone]
+        if slots:
+            asked: list[Any] = [requests[self.ids[slot]] for slot in slots]
+            if is_reset:
+                plans = [ResetPlan(one.seed, {"mode": one.mode}) for one in asked]
+                self.fleet.send_reset(plans, slots)
+            else:
+                self.fleet.send(action_batch([(one.names, one.num_left) for one in asked]), slots)
+        if len(slots) < len(requests):
+            self._fail_lost()
 
     def recv(
-        self, so_far_of: Callable[[int], EpisodeSoFar]
-    ) -> tuple[dict[int, TurnReply], dict[int, str]]:
-        """The replies, and the environments that have to move to this process, with the reason."""
-        replies: dict[int, TurnReply] = {}
-        suspects: dict[int, str] = {}
-        while True:
-            self._settle_losses(replies, suspects)
-            missing = self._requests.keys() - replies.keys() - suspects.keys()
-            if not missing:
-                break
-            lost = sorted(missing - self._pending)
+        self, min_envs: int | None = None, timeout_s: float | None = None
+    ) -> dict[int, TurnReply]:
+        """The replies that are there: at least `min_envs` (None: all), unless the time is up."""
+        give_up_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        while self._asked and (min_envs is None or len(self._replies) < min_envs):
+            left_s = max(0.0, give_up_s - time.monotonic())
             try:
-                if lost:
-                    again = {one: self._requests[one].with_replay(so_far_of(one)) for one in lost}
-                    self._bring_back(again)
-                else:
-                    self._take_in(self.fleet.recv(min_slots=1), missing, replies)
+                self._take_in(
+                    self.fleet.recv(
+                        None if min_envs is None else min_envs - len(self._replies),
+                        None if timeout_s is None else left_s,
+                    )
+                )
             except FLEET_ERRORS:
-                if not self._has_news(missing):
+                if self.fleet.is_closed:
                     raise
-        leaving: dict[int, str] = {}
-        for env_id, why in suspects.items():
-            reply = self._tried_alone(env_id, so_far_of, why)
-            if reply.failure is None:
-                leaving[env_id] = why
-            else:
-                replies[env_id] = reply
-        return replies, leaving
+                self._fail_lost()
+            if not left_s:
+                break
+        replies, self._replies = self._replies, {}
+        return replies
 
     def close(self) -> None:
         """End the fleet."""
         self.fleet.close()
 
-    # ---- requests -------------------------------------------------------------------------------
-
-    def _post(self, requests: Mapping[int, TurnRequest]) -> None:
-        self._pending |= requests.keys()
-        slots = [self._slots[env_id] for env_id in requests]
-        try:
-            self.fleet.send(action_batch(list(requests.values())), slots)
-        except FLEET_ERRORS:
-            self._pending -= requests.keys()
-            raise
-
-    def _take_in(self, batch: Batch, missing: Set[int], replies: dict[int, TurnReply]) -> None:
-        """Take replies in, and send the next part to environments that have one."""
-        further: dict[int, TurnRequest] = {}
+    def _take_in(self, batch: Batch) -> None:
+        infos = batch.each_info
         for row, slot in enumerate(batch.slots.tolist()):
-            env_id = self._ids[slot]
-            self._pending.discard(env_id)
-            if not batch.valid[row] or env_id not in missing:
-                continue  # lost, or settled already
-            reply, parts = batch.obs[row], self._parts.get(env_id)
-            if parts and reply.failure is None:
-                further[env_id] = parts.popleft()
-            elif parts:
-                replies[env_id] = self._requests[env_id].failed(reply.failure)
-            else:
-                replies[env_id] = reply
-        if further:
-            self._post(further)
-
-    def _bring_back(self, requests: Mapping[int, TurnRequest]) -> None:
-        """Rebuild lost environments, and start the replay of their episodes."""
-        self._pending |= requests.keys()
-        try:
-            self._build(requests)
-            slots = [self._slots[env_id] for env_id in requests]
-            self.fleet.reset([ResetPlan()] * len(slots), slots)
-        except FLEET_ERRORS:
-            self._pending -= requests.keys()
-            raise
-        self._parts |= {one: deque(request.split()) for one, request in requests.items()}
-        self._post({one: self._parts[one].popleft() for one in requests})
-
-    def _build(self, ids: Iterable[int]) -> None:
-        """Build the environments whose workers are new.
-
-        A call is not repeated if the worker dies of it, and it has the deadline of a start.
-        """
-        unbuilt = self._unbuilt.intersection(ids)
-        slots = self._reachable(unbuilt)
-        if slots:
-            before = len(self.fleet.incidents)
-            self.fleet.call("build", slots=slots)
-            lost = {slot for one in self.fleet.incidents[before:] for slot in one.slots}
-            self._unbuilt -= {self._ids[slot] for slot in slots if slot not in lost}
-
-    def _reachable(self, ids: Iterable[int]) -> list[int]:
-        """Their slots, without those that the fleet has given up."""
-        gone = self.fleet.quarantined
-        return sorted(slot for slot in (self._slots[one] for one in ids) if slot not in gone)
+            env_id = self.ids[slot]
+            request = self._asked.pop(env_id)
+            self._replies[env_id] = _reply(request, batch.obs[row], infos[row])
 
     # ---- losses ---------------------------------------------------------------------------------
 
-    def _note_losses(self) -> Sequence[Incident]:
-        """The incidents since this was called last."""
-        if len(self.fleet.incidents) == self._num_seen:
-            return ()
-        incidents = self.fleet.incidents[self._num_seen :]
-        self._num_seen += len(incidents)
-        self._unbuilt |= {self._ids[slot] for incident in incidents for slot in incident.slots}
-        return incidents
+    def _fail_lost(self) -> None:
+        """Reply for the environments that the fleet has given up."""
+        in_flight = set(self.fleet.in_flight)
+        lost = [one for one in self._asked if self._slots[one] not in in_flight]
+        for env_id in lost:
+            request = self._asked.pop(env_id)
+            self._replies[env_id] = request.failed(self._failure(self._slots[env_id], request))
 
-    def _has_news(self, missing: Set[int]) -> bool:
-        gone = self.fleet.quarantined
-        is_any_gone = any(self._slots[one] in gone for one in missing)
-        return is_any_gone or len(self.fleet.incidents) > self._num_seen
+    def _failure(self, slot: int, request: Request) -> EpisodeFailure:
+        error = self.fleet.quarantined.get(slot)
+        if error is None:  # the fleet resumed it, and it was not where it had been
+            problem = NOT_REPEATED.format("it shows something else now")
+            return EpisodeFailure(request.doing, problem)
+        reason = " ".join(str(error).partition("\n")[0].split())
+        if isinstance(error, SlotQuarantined):
+            last = [one for one in self.fleet.incidents if one.slot == error.slot][-1]
+            if last.doing not in ("a restart", "the constructor"):
+                return EpisodeFailure(request.doing, describe_loss(last, error.restarts))
+            reason = last.reason
+        return EpisodeFailure(
+            "the constructor", f"it was lost and could not be built again: {reason}"
+        )
 
-    def _settle_losses(self, replies: dict[int, TurnReply], suspects: dict[int, str]) -> None:
-        """Decide on environments that have cost too many workers to be asked again."""
-        for incident in self._note_losses():
-            env_id = self._ids[incident.slot]
-            if env_id not in self._requests or env_id in replies or env_id in suspects:
-                continue
-            verdict = self._losses.add(env_id, incident, len(self._parts.get(env_id, ())))
-            if verdict.what == "failed":
-                request = self._requests[env_id]
-                replies[env_id] = request.failed(EnvFailure(_doing(request), verdict.why))
-                self._pending.discard(env_id)
-            elif verdict.what == "alone" and not self._is_trial:
-                suspects[env_id] = verdict.why
-                self._pending.discard(env_id)
-        for slot, error in self.fleet.quarantined.items():
-            env_id = self._ids[slot]
-            if env_id in self._requests and env_id not in replies and env_id not in suspects:
-                suspects[env_id] = _reason(error)
-                self._pending.discard(env_id)
-
-    def _tried_alone(
-        self, env_id: int, so_far_of: Callable[[int], EpisodeSoFar], why: str
-    ) -> TurnReply:
-        """The reply of an environment in a worker of its own."""
-        request = self._requests[env_id]
-        if self._is_trial:
-            return _not_built(request, why)
-        try:
-            env_fns = {env_id: self._env_fns[env_id]}
-            self._trial = RemoteEnvs(env_fns, self._options, self._max_restarts, self._losses)
-        except FLEET_ERRORS as exc:
-            return _not_built(request, _reason(exc))
-        try:
-            self._trial.send({env_id: request})
-            replies, _ = self._trial.recv(so_far_of)
-            return replies[env_id]
-        finally:
-            trial, self._trial = self._trial, None
-            trial.close()
-
-    # ---- new workers ----------------------------------------------------------------------------
-
-    def _end_stuck(self) -> None:
-        """End workers that are still busy with a call that was interrupted."""
-        give_up_s = time.monotonic() + _GRACE_S
-        with suppress(*FLEET_ERRORS):
-            while self._pending and (left_s := give_up_s - time.monotonic()) > 0:
-                batch = self.fleet.recv(min_slots=1, timeout_s=left_s)
-                self._pending -= {self._ids[slot] for slot in batch.slots.tolist()}
-        if self._pending and not end_workers(
-            self.fleet, [self._slots[one] for one in self._pending]
-        ):
+    def _drop(self) -> None:
+        """Forget the replies to a call that was interrupted."""
+        if self._asked:
+            self.recv(timeout_s=_GRACE_S)
+        if self._asked:  # some environments are still busy
+            end_workers(self.fleet, [self._slots[one] for one in self._asked])
+            self._asked.clear()
+            self.fleet.drop()
             self._reopen()
+        self._replies.clear()
 
     def _reopen(self) -> None:
         """Replace the fleet, if a new one can be started."""
@@ -415,81 +284,48 @@ class RemoteEnvs:
             fleet = self._open()
         except FLEET_ERRORS:
             return
-        self.fleet.close()
-        self.fleet, self._num_seen = fleet, 0
-        self._unbuilt = set(self._ids)
+        old, self.fleet = self.fleet, fleet
+        old.close()
 
     def _open(self) -> Fleet:
-        env_fns = [_SlotEnvFn(make, self._phase) for make in self._env_fns.values()]
-        return self._options.open(env_fns, self._max_restarts)
+        settings = self._settings
+        return Fleet(
+            [partial(EnvInSlot, make) for make in self._env_fns.values()],
+            num_workers=min(settings.max_workers, len(self._env_fns)),
+            backend=self._backend,
+            start_method=choose_start_method(settings.start_method),
+            autoreset="disabled",
+            deadlines=Deadlines(step_s=settings.step_timeout_s, reset_s=settings.step_timeout_s),
+            on_failure="resume",
+            # for one rollout, however long it takes: `refresh` replaces the fleet
+            restarts=RestartPolicy(max_restarts=settings.max_restarts, window_s=math.inf),
+        )
 
 
-def open_fleet(
-    env_fns: Sequence[Callable[[], Any]],
-    num_workers: int,
-    start_method: StartMethod | None,
-    *,
-    backend: Literal["thread", "process"] = "process",
-    step_timeout_s: float | None = None,
-    max_restarts: int = 0,
-) -> Fleet:
-    """A fleet that restarts its slots after any loss."""
-    return Fleet(
-        env_fns,
-        num_workers=num_workers,
-        backend=backend,
-        start_method=choose_start_method(start_method),
-        autoreset="disabled",
-        deadlines=Deadlines(step_s=step_timeout_s, reset_s=Deadlines().start_s),
-        on_failure="restart",
-        # `losses.py` counts losses by their cause. This limit is for a fleet whose workers are
-        # killed over and over.
-        restarts=RestartPolicy(max_restarts=2 * MAX_SLOT_INCIDENTS + 2 * max_restarts),
-    )
+def describe_loss(incident: Incident, count: int) -> str:
+    """Why an environment has failed that was lost so often in one episode, last like this."""
+    times = f"{'once' if count == 1 else f'{count} times'} in one episode"
+    if incident.kind == "exception":
+        return f"{incident.reason} in {incident.doing}, {times}"
+    if incident.kind == "timeout":
+        return f"its worker passed its deadline {times}"
+    if incident.exitcode in FROM_OUTSIDE:
+        return f"its worker was killed {times} (exit code {incident.exitcode})"
+    return f"its worker died {times}"
 
 
-def has_many_incidents(fleet: Fleet) -> bool:
-    """Whether a fleet should be replaced before the next rollout.
-
-    A fleet counts the failures of a slot over many rollouts, and keeps a record of each.
-    """
-    incidents = fleet.incidents
-    if len(incidents) < MAX_SLOT_INCIDENTS:
-        return False
-    by_slot = Counter(incident.slot for incident in incidents)
-    return len(incidents) >= 10 * MAX_SLOT_INCIDENTS or max(by_slot.values()) >= MAX_SLOT_INCIDENTS
-
-
-def end_workers(fleet: Fleet, slots: Iterable[int]) -> bool:
-    """Kill the processes that host these slots; False if they are hosted by threads."""
+def end_workers(fleet: Fleet, slots: Iterable[int]) -> None:
+    """Kill the processes that host these slots; a thread cannot be ended."""
     asked = set(slots)
     for pid, (first, end) in zip(fleet.worker_pids(), fleet.bounds, strict=True):
-        if asked.isdisjoint(range(first, end)):
-            continue
-        if pid is None:
-            return False
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-    return True
+        if pid is not None and not asked.isdisjoint(range(first, end)):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
 
-def _not_built(request: TurnRequest, reason: str) -> TurnReply:
-    error = f"it was lost and could not be built again: {reason}"
-    return request.failed(EnvFailure("the constructor", error))
-
-
-def _doing(request: TurnRequest) -> str:
-    return "reset" if request.names is None else "step"
-
-
-def _reason(error: BaseException) -> str:
-    """The first line of an error's text."""
-    return " ".join(str(error).partition("\n")[0].split())
-
-
-def action_batch(requests: Sequence[Any]) -> Any:
+def action_batch(actions: Sequence[Any]) -> Any:
     """Objects of any kind as a batch of actions."""
-    batch = np.empty(len(requests), object)
-    for place, request in enumerate(requests):
-        batch[place] = request
+    batch = np.empty(len(actions), object)
+    for place, action in enumerate(actions):
+        batch[place] = action
     return batch

@@ -19,7 +19,7 @@ from envfleet.errors import ConfigError, EnvfleetError, StartError, did_you_mean
 from envfleet.llm.config import BLOCKS, plain_config
 from envfleet.llm.parsing import ACTION_SEP, MAX_ACTIONS
 from envfleet.llm.registry import EnvType, env_type, env_types
-from envfleet.llm.turns import EnvFailure
+from envfleet.llm.turns import EpisodeFailure
 
 ManagerMode = Literal["train", "val"]
 UseMultiprocessing = bool | Literal["auto", "threads", "resets"]
@@ -118,7 +118,7 @@ class Tag:
         except (Exception, SystemExit) as exc:  # an environment must not end the program
             raise StartError(
                 f"an environment of custom_envs.{self.name} ({self.type_name}) cannot be built: "
-                f"{EnvFailure.of('the constructor', exc).error}"
+                f"{EpisodeFailure.of('the constructor', exc).error}"
             ) from exc
 
 

@@ -1,26 +1,29 @@
 """One turn of one environment: which actions count, and what they lead to.
 
-    TurnRequest ─► execute ─► EpisodePlayer ─► environment ─► EpisodeStart or Turn
+    EpisodeRequest ─► EpisodePlayer ─► environment ─► EpisodeStart
+    TurnRequest    ─► EpisodePlayer ─► environment ─► Turn
 
 A turn is played next to its environment, in this process or in a worker, by the same code. A
 request and its reply are all that travels; the environment stays where it is.
 
-Law: an environment that raises ends its own episode with an `EnvFailure` and affects nothing else.
+Law: an environment that raises ends its own episode with an `EpisodeFailure` and affects nothing
+else.
 """
 
 from __future__ import annotations
 
 import inspect
 import math
+import pickle
 from collections.abc import Mapping, Sequence
-from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
 
+from envfleet.engine.backends.encoding import dumps
 from envfleet.llm.extras import import_extra
 
 State = str | list[Any]
@@ -30,19 +33,21 @@ IMAGE_MARK = "<images>"
 _MAX_ERROR = 500
 """Characters of an exception's text that are kept."""
 _IMMUTABLE = frozenset((bool, int, float, str, bytes, type(None)))
+NOT_REPEATED = "it was lost, and its seed and actions do not bring it back ({})"
+"""The error of an environment that does not come back; in the braces, what happened instead."""
 ENV_ERRORS = (Exception, SystemExit)
 """What counts as the environment's own failure. KeyboardInterrupt does not: the user raised it."""
 
 
 @dataclass(frozen=True, slots=True)
-class EnvFailure:
+class EpisodeFailure:
     """An environment raised, or was lost and could not be brought back."""
 
     doing: str
     error: str
 
     @classmethod
-    def of(cls, doing: str, exc: BaseException) -> EnvFailure:
+    def of(cls, doing: str, exc: BaseException) -> EpisodeFailure:
         """Describe an exception, in words that do not depend on the process it was raised in."""
         text = " ".join(str(exc).split())[:_MAX_ERROR]
         return cls(doing, f"{type(exc).__name__}: {text}" if text else type(exc).__name__)
@@ -55,15 +60,7 @@ class EpisodeStart:
     state: State
     answer: Any = None
     """The correct answer, if the environment knows one."""
-    failure: EnvFailure | None = None
-
-    def __deepcopy__(self, memo: object) -> EpisodeStart:
-        """Itself: the fleet copies what an environment returns, but nothing else holds this."""
-        return self
-
-    def __reduce__(self) -> tuple[type[EpisodeStart], tuple[Any, ...]]:
-        """By its fields: pickle takes ten times as long to list those of a dataclass."""
-        return EpisodeStart, (self.state, self.answer, self.failure)
+    failure: EpisodeFailure | None = None
 
 
 @dataclass(slots=True)
@@ -78,89 +75,64 @@ class Turn:
     reward: float = 0.0
     info: dict[str, Any] = field(default_factory=dict)
     is_done: bool = False
-    failure: EnvFailure | None = None
+    failure: EpisodeFailure | None = None
     is_success: bool = False
-
-    def __deepcopy__(self, memo: object) -> Turn:
-        """Itself, as for `EpisodeStart`."""
-        return self
-
-    def __reduce__(self) -> tuple[type[Turn], tuple[Any, ...]]:
-        """By its fields, as for `EpisodeStart`."""
-        values = (self.state, self.actions, self.num_valid, self.reward, self.info)
-        return Turn, (*values, self.is_done, self.failure, self.is_success)
 
 
 TurnReply = EpisodeStart | Turn
-EpisodeSoFar = tuple[Sequence[tuple[Any, ...]], State]
-"""The actions of each turn so far, and the state that the environment shows now."""
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeRequest:
+    """Asks an environment to begin an episode."""
+
+    seed: int
+    mode: str
+
+    doing: ClassVar[str] = "reset"
+
+    def execute(self, player: EpisodePlayer) -> EpisodeStart:
+        """Begin the episode."""
+        return player.begin(self.seed, self.mode)
+
+    def failed(self, failure: EpisodeFailure) -> EpisodeStart:
+        """The reply of an environment that failed."""
+        return EpisodeStart("", failure=failure)
 
 
 @dataclass(frozen=True, slots=True)
 class TurnRequest:
-    """What an environment is asked to do."""
+    """Asks an environment to play a turn."""
 
-    seed: int
-    mode: str
-    is_new: bool = False
-    """First begin the episode of this seed."""
-    replay: tuple[tuple[Any, ...], ...] = ()
-    """Then play these turns again, whose results are known: the actions of each."""
-    names: tuple[Any, ...] | None = None
-    """Then play a turn with these actions; None: no turn."""
-    num_left: int = 0
+    names: tuple[Any, ...]
+    """The actions, by name."""
+    num_left: int
     """How many actions the episode still allows."""
-    expected: State | None = None
-    """The state that the environment must show after `replay`, if known."""
 
-    def __deepcopy__(self, memo: object) -> TurnRequest:
-        """Itself: it is never changed."""
-        return self
+    doing: ClassVar[str] = "step"
 
-    def __reduce__(self) -> tuple[type[TurnRequest], tuple[Any, ...]]:
-        """By its fields, as for `EpisodeStart`."""
-        values = (self.seed, self.mode, self.is_new, self.replay, self.names, self.num_left)
-        return TurnRequest, (*values, self.expected)
+    def execute(self, player: EpisodePlayer) -> Turn:
+        """Play the turn."""
+        return player.play(self.names, self.num_left)
 
-    def with_replay(self, so_far: EpisodeSoFar) -> TurnRequest:
-        """The same request to an environment that was rebuilt and has to be brought back first."""
-        if self.is_new:
-            return self
-        turns, state = so_far
-        return replace(self, is_new=True, replay=tuple(turns), expected=state)
-
-    def split(self) -> list[TurnRequest]:
-        """One request each for the start, every replayed turn, and the turn to play.
-
-        So each takes no longer than it did the first time, and the same deadline holds for it.
-        """
-        blank = TurnRequest(self.seed, self.mode)
-        parts = [replace(blank, is_new=self.is_new)]
-        parts += [replace(blank, replay=(turn,)) for turn in self.replay]
-        parts[-1] = replace(parts[-1], expected=self.expected)
-        if self.names is not None:
-            parts.append(replace(blank, names=self.names, num_left=self.num_left))
-        return parts
-
-    def failed(self, failure: EnvFailure) -> TurnReply:
-        """The reply to this request where the environment failed."""
-        if self.names is None:
-            return EpisodeStart("", failure=failure)
+    def failed(self, failure: EpisodeFailure) -> Turn:
+        """The reply of an environment that failed."""
         return Turn("", failure=failure)
 
 
-def execute(player: EpisodePlayer, request: TurnRequest) -> TurnReply:
-    """Do what a request asks for."""
-    start = EpisodeStart("")
-    if request.is_new:
-        start = player.begin(request.seed, request.mode)
-        if start.failure is not None:
-            return request.failed(start.failure)
-    if request.replay or request.expected is not None:
-        failure = player.replay(request.replay, start.state, request.expected)
-        if failure is not None:
-            return request.failed(failure)
-    return start if request.names is None else player.play(request.names, request.num_left)
+Request = EpisodeRequest | TurnRequest
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeSoFar:
+    """What brings a new environment to where another one stands."""
+
+    seed: int
+    mode: str
+    turns: Sequence[tuple[Any, ...]]
+    """The actions of each turn."""
+    state: State
+    """What it must show then."""
 
 
 class EpisodePlayer:
@@ -181,33 +153,27 @@ class EpisodePlayer:
             arguments["options"] = {"mode": mode}
         try:
             self.env.reset(**arguments)
-            return EpisodeStart(self._state(), getattr(self.env, "correct_answer", None))
+            answer = getattr(self.env, "correct_answer", None)
+            return EpisodeStart(self._state(), _unchanging({"answer": answer})["answer"])
         except ENV_ERRORS as exc:
-            return EpisodeStart("", failure=EnvFailure.of("reset", exc))
+            return EpisodeStart("", failure=EpisodeFailure.of("reset", exc))
 
-    def replay(
-        self, turns: Sequence[Sequence[Any]], shown: State, expected: State | None
-    ) -> EnvFailure | None:
-        """Play turns again whose results are known; a failure if they lead somewhere else.
-
-        Args:
-            turns: The actions of each.
-            shown: The state before.
-            expected: The state that must be shown afterwards, if known.
-        """
+    def replay(self, episode: EpisodeSoFar) -> EpisodeFailure | None:
+        """Play an episode again as far as it is known; a failure if it leads somewhere else."""
+        start = self.begin(episode.seed, episode.mode)
+        if start.failure is not None:
+            return start.failure
+        shown, problem = start.state, "it shows something else now"
         try:
-            for actions in turns:
+            for actions in episode.turns:
                 for action in actions:
                     self.env.step(action)
                 shown = self._state()  # render may depend on when it was called last
-            problem = "it shows something else now"
-            if expected is None or is_same_state(shown, expected):
+            if is_same_state(shown, episode.state):
                 return None
         except ENV_ERRORS as exc:
-            problem = EnvFailure.of("step", exc).error
-        return EnvFailure(
-            "step", f"it was lost, and its seed and actions do not bring it back ({problem})"
-        )
+            problem = EpisodeFailure.of("step", exc).error
+        return EpisodeFailure("step", NOT_REPEATED.format(problem))
 
     def play(self, names: Sequence[Any], num_left: int) -> Turn:
         """Carry out the named actions, at most `num_left` of them, until the episode ends."""
@@ -226,7 +192,7 @@ class EpisodePlayer:
             turn.is_success = bool(turn.info.get("success", False))
             turn.state = self._state()
         except ENV_ERRORS as exc:
-            turn.failure, turn.is_done = EnvFailure.of("step", exc), True
+            turn.failure, turn.is_done = EpisodeFailure.of("step", exc), True
         return turn
 
     def _state(self) -> State:
@@ -274,10 +240,15 @@ def known_actions(lookup: Mapping[Any, str] | None, names: Sequence[Any]) -> lis
 
 
 def _unchanging(info: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The info, copied if it holds something that the environment could change later."""
+    """The info, copied if it holds something that the environment could change later.
+
+    It is pickled even if the environment lives in this process, so that an info which cannot reach
+    another process fails alike everywhere.
+    """
     if all(type(value) in _IMMUTABLE for value in info.values()):
         return info
-    return deepcopy(info)
+    copy: Mapping[str, Any] = pickle.loads(dumps(info))
+    return copy
 
 
 @lru_cache(maxsize=64)

@@ -39,8 +39,8 @@ class Variant:
     """Whether `step` is called for each environment alone."""
     has_kills: bool = False
     """Whether a worker is killed before each turn."""
-    max_restarts: int | None = None
-    """By default the configuration's, plus one for each kill."""
+    moves_here: bool = False
+    """Whether all environments move to this process before the second turn."""
     global_seed: int = 1
     """The seed of the process's global random numbers."""
     has_deadline: bool = True
@@ -92,7 +92,7 @@ def variants_for(
             in_workers,
             name=f"{_count(most)}, killed, going on in this process",
             has_kills=True,
-            max_restarts=0,
+            moves_here=True,
         ),
         # A turn in this process cannot be interrupted, so a manager refuses a deadline there.
         replace(
@@ -133,9 +133,7 @@ def play_variant(
     }
     if not variant.has_deadline:
         changes["step_timeout_s"] = None
-    if variant.max_restarts is not None:
-        changes["max_restarts"] = variant.max_restarts
-    elif variant.has_kills:
+    if variant.has_kills:
         changes["max_restarts"] = settings.max_restarts + proxy.max_turn
     config = {**whole, "es_manager": {**whole["es_manager"], **changes}}
     tags = [tag for tag, _ in settings.groups]
@@ -160,6 +158,8 @@ class _VariedManager:
     def step(self, all_env_inputs: Sequence[Mapping[str, Any]]) -> list[Cache]:
         if self._variant.has_kills:
             self._kill_one()
+        if self._variant.moves_here and self._num_turns == 1:
+            self._manager.use_multiprocessing = False
         self._num_turns += 1
         inputs = all_env_inputs[::-1] if self._variant.is_backwards else all_env_inputs
         if not self._variant.is_one_by_one:

@@ -10,9 +10,7 @@ import numpy.typing as npt
 from gymnasium import spaces
 
 from envfleet.errors import ConfigError
-
-MASK_KEY = "action_mask"
-"""PettingZoo's name for the actions that are allowed, in an observation or in an info."""
+from envfleet.multiagent.bare import MASK_KEY
 
 Flat = npt.NDArray[np.float32]
 

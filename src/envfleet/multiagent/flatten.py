@@ -21,8 +21,9 @@ from pettingzoo import AECEnv, ParallelEnv
 from pettingzoo.utils.conversions import parallel_to_aec
 
 from envfleet.errors import ConfigError, OutOfOrder, ResetNeeded
+from envfleet.multiagent.bare import MASK_KEY
 from envfleet.multiagent.flat_actions import JointActions, SharedActions
-from envfleet.multiagent.flat_observations import MASK_KEY, FlatObservations
+from envfleet.multiagent.flat_observations import FlatObservations
 from envfleet.multiagent.turns import Outcome, Turns, is_any_cut
 
 __all__ = ["FlattenMultiAgentWrapper"]

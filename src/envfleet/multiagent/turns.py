@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from envfleet.multiagent.bare import Bare
+
 Info = dict[str, Any]
 
 
@@ -25,12 +27,16 @@ class Outcome:
     infos: dict[Any, Info] = field(default_factory=dict)
     terminated: dict[Any, bool] = field(default_factory=dict)
     """Of those that died: True if terminated, False if only truncated."""
+    truncated: dict[Any, bool] = field(default_factory=dict)
+    """Of those that died; an illegal move may set both."""
     is_any_truncated: bool = False
     """Whether an agent went by truncation in the last step."""
 
 
 def is_any_cut(terminations: Mapping[Any, Any], truncations: Mapping[Any, Any]) -> bool:
     """Whether an agent was truncated without being terminated: an illegal move may set both."""
+    if not any(truncations.values()):
+        return False
     return any(cut and not terminations[name] for name, cut in truncations.items())
 
 
@@ -39,7 +45,8 @@ class Turns:
 
     def __init__(self, env: Any) -> None:
         """Take the environment, which the caller closes."""
-        self._env = env
+        self._bare = Bare(env)
+        self._env = self._bare.env
 
     @property
     def agent(self) -> Any:
@@ -48,16 +55,19 @@ class Turns:
 
     def reset(self, seed: int | None, options: Info | None) -> None:
         """Start an episode."""
-        self._env.reset(seed=seed, options=options)
+        self._bare.reset(seed, options)
         self._step_dead(Outcome(), keep_rewards=False)
 
     def live_agents(self) -> list[Any]:
         """Agents that will act again."""
+        env = self._env
+        if not any(env.terminations.values()) and not any(env.truncations.values()):
+            return list(env.agents)
         return [name for name in self._env.agents if not self._is_dead(name)]
 
     def observe(self, names: list[Any]) -> tuple[dict[Any, Any], dict[Any, Info]]:
         """Observations and infos of living agents."""
-        seen = {name: self._env.observe(name) for name in names}
+        seen = {name: self._bare.observe(name) for name in names}
         return seen, {name: self._env.infos[name] for name in names}
 
     def play_turn(self, action: Any) -> Outcome:
@@ -66,17 +76,19 @@ class Turns:
         Rewards are of the agent that acts next, since its own last turn, and of those that died.
         """
         env, actor, outcome = self._env, self.agent, Outcome()
-        env.step(action)
+        self._bare.step(action)
         outcome.is_any_truncated = is_any_cut(env.terminations, env.truncations)
         self._step_dead(outcome, keep_rewards=True)
         if env.agents:
             name = self.agent
             outcome.live = [name]
-            outcome.seen[name], reward, _, _, outcome.infos[name] = env.last()
+            outcome.seen[name], reward, _, _, outcome.infos[name] = self._bare.last()
             outcome.rewards[name] = float(reward)
         elif actor not in outcome.seen:  # an environment that lets its dead agents take no turn
             outcome.seen[actor] = env.observe(actor)
             outcome.rewards = {name: float(reward) for name, reward in env.rewards.items()}
+            outcome.terminated = {name: bool(flag) for name, flag in env.terminations.items()}
+            outcome.truncated = {name: bool(flag) for name, flag in env.truncations.items()}
         return outcome
 
     def play_cycle(self, actions: Mapping[Any, Any]) -> Outcome:
@@ -84,7 +96,7 @@ class Turns:
         env, waiting = self._env, dict(actions)
         outcome = Outcome(rewards=dict.fromkeys(self.live_agents(), 0.0))
         while env.agents and self.agent in waiting:
-            env.step(waiting.pop(self.agent))
+            self._bare.step(waiting.pop(self.agent))
             for name, reward in env.rewards.items():
                 outcome.rewards[name] = outcome.rewards.get(name, 0.0) + float(reward)
             outcome.is_any_truncated = is_any_cut(env.terminations, env.truncations)
@@ -100,11 +112,13 @@ class Turns:
         env = self._env
         while env.agents and self._is_dead(self.agent):
             name = self.agent
-            outcome.seen[name], reward, is_terminated, _, outcome.infos[name] = env.last()
+            outcome.seen[name], reward, is_terminated, is_truncated, info = self._bare.last()
+            outcome.infos[name] = info
             outcome.terminated[name] = bool(is_terminated)
+            outcome.truncated[name] = bool(is_truncated)
             if keep_rewards:
                 outcome.rewards[name] = float(reward)
-            env.step(None)
+            self._bare.step(None)
 
     def _is_dead(self, name: Any) -> bool:
         return bool(self._env.terminations[name] or self._env.truncations[name])

@@ -29,6 +29,20 @@ def test_an_observation_is_like_itself(value):
     assert are_alike(value, deepcopy(value))
 
 
+def test_bytes_between_the_fields_of_records_do_not_count():
+    inner = np.dtype([("mask", "i1"), ("place", "f8")], align=True)
+    outer = np.dtype([("flag", "?"), ("agents", inner, (2,))], align=True)
+    one = np.zeros(3, outer)
+    other = np.frombuffer(bytes([7]) * one.nbytes, outer).copy()
+    for part in (other["agents"]["mask"], other["agents"]["place"], other["flag"]):
+        part[...] = 0
+    assert one.tobytes() != other.tobytes()
+    assert are_alike(one, other)
+    assert are_alike(one[0], other[0])
+    other["agents"]["mask"][0, 1] = 1
+    assert not are_alike(one[0], other[0])
+
+
 @dataclass
 class Uncertain:
     array: np.ndarray

@@ -152,8 +152,8 @@ def test_any_movement_begins_a_new_silence(request_, where):
 
 
 def test_a_warned_silence_stays_warned():
-    silence = Silence(7, 0, 1.0, is_warned=True)
-    assert silence.look(7, 0, 9.0).is_warned
+    silence = Silence(7, WorkerStatus(Op.IDLE, None), 1.0, is_warned=True)
+    assert silence.look(7, WorkerStatus(Op.IDLE, None), 9.0).is_warned
 
 
 def test_a_gap_in_our_own_clock_restarts_the_count():
@@ -162,17 +162,19 @@ def test_a_gap_in_our_own_clock_restarts_the_count():
     check_s = check_every(deadlines)
     assert is_gap(3.0 - check_s, check_s)
     assert not is_gap(0.1, check_s), "a busy machine is late too"
-    silence = Silence(7, 5, 1.0, is_warned=True)
-    assert silence.restarted(9.0) == Silence(7, 5, 9.0, is_warned=True)
+    status = WorkerStatus(Op.STEP, 5)
+    silence = Silence(7, status, 1.0, is_warned=True)
+    assert silence.restarted(9.0) == Silence(7, status, 9.0, is_warned=True)
     assert silence.restarted(9.0).restarted(12.0).since_s == 12.0
 
 
 def test_time_without_a_look_is_excused_once():
     """Else a caller that polls now and then would never notice a worker that hangs."""
-    silence = Silence(7, 5, 1.0).excused(9.0)
+    status = WorkerStatus(Op.STEP, 5)
+    silence = Silence(7, status, 1.0).excused(9.0)
     assert silence.since_s == 9.0
     assert silence.excused(17.0) is silence
-    assert not silence.look(8, 5, 20.0).is_excused
+    assert not silence.look(8, status, 20.0).is_excused
 
 
 @given(st.floats(0.01, 1000.0), st.floats(1.0, 10.0))

@@ -12,6 +12,7 @@ import numpy as np
 
 from envfleet.llm.environments.base import Mode, Step, TextEnv, TextEnvConfig
 from envfleet.llm.registry import register_env
+from tests.gates import wait_for
 
 
 @dataclass(slots=True, kw_only=True)
@@ -97,6 +98,8 @@ class Trouble:
                 time.sleep(60)
             case "hang once" if self._is_first("hang"):
                 time.sleep(60)
+            case "until told":
+                wait_for(Path(self.config.folder, "told"))
             case "wait":
                 time.sleep(0.02)
             case "nap":

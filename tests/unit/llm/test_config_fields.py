@@ -11,8 +11,8 @@ import pytest
 
 from envfleet.errors import ConfigError
 from envfleet.llm.environments.base import TextEnv, TextEnvConfig
-from envfleet.llm.environments.config_fields import check_field_types
 from envfleet.llm.registry import env_type
+from envfleet.options import check_fields
 
 if TYPE_CHECKING:
     from decimal import Decimal
@@ -75,9 +75,9 @@ def test_the_right_kinds_are_taken(given: dict[str, Any]) -> None:
         ({"share": 10**400}, "share must be a finite number, got 1000"),
         ({"share": False}, "share must be a finite number, got False"),
         ({"name": None}, "name must be text, got None"),
-        ({"seed": "1"}, "seed must be a whole number or none, got '1'"),
-        ({"way": "left"}, "way must be one of up, down, got 'left'"),
-        ({"way": []}, "way must be one of up, down, got "),
+        ({"seed": "1"}, "seed must be a whole number, or None; got '1'"),
+        ({"way": "left"}, "way must be one of 'up', 'down'; got 'left'"),
+        ({"way": []}, "way must be one of 'up', 'down'; got "),
         ({"sizes": "34"}, "sizes must be a list of whole numbers, got '34'"),
         ({"sizes": [3, "4"]}, "sizes must be a list of whole numbers, got "),
         ({"sizes": 3}, "sizes must be a list of whole numbers, got 3"),
@@ -85,7 +85,7 @@ def test_the_right_kinds_are_taken(given: dict[str, Any]) -> None:
         ({"words": [1]}, "words must be a list of texts, got "),
         ({"table": ["a"]}, "table must be a mapping of texts, got "),
         ({"table": {1: 2}}, "table must be a mapping of texts, got {1: 2}"),
-        ({"judge": 3}, "judge must be a function or text or none, got 3"),
+        ({"judge": 3}, "judge must be a function or text, or None; got 3"),
         ({"sloppy": "x"}, "sloppy must be a whole number, got 'x'"),
         ({"render_mode": 3}, "render_mode must be text, got 3"),
     ],
@@ -103,7 +103,7 @@ def test_what_cannot_be_looked_up_is_not_asked_for() -> None:
         price: Decimal
         count: int = 1
 
-    check_field_types(Unknown(price="dear", count="many"))  # type: ignore[arg-type]
+    check_fields(Unknown(price="dear", count="many"))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("wrong", [object(), {"a": object()}, [[object()]]], ids=["", "{}", "[]"])

@@ -1,7 +1,5 @@
 """Episodes that begin in one process and go on in another."""
 
-import copy
-import pickle
 import random
 from typing import Any
 
@@ -15,7 +13,7 @@ from envfleet.llm.environments.sokoban import SokobanEnv
 from envfleet.llm.manager import EnvStateManager
 from envfleet.llm.prefetch import EpisodeStarter, can_hand_over, pack_episode, unpack_episode
 from envfleet.llm.registry import env_type
-from envfleet.llm.turns import EnvFailure, EpisodePlayer, EpisodeStart, Turn, TurnRequest, execute
+from envfleet.llm.turns import EpisodePlayer, EpisodeSoFar
 from tests.unit.llm.games import Climb, News, Trouble, TroubleConfig
 
 OURS = ["bandit", "countdown", "frozen_lake", "metamathqa", "sokoban", "webshop"]
@@ -188,34 +186,20 @@ def test_an_environment_that_failed_begins_nothing_more() -> None:
     assert len(made) == 2
 
 
-@pytest.mark.parametrize(
-    "sent",
-    [
-        TurnRequest(3, "val", is_new=True, replay=((1, 2), (3,)), names=("Up",), num_left=4),
-        TurnRequest(3, "train"),
-        EpisodeStart("a state", answer=7, failure=EnvFailure("reset", "why")),
-        Turn("s", [1], 2, -0.5, {"success": True}, is_done=True, failure=EnvFailure("step", "why")),
-    ],
-)
-def test_what_travels_arrives_with_every_field(sent: Any) -> None:
-    assert pickle.loads(pickle.dumps(sent)) == sent
-    assert copy.deepcopy(sent) is sent
-
-
 @pytest.mark.parametrize("num_turns", [0, 1, 3])
-def test_a_request_in_parts_leads_to_the_same_reply(num_turns: int) -> None:
+def test_an_episode_played_again_goes_on_alike(num_turns: int) -> None:
     player = EpisodePlayer(News(TroubleConfig()))
     state = player.begin(3, "val").state
     turns = [("a", "b"), (), ("c",)][:num_turns]
     for turn in turns:
         state = player.play(turn, 9).state
     expected = player.play(["d"], 9)
-    request = TurnRequest(3, "val", names=("d",), num_left=9).with_replay((turns, state))
-    for requests in ([request], request.split()):
-        player = EpisodePlayer(News(TroubleConfig()))
-        replies = [execute(player, one) for one in requests]
-        assert replies[-1] == expected
-    assert len(request.split()) == num_turns + 2
+    player = EpisodePlayer(News(TroubleConfig()))
+    assert player.replay(EpisodeSoFar(3, "val", turns, state)) is None
+    assert player.play(["d"], 9) == expected
+    failure = player.replay(EpisodeSoFar(3, "val", turns, "another state"))
+    assert failure is not None
+    assert "do not bring it back (it shows something else now)" in failure.error
 
 
 @pytest.mark.parametrize("count", [2, 60])

@@ -223,6 +223,78 @@ class TestStep:
         assert climbing.step([]) == []
 
 
+class TestFirstReady:
+    def test_turns_come_back_as_step_would_return_them(self, climbing: EnvStateManager) -> None:
+        turns = [inputs(e2=["Up"], e0=["Down"]), inputs(e3=["Up"], e0=["Down"], e1=["Down"])]
+        climbing.reset(seed=42)
+        expected = [deepcopy(climbing.step(turn)) for turn in turns]
+        climbing.reset(seed=42)
+        found = []
+        for turn in turns:
+            climbing.send(turn)
+            assert climbing.in_flight == [one["env_id"] for one in turn]
+            found.append(deepcopy(climbing.recv()))
+            assert climbing.in_flight == []
+        assert found == expected
+
+    @pytest.mark.parametrize("way", [True, "threads"])
+    def test_who_is_ready_does_not_wait_for_others(self, way: Any, tmp_path: Path) -> None:
+        settings = config(("Trouble", 2), group_size=1, use_multiprocessing=way, max_workers=2)
+        settings["custom_envs"]["Trouble"]["env_config"] = {"folder": str(tmp_path)}
+        with EnvStateManager(settings) as manager:
+            manager.reset(seed=1)
+            manager.send(inputs(e0=["until told"], e1=["a"]))
+            assert [cache["env_id"] for cache in manager.recv(min_envs=1)] == [1]
+            assert manager.recv(timeout_s=0) == []
+            manager.send(inputs(e1=["b"]))
+            assert [cache["env_id"] for cache in manager.recv(min_envs=1)] == [1]
+            assert manager.in_flight == [0]
+            (tmp_path / "told").touch()
+            assert [cache["env_id"] for cache in manager.recv()] == [0]
+            assert manager.render() == ["train 1 until told", "train 2 a b"]
+
+    def test_environments_here_and_in_workers_come_together(self, tmp_path: Path) -> None:
+        settings = config(("Climb", 1), ("Trouble", 1), use_multiprocessing=True, max_workers=1)
+        settings["es_manager"]["sequential_env_types"] = ["climb"]
+        settings["custom_envs"]["Trouble"]["env_config"] = {"folder": str(tmp_path)}
+        with EnvStateManager(settings) as manager:
+            manager.reset(seed=1)
+            manager.send(inputs(e2=["until told"], e0=["Down"], e1=["Down"]))
+            assert [cache["env_id"] for cache in manager.recv(min_envs=1)] == [0, 1]
+            (tmp_path / "told").touch()
+            assert [cache["env_id"] for cache in manager.recv()] == [2]
+
+    def test_an_episode_that_ends_is_not_returned(self, climbing: EnvStateManager) -> None:
+        climbing.reset(seed=42)
+        climbing.send(inputs(e0=["Up"] * 5, e3=["Down"]))
+        assert [cache["env_id"] for cache in climbing.recv()] == [3]
+        assert climbing.envs[0]["status"].terminated
+
+    def test_what_makes_no_sense_is_refused(self, climbing: EnvStateManager) -> None:
+        climbing.reset(seed=42)
+        with pytest.raises(OutOfOrder, match="recv has nothing to wait for"):
+            climbing.recv()
+        climbing.send(inputs(e0=["Down"]))
+        with pytest.raises(ActionError, match="the turn of environment 0 is in flight"):
+            climbing.send(inputs(e1=["Down"], e0=["Down"]))
+        with pytest.raises(OutOfOrder, match=r"environments \[0\] are in flight; call recv first"):
+            climbing.step(inputs(e1=["Down"]))
+        with pytest.raises(OutOfOrder, match=r"environments \[0\] are in flight; call recv first"):
+            climbing.use_multiprocessing = False
+        with pytest.raises(ConfigError, match="min_envs must be a whole number of at least 1"):
+            climbing.recv(min_envs=0)
+        assert len(climbing.recv()) == 1
+
+    def test_a_reset_drops_what_is_in_flight(self, climbing: EnvStateManager) -> None:
+        climbing.reset(seed=42)
+        expected = deepcopy(climbing.step(inputs(e0=["Down"], e1=["Up"])))
+        climbing.reset(seed=42)
+        climbing.send(inputs(e0=["Up"], e2=["Up"]))
+        climbing.reset(seed=42)
+        assert climbing.in_flight == []
+        assert climbing.step(inputs(e0=["Down"], e1=["Up"])) == expected
+
+
 class TestPenalty:
     @pytest.mark.parametrize(
         ("actions", "penalties"),

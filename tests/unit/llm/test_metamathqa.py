@@ -144,7 +144,10 @@ class TestWhereQuestionsAreFrom:
     @pytest.mark.parametrize(
         ("settings", "said"),
         [
-            ({"scoring": "fuzzy"}, "scoring must be one of exact, numeric, symbolic, got 'fuzzy'"),
+            (
+                {"scoring": "fuzzy"},
+                "scoring must be one of 'exact', 'numeric', 'symbolic'; got 'fuzzy'",
+            ),
             ({"split_fractions": (0.5, 0.5)}, "three shares"),
             ({"split_fractions": (0.9, 0.2, -0.1)}, "add up to 1"),
             ({"dataset_path": "no.jsonl"}, "there is no file no.jsonl"),

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from envfleet.llm import remote
+from envfleet.llm import prefetch
 from envfleet.llm.environments.base import Mode
 from envfleet.llm.prefetch import _RESET_EVERY, EpisodePrefetcher, unpack_episode
 from envfleet.llm.registry import EnvType
 from envfleet.llm.settings import Tag
-from envfleet.llm.turns import EnvFailure, EpisodePlayer, EpisodeStart
+from envfleet.llm.turns import EpisodeFailure, EpisodePlayer, EpisodeStart
 from tests.unit.llm.games import Climb, ClimbConfig
 
 
@@ -74,7 +74,7 @@ def made_of(
         here.append(env_id)
         openings[env_id] = EpisodePlayer(TAGS[tag].make()).begin(env_id, "val")
 
-    def fail(env_id: int, failure: EnvFailure) -> None:
+    def fail(env_id: int, failure: EpisodeFailure) -> None:
         assert failed is not None, failure
         assert env_id not in failed.keys() | openings.keys()
         failed[env_id] = failure.error
@@ -114,7 +114,7 @@ def test_what_a_worker_died_of_begins_in_no_other_process(makers: EpisodePrefetc
 def test_who_is_left_when_all_workers_have_died_of_a_kind_fails(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(remote, "MAX_SLOT_INCIDENTS", 10)
+    monkeypatch.setattr(prefetch, "_SLOT_LOSSES", 20)
     failed: dict[int, str] = {}
     fatal_tags = {"AllDeadly"}
     makers = EpisodePrefetcher(

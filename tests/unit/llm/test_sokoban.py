@@ -459,7 +459,10 @@ class TestConfig:
             ({"action_lookup": {1: "Up"}}, "action_lookup must give"),
             ({"grid_lookup": ["#"]}, "grid_lookup must give a text for each of 0, 1, 2"),
             ({"grid_lookup": dict.fromkeys(range(7), 0)}, "grid_lookup must give"),
-            ({"observation_format": "map"}, "must be one of grid, coord, grid_coord, got 'map'"),
+            (
+                {"observation_format": "map"},
+                "must be one of 'grid', 'coord', 'grid_coord'; got 'map'",
+            ),
             ({"render_mode": "human"}, "renders as text or rgb_array, not as 'human'"),
         ],
     )

@@ -17,7 +17,7 @@ from envfleet.engine.backends.base import Launch
 from envfleet.engine.messages import EnvFailure, Reply
 from envfleet.errors import EnvNotPicklable
 
-_PLAIN_TYPES = frozenset((bool, int, float, complex, str, bytes))
+_PLAIN_TYPES = frozenset((bool, int, float, complex, str, bytes, type(None)))
 
 
 def encode_env_fns(launch: Launch) -> bytes:
@@ -43,7 +43,7 @@ def encode_reply(reply: Reply) -> bytes:
     """
     try:
         has_values = reply.infos or reply.final_infos or reply.spills or reply.values
-        if has_values and not (_always_travels(reply.infos) and _always_travels(reply.final_infos)):
+        if has_values and not (always_travels(reply.infos) and always_travels(reply.final_infos)):
             reply = _readable(reply)
         return dumps(reply)
     except BaseException:
@@ -99,7 +99,7 @@ class Unpicklable:
 
 def _readable_items(info: dict[Any, Any]) -> dict[Any, Any]:
     """An info of which everything can travel, or stands for what cannot."""
-    if _always_travels(info):
+    if always_travels(info):
         return info
     return {_readable_item(key): _readable_item(item) for key, item in info.items()}
 
@@ -112,7 +112,7 @@ def _readable_item(value: Any) -> Any:
 
 
 def _readable_value(value: Any) -> Any:
-    if _always_travels(value) or _why_it_cannot_travel(value) is None:
+    if always_travels(value) or _why_it_cannot_travel(value) is None:
         return value
     if isinstance(value, dict):
         return {_readable_value(key): _readable_value(item) for key, item in value.items()}
@@ -127,7 +127,8 @@ def _stand_in(value: Any) -> Unpicklable:
     return Unpicklable(type(value).__name__, text)
 
 
-def _always_travels(value: Any) -> bool:
+def always_travels(value: Any) -> bool:
+    """Whether a value can certainly be pickled, and read in any process."""
     try:
         return _is_plain(value)
     except RecursionError:
@@ -136,13 +137,16 @@ def _always_travels(value: Any) -> bool:
 
 def _is_plain(value: Any) -> bool:
     """Whether a value is made of what can always be pickled, so that there is no need to try."""
-    if type(value) is dict:
-        return all(_is_plain(key) and _is_plain(item) for key, item in value.items())
-    if type(value) in (list, tuple):
+    kind = type(value)
+    if kind in _PLAIN_TYPES:
+        return True
+    if kind is dict:
+        return all(map(_is_plain, value)) and all(map(_is_plain, value.values()))
+    if kind in (list, tuple):
         return all(map(_is_plain, value))
-    if type(value) is np.ndarray:
+    if kind is np.ndarray:
         return bool(value.dtype.kind != "O")
-    return value is None or isinstance(value, np.generic) or type(value) in _PLAIN_TYPES
+    return isinstance(value, np.generic)
 
 
 def _why_it_cannot_travel(value: Any) -> BaseException | None:

@@ -13,7 +13,8 @@ from gymnasium import spaces
 
 from envfleet.errors import ConfigError
 from envfleet.llm.environments.base import Mode, Step, TextEnv, TextEnvConfig, action_number
-from envfleet.llm.environments.config_fields import check_field_types, check_range
+from envfleet.llm.environments.config_fields import check_range
+from envfleet.options import check_fields
 
 
 @dataclass(slots=True, kw_only=True)
@@ -34,7 +35,7 @@ class BanditConfig(TextEnvConfig):
     hi_arm_hiscore_prob: float = 0.25
 
     def __post_init__(self) -> None:
-        check_field_types(self)
+        check_fields(self)
         for lo, hi in (
             (self.lo_arm_name, self.hi_arm_name),
             (self.test_lo_arm_name, self.test_hi_arm_name),

@@ -19,7 +19,8 @@ from gymnasium import spaces
 from gymnasium.utils import seeding
 
 from envfleet.errors import ConfigError, OutOfOrder
-from envfleet.llm.environments.config_fields import build_config, check_field_types
+from envfleet.llm.environments.config_fields import build_config
+from envfleet.options import check_fields
 
 Mode = Literal["train", "val", "test"]
 Picture = npt.NDArray[np.uint8]
@@ -74,7 +75,7 @@ class TextEnvConfig:
 
     def __post_init__(self) -> None:
         """Check the types of all fields; a subclass that overrides this must do so too."""
-        check_field_types(self)
+        check_fields(self)
 
 
 class TextEnv(gymnasium.Env[str, Any]):

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from envfleet.errors import ConfigError
 from envfleet.llm.environments.arithmetic import ArithmeticResult, read_arithmetic
 from envfleet.llm.environments.base import Mode, Step, TextEnv, TextEnvConfig
-from envfleet.llm.environments.config_fields import check_field_types, check_range
+from envfleet.llm.environments.config_fields import check_range
 from envfleet.llm.environments.countdown_rows import (
     MAX_NUMBERS,
     Row,
@@ -22,6 +22,7 @@ from envfleet.llm.environments.countdown_rows import (
     generated_row,
     rows_of_file,
 )
+from envfleet.options import check_fields
 
 NEAR_ENOUGH = Fraction(1, 10**5)
 
@@ -45,7 +46,7 @@ class CountdownConfig(TextEnvConfig):
     """For an answer that uses exactly the numbers but misses the target."""
 
     def __post_init__(self) -> None:
-        check_field_types(self)
+        check_fields(self)
         self.num_numbers = tuple(self.num_numbers)
         if self.path is not None and Path(self.path).expanduser().exists():
             # The working directory may change before an episode begins.

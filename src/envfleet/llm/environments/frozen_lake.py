@@ -21,7 +21,7 @@ from envfleet.llm.environments.base import (
     TextEnvConfig,
     action_number,
 )
-from envfleet.llm.environments.config_fields import check_field_types, check_range
+from envfleet.llm.environments.config_fields import check_range
 from envfleet.llm.environments.frozen_lake_maps import (
     Lake,
     Place,
@@ -30,6 +30,7 @@ from envfleet.llm.environments.frozen_lake_maps import (
     start_of,
 )
 from envfleet.llm.environments.frozen_lake_picture import lake_picture
+from envfleet.options import check_fields
 
 MEANINGS = ("player", "empty", "hole", "goal", "player in hole", "player on goal")
 """The meanings of the numbers in `grid_lookup`."""
@@ -69,7 +70,7 @@ class FrozenLakeConfig(TextEnvConfig):
     """What a prompt says of each glyph; None: the meanings above."""
 
     def __post_init__(self) -> None:
-        check_field_types(self)
+        check_fields(self)
         if self.action_lookup is None or sorted(self.action_lookup) != [1, 2, 3, 4]:
             raise ConfigError(f"action_lookup must name 1, 2, 3 and 4, got {self.action_lookup}")
         if sorted(self.grid_lookup) != list(range(len(MEANINGS))):

@@ -15,7 +15,6 @@ from typing import Any, ClassVar, get_args
 
 from envfleet.errors import ConfigError
 from envfleet.llm.environments.base import Mode, Step, TextEnv, TextEnvConfig
-from envfleet.llm.environments.config_fields import check_field_types
 from envfleet.llm.environments.questions import (
     ListedRows,
     Questions,
@@ -25,6 +24,7 @@ from envfleet.llm.environments.questions import (
 )
 from envfleet.llm.environments.scoring import Scoring, is_right
 from envfleet.llm.environments.word_problems import WordProblems
+from envfleet.options import check_fields
 
 RIGHT = "Correct!"
 WRONG = "Incorrect. Please think again."
@@ -52,7 +52,7 @@ class MetaMathQAConfig(TextEnvConfig):
     """Shares of the rows for train, val and test; None: every mode draws from all rows."""
 
     def __post_init__(self) -> None:
-        check_field_types(self)
+        check_fields(self)
         if self.action_lookup is not None:
             raise ConfigError("an answer is free text: MetaMathQA has no action_lookup")
         if self.scoring not in get_args(Scoring):

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 
 from envfleet.errors import ConfigError, did_you_mean
 from envfleet.llm.environments.base import Mode, Step, TextEnv, TextEnvConfig
-from envfleet.llm.environments.config_fields import check_field_types, check_range
+from envfleet.llm.environments.config_fields import check_range
 from envfleet.llm.environments.questions import checked_fractions, rows_of_mode
 from envfleet.llm.environments.safe_answers import (
     has_few_repeats,
@@ -26,6 +26,7 @@ from envfleet.llm.environments.safe_answers import (
     is_value_or_words,
 )
 from envfleet.llm.extras import import_extra
+from envfleet.options import check_fields
 
 MAX_ANSWER_CHARS = 10_000
 
@@ -62,7 +63,7 @@ class ReasoningGymConfig(TextEnvConfig):
     """Allow tasks whose scorer runs sympy on an answer, without a time limit."""
 
     def __post_init__(self) -> None:
-        check_field_types(self)
+        check_fields(self)
         check_range(self, "num_questions", "max_tries", least=1)
         if taken := sorted({"seed", "size"} & set(self.task_config)):
             raise ConfigError(

@@ -20,7 +20,6 @@ from envfleet.llm.environments.base import (
     TextEnvConfig,
     action_number,
 )
-from envfleet.llm.environments.config_fields import check_field_types
 from envfleet.llm.environments.sokoban_cells import ACTIONS, DOWN, LEFT, RIGHT, UP
 from envfleet.llm.environments.sokoban_levels import (
     BOX,
@@ -36,6 +35,7 @@ from envfleet.llm.environments.sokoban_levels import (
     generate,
 )
 from envfleet.llm.environments.sokoban_picture import picture
+from envfleet.options import check_fields
 
 ObservationFormat = Literal["grid", "coord", "grid_coord"]
 
@@ -107,7 +107,7 @@ class SokobanConfig(TextEnvConfig):
             setattr(self, name, _positive(name, getattr(self, name)))
         self.action_lookup = _named("action_lookup", self.action_lookup, len(ACTIONS), start=1)
         self.grid_lookup = _named("grid_lookup", self.grid_lookup, len(_MEANINGS), start=0)
-        check_field_types(self)
+        check_fields(self)
         self.grid_vocab = (
             {self.grid_lookup[code]: meaning for code, meaning in _MEANINGS.items()}
             if self.grid_vocab is None

@@ -15,8 +15,9 @@ from typing import Any, ClassVar
 
 from envfleet.errors import ConfigError
 from envfleet.llm.environments.base import Mode, Step, TextEnv, TextEnvConfig
-from envfleet.llm.environments.config_fields import check_field_types, check_range
+from envfleet.llm.environments.config_fields import check_range
 from envfleet.llm.environments.textworld_games import GameKind, made_game, textworld_package
+from envfleet.options import check_fields
 
 MAX_COMMAND_CHARS = 200
 INTERPRETER_SEED = 1
@@ -43,7 +44,7 @@ class TextWorldConfig(TextEnvConfig):
     """Where generated games are kept; None: the user's cache folder."""
 
     def __post_init__(self) -> None:
-        check_field_types(self)
+        check_fields(self)
         counts = ("num_games", "num_rooms", "num_objects", "quest_length", "max_steps")
         check_range(self, *counts, least=1)
         if self.game_file is not None:

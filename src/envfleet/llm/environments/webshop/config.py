@@ -10,12 +10,13 @@ from typing import Any, cast
 
 from envfleet.errors import ConfigError
 from envfleet.llm.environments.base import TextEnvConfig
-from envfleet.llm.environments.config_fields import check_field_types, check_range
+from envfleet.llm.environments.config_fields import check_range
 from envfleet.llm.environments.webshop.goals import FilterGoals
 from envfleet.llm.environments.webshop.reward import Nouns
 from envfleet.llm.environments.webshop.sources import Files, Generated, Source, locate
 from envfleet.llm.environments.webshop.store import CACHE_VARIABLE, default_cache, prepare
 from envfleet.observe.progress import Progress
+from envfleet.options import check_fields
 
 NUM_GENERATED = {"small": 1000, "full": 100_000}
 
@@ -54,7 +55,7 @@ class WebShopConfig(TextEnvConfig):
     """Where catalogues are built; None: $ENVFLEET_CACHE or the user's cache folder."""
 
     def __post_init__(self) -> None:
-        check_field_types(self)
+        check_fields(self)
         if self.action_lookup is not None:
             raise ConfigError("a search is free text: WebShop has no action_lookup")
         if self.dataset not in NUM_GENERATED:
