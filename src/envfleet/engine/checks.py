@@ -17,6 +17,7 @@ from envfleet.engine.options import (
     ResetPlan,
     StartMethod,
     check_count,
+    check_seconds,
     one_of,
 )
 from envfleet.engine.slots import SlotSet
@@ -76,6 +77,14 @@ def check_blocked(blocked: Mapping[int, EnvfleetError], slot_set: SlotSet) -> No
         for slot in slot_set.slots.tolist():
             if slot in blocked:
                 raise blocked[slot]
+
+
+def check_wait(min_slots: int | None, timeout_s: float | None) -> None:
+    """Refuse what `recv` cannot wait for."""
+    if min_slots is not None:
+        check_count("min_slots", min_slots)
+    if timeout_s is not None:
+        check_seconds("timeout_s", timeout_s, may_be_zero=True)
 
 
 def check_page(page: object, pages: npt.NDArray[np.generic] | None) -> None:

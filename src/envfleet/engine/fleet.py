@@ -39,20 +39,13 @@ from envfleet.engine.options import (
     ResetPlan,
     RestartPolicy,
     StartMethod,
-    check_count,
-    check_seconds,
 )
 from envfleet.engine.receiver import Receiver
 from envfleet.engine.recovery import Recovery
 from envfleet.engine.slots import Slots, SlotSet, SlotSets
 from envfleet.engine.snapshot import Snapshot
 from envfleet.engine.workers import Workers
-from envfleet.errors import (
-    ConfigError,
-    EnvfleetError,
-    FleetClosed,
-    SnapshotError,
-)
+from envfleet.errors import ConfigError, EnvfleetError, FleetClosed, SnapshotError
 
 _NO_STATE = "has no state of single slots to be taken or put back"
 
@@ -277,10 +270,8 @@ class Fleet:
             slots: Wait for these only, and return them in this order; the others stay where they
                 are.
         """
-        if min_slots is not None:
-            check_count("min_slots", min_slots)
-        if timeout_s is not None:
-            check_seconds("timeout_s", timeout_s, may_be_zero=True)
+        if min_slots is not None or timeout_s is not None:
+            checks.check_wait(min_slots, timeout_s)
         if self._is_closed:
             raise FleetClosed(self._why_closed)
         called_s = time.perf_counter()
@@ -491,11 +482,7 @@ class Fleet:
     def _leave_to_parent(self) -> None:
         """This is a copy of the process whose workers these are: they answer to the original."""
         if not self._is_closed:
-            self._is_closed = True
-            self._why_closed = (
-                f"this fleet belongs to process {self._workers.owner_pid}; this process is a copy "
-                "of it (os.fork), and the workers answer only to the original. Open a fleet here"
-            )
+            self._is_closed, self._why_closed = True, self._workers.why_not_here
 
 
 _fleets: weakref.WeakSet[Fleet] = weakref.WeakSet()

@@ -293,7 +293,13 @@ class Inflight:
     def busy(self, slot_set: SlotSet) -> list[int]:
         """Those slots of the set that are in flight, or ready and not received."""
         rows = slot_set.rows
-        if not self.ready and isinstance(rows, slice) and 1 not in self.in_flight[rows]:
+        is_any_plain = any(self.plain)
+        is_nothing_else = not self.ready and not is_any_plain
+        if is_nothing_else and isinstance(rows, slice) and 1 not in self.in_flight[rows]:
             return []
-        ready = {slot for pending in self.ready for slot in pending.slots}
-        return [slot for slot in slot_set.slots.tolist() if self.in_flight[slot] or slot in ready]
+        found = self.unreceived()
+        if is_any_plain:
+            for part in self._slot_sets.everything.parts:
+                if self.plain[part.worker]:
+                    found.update(part.slots.tolist())
+        return [slot for slot in slot_set.slots.tolist() if self.in_flight[slot] or slot in found]

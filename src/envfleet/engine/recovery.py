@@ -219,7 +219,7 @@ class Recovery:
         if pending.command.op is Op.RESET:
             payload = [self._plan_of(pending, slot)]
         elif pending.command.payload is not None:
-            # nobody takes the action, but it is read with the others, and what it spilled is not
+            # after a restart the action is not taken, but it is read, and what it spilled is not
             # in the slab
             payload = [self._share_of(pending, slot)]
         again = self._inflight.post_part(pending.command.op, part, payload)
@@ -347,7 +347,7 @@ class Recovery:
                 if loss.falls_back:
                     return self._fail(loss.worker, exc)
                 loss.fails_again(exc, self._being_built(loss.worker, exc))
-            except BaseException:  # no process to be had, or Ctrl-C: nobody comes
+            except BaseException:  # no process to be had, or Ctrl-C: there is no successor
                 self._give_up(loss.worker, loss.error)
                 raise
         self._batch_reader.mend_rows(loss.event.slots)

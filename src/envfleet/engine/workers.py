@@ -110,6 +110,14 @@ class Workers:
         return self._binding.data
 
     @property
+    def why_not_here(self) -> str:
+        """Why a copy of the process that opened the fleet cannot use it."""
+        return (
+            f"this fleet belongs to process {self.owner_pid}; this process is a copy of it "
+            "(os.fork), and the workers answer only to the original. Open a fleet here"
+        )
+
+    @property
     def timings(self) -> dict[str, float]:
         """Seconds so far, of all workers together: in environments, and waiting for commands."""
         words = self.control.status

@@ -160,7 +160,10 @@ def test_a_plain_step_is_a_byte_until_something_else_is_done():
     assert inflight.is_free((1,))
     assert not inflight.is_free(everything.workers)
     assert inflight.is_empty
+    assert inflight.busy(everything) == inflight.busy(first) == [0, 1, 2]
+    assert inflight.busy(slot_sets.find([4, 1])) == [1]
     assert inflight.enter()
+    assert inflight.busy(everything) == [0, 1, 2]
     assert not inflight.enter()
     assert not any(inflight.plain)
     assert under_way(inflight) == set(range(3))
