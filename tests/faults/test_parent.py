@@ -145,13 +145,13 @@ def test_workers_outlive_the_thread_that_started_them():
 
 SUSPENDED = """
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
 
 from envfleet.engine import Deadlines, Fleet, ResetPlan
 from envfleet.testing import Counter
-from tests.gates import wait_for
 
 backend, how, folder = sys.argv[1], sys.argv[2], Path(sys.argv[3])
 
@@ -159,7 +159,9 @@ backend, how, folder = sys.argv[1], sys.argv[2], Path(sys.argv[3])
 class Telling(Counter):
     def step(self, action):
         (folder / "steps").touch()
-        wait_for(folder / "gate")
+        give_up_s = time.monotonic() + 60
+        while not (folder / "gate").exists() and time.monotonic() < give_up_s:
+            time.sleep(0.001)
         return super().step(action)
 
 
@@ -549,7 +551,7 @@ def test_a_copy_of_the_parent_cannot_use_its_fleet(backend, tmp_path):
     with program(tmp_path, USED_IN_A_COPY, backend) as running:
         code = running.finish(20.0)
         assert code == 0, running.err
-        assert running.out.splitlines() == ["9 1 1", "0", "2 2 3 3"]
+        assert running.out.splitlines() == ["8 1 1", "0", "2 2 3 3"]
 
 
 # ---- garbage -------------------------------------------------------------------------------------

@@ -374,6 +374,33 @@ def test_whether_its_row_was_received_ready_or_in_flight(moment, mode):
     fleet.close()
 
 
+class LongerLater(Counter):
+    """One step with a seed, three without; the info is the number of the step."""
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.length = 3 if seed is None else 1
+        return super().reset(seed=seed, options=options)
+
+    def step(self, action: Any) -> Any:
+        *row, _ = super().step(action)
+        return *row, {"t": self.t}
+
+
+def test_the_last_info_of_an_earlier_episode_is_not_told_again():
+    """The row that waits when its worker is lost is not an end."""
+    fleet = Fleet([LongerLater], autoreset="same_step", on_failure="resume")
+    fleet.reset([ResetPlan(0)])
+    assert fleet.step(zeros(1)).infos["final_info"]["t"].tolist() == [1]
+    fleet.send(zeros(1))
+    assert fleet.get("t") == [1]  # asked behind the step, so that is answered
+    kill_and_wait(pid_of(fleet, 0))
+    assert fleet.get("t") == [1]
+    assert "final_info" not in fleet.recv().infos
+    fleet.step(zeros(1))
+    assert fleet.step(zeros(1)).infos["final_info"]["t"].tolist() == [3]
+    fleet.close()
+
+
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("seed", [None, 8])
 def test_a_reset_in_flight_is_done_again(seed, mode):

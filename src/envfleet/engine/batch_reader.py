@@ -116,7 +116,9 @@ class BatchReader:
         slots = np.flatnonzero(self._worker_of == worker)
         waiting = slots[[slot in unreceived for slot in slots.tolist()]]
         self._keep_packed(waiting, final=False)
-        self._keep_packed(waiting, final=True)
+        # a cell holds the last info of an earlier episode until the next one ends
+        ends = self._control.terminated[waiting] | self._control.truncated[waiting]
+        self._keep_packed(waiting[ends], final=True)
         self._control.schemas[slots] = self._control.final_schemas[slots] = NO_INFO
         self._schemas[worker] = []
         self._uniform.clear()
