@@ -522,6 +522,7 @@ USED_IN_A_COPY = """
                 lambda: envs.step(zeros),
                 lambda: envs.send(zeros),
                 lambda: envs.reset(seed=7),
+                lambda: envs.send_reset(seed=7),
                 lambda: envs.call("t"),
                 lambda: envs.snapshot(),
                 lambda: envs.fleet.worker_pids(),
