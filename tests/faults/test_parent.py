@@ -552,7 +552,7 @@ def test_a_copy_of_the_parent_cannot_use_its_fleet(backend, tmp_path):
     with program(tmp_path, USED_IN_A_COPY, backend) as running:
         code = running.finish(20.0)
         assert code == 0, running.err
-        assert running.out.splitlines() == ["8 1 1", "0", "2 2 3 3"]
+        assert running.out.splitlines() == ["9 1 1", "0", "2 2 3 3"]
 
 
 # ---- garbage -------------------------------------------------------------------------------------

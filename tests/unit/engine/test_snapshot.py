@@ -33,7 +33,7 @@ def test_bytes_between_the_fields_of_records_do_not_count():
     inner = np.dtype([("mask", "i1"), ("place", "f8")], align=True)
     outer = np.dtype([("flag", "?"), ("agents", inner, (2,))], align=True)
     one = np.zeros(3, outer)
-    other = np.frombuffer(bytes([7]) * one.nbytes, outer).copy()
+    other = np.frombuffer(bytearray([7]) * one.nbytes, outer)  # a copy would leave them undefined
     for part in (other["agents"]["mask"], other["agents"]["place"], other["flag"]):
         part[...] = 0
     assert one.tobytes() != other.tobytes()
