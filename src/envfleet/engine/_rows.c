@@ -545,60 +545,6 @@ copied(PyArrayObject *column, npy_intp first, npy_intp count)
     return (PyArrayObject *)copy;
 }
 
-static PyObject *
-copy_rows(PyObject *Py_UNUSED(module), PyObject *args)
-{
-    PyArrayObject *rewards, *flags;
-    PyObject *obs;
-    Py_ssize_t first, end;
-    if (!PyArg_ParseTuple(args, "OO!O!nn", &obs, &PyArray_Type, &rewards, &PyArray_Type, &flags,
-                          &first, &end)) {
-        return NULL;
-    }
-    if (!is_array(rewards, NPY_DOUBLE, 1, 0) || !is_array(flags, NPY_BOOL, 2, 0)) {
-        return NULL;
-    }
-    npy_intp count = end - first, slots = PyArray_DIM(rewards, 0);
-    if (PyArray_DIM(flags, 0) != 3 || PyArray_DIM(flags, 1) != slots ||
-        (obs != Py_None && (!PyArray_CheckExact(obs) || PyArray_NDIM((PyArrayObject *)obs) < 1 ||
-                            PyArray_DIM((PyArrayObject *)obs, 0) != slots ||
-                            !PyArray_ISCARRAY((PyArrayObject *)obs)))) {
-        PyErr_SetString(PyExc_TypeError, "all arrays must have a row for each slot, in order");
-        return NULL;
-    }
-    if (first < 0 || count < 0 || end > slots) {
-        return PyErr_Format(PyExc_IndexError, "rows %zd:%zd are not within 0:%zd", first, end,
-                            (Py_ssize_t)slots);
-    }
-    npy_intp dims[1] = {count};
-    PyObject *terminated = PyArray_SimpleNew(1, dims, NPY_BOOL);
-    PyObject *truncated = PyArray_SimpleNew(1, dims, NPY_BOOL);
-    PyObject *valid = PyArray_SimpleNew(1, dims, NPY_BOOL);
-    PyObject *earned = (PyObject *)copied(rewards, first, count);
-    PyObject *seen = obs == Py_None ? Py_NewRef(obs)
-                                    : (PyObject *)copied((PyArrayObject *)obs, first, count);
-    if (terminated == NULL || truncated == NULL || valid == NULL || earned == NULL ||
-        seen == NULL) {
-        Py_XDECREF(terminated);
-        Py_XDECREF(truncated);
-        Py_XDECREF(valid);
-        Py_XDECREF(earned);
-        Py_XDECREF(seen);
-        return NULL;
-    }
-    const npy_bool *ends = (npy_bool *)PyArray_DATA(flags) + first;
-    const npy_bool *cuts = ends + slots, *invalid = cuts + slots;
-    npy_bool *is_valid = PyArray_DATA((PyArrayObject *)valid), special = 0;
-    memcpy(PyArray_DATA((PyArrayObject *)terminated), ends, (size_t)count);
-    memcpy(PyArray_DATA((PyArrayObject *)truncated), cuts, (size_t)count);
-    for (npy_intp i = 0; i < count; i++) {
-        is_valid[i] = !invalid[i];
-        special |= ends[i] | cuts[i] | invalid[i];
-    }
-    return Py_BuildValue("(NNNNNO)", seen, earned, terminated, truncated, valid,
-                         special ? Py_True : Py_False);
-}
-
 /* One row of an array, in memory of its own. */
 static PyObject *
 copied_row(PyArrayObject *column, npy_intp row)
@@ -615,56 +561,111 @@ copied_row(PyArrayObject *column, npy_intp row)
     return copy;
 }
 
+/* Which rows are ends, at which positions, and copies of their rows of `finals`. */
 static PyObject *
-take_ended(PyObject *Py_UNUSED(module), PyObject *args)
+ended_rows(PyArrayObject *finals, const npy_bool *ends, const npy_bool *cuts, npy_intp first,
+           npy_intp count)
 {
-    PyArrayObject *finals, *terminated, *truncated;
-    Py_ssize_t first;
-    if (!PyArg_ParseTuple(args, "O!O!O!n", &PyArray_Type, &finals, &PyArray_Type, &terminated,
-                          &PyArray_Type, &truncated, &first) ||
-        !is_array(terminated, NPY_BOOL, 1, 0)) {
-        return NULL;
-    }
-    npy_intp count = PyArray_DIM(terminated, 0);
-    if (!is_array(truncated, NPY_BOOL, 1, count)) {
-        return NULL;
-    }
-    if (!PyArray_ISCARRAY(finals) || PyArray_NDIM(finals) < 2 ||
-        PyDataType_REFCHK(PyArray_DESCR(finals))) {
-        PyErr_SetString(PyExc_TypeError, "rows must be contiguous arrays of bytes");
-        return NULL;
-    }
-    if (first < 0 || first + count > PyArray_DIM(finals, 0)) {
-        return PyErr_Format(PyExc_IndexError, "rows %zd:%zd are not within 0:%zd", first,
-                            (Py_ssize_t)(first + count), (Py_ssize_t)PyArray_DIM(finals, 0));
-    }
-    const npy_bool *ends = PyArray_DATA(terminated), *cuts = PyArray_DATA(truncated);
     npy_intp dims[1] = {count};
     PyObject *ended = PyArray_SimpleNew(1, dims, NPY_BOOL);
-    PyObject *positions = PyList_New(0), *rows = PyList_New(0);
-    if (ended == NULL || positions == NULL || rows == NULL) {
+    PyObject *lasts = PyArray_ZEROS(1, dims, NPY_OBJECT, 0), *positions = PyList_New(0);
+    if (ended == NULL || positions == NULL || lasts == NULL) {
         goto failed;
     }
     npy_bool *is_end = PyArray_DATA((PyArrayObject *)ended);
+    PyObject **last = PyArray_DATA((PyArrayObject *)lasts);
     for (npy_intp i = 0; i < count; i++) {
         is_end[i] = ends[i] | cuts[i];
         if (!is_end[i]) {
+            Py_XSETREF(last[i], Py_NewRef(Py_None));
             continue;
         }
         PyObject *position = PyLong_FromSsize_t(i), *row = copied_row(finals, first + i);
-        int is_kept = position != NULL && row != NULL && PyList_Append(positions, position) == 0 &&
-                      PyList_Append(rows, row) == 0;
+        int is_kept = position != NULL && row != NULL && PyList_Append(positions, position) == 0;
         Py_XDECREF(position);
-        Py_XDECREF(row);
+        Py_XSETREF(last[i], row);
         if (!is_kept) {
             goto failed;
         }
     }
-    return Py_BuildValue("(NNN)", ended, positions, rows);
+    return Py_BuildValue("(NNN)", ended, positions, lasts);
 failed:
     Py_XDECREF(ended);
     Py_XDECREF(positions);
-    Py_XDECREF(rows);
+    Py_XDECREF(lasts);
+    return NULL;
+}
+
+/* Whether an object is an array of bytes in order that has a row for each slot. */
+static int
+has_rows(PyObject *object, npy_intp slots, int ndim)
+{
+    PyArrayObject *array = (PyArrayObject *)object;
+    return PyArray_CheckExact(object) && PyArray_NDIM(array) >= ndim &&
+           PyArray_DIM(array, 0) == slots && PyArray_ISCARRAY(array) &&
+           !PyDataType_REFCHK(PyArray_DESCR(array));
+}
+
+static PyObject *
+copy_rows(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    PyArrayObject *rewards, *flags;
+    PyObject *obs, *finals;
+    Py_ssize_t first, end;
+    if (!PyArg_ParseTuple(args, "OOO!O!nn", &obs, &finals, &PyArray_Type, &rewards, &PyArray_Type,
+                          &flags, &first, &end)) {
+        return NULL;
+    }
+    if (!is_array(rewards, NPY_DOUBLE, 1, 0) || !is_array(flags, NPY_BOOL, 2, 0)) {
+        return NULL;
+    }
+    npy_intp count = end - first, slots = PyArray_DIM(rewards, 0);
+    if (PyArray_DIM(flags, 0) != 3 || PyArray_DIM(flags, 1) != slots ||
+        (obs != Py_None && !has_rows(obs, slots, 1)) ||
+        (finals != Py_None && !has_rows(finals, slots, 2))) {
+        PyErr_SetString(PyExc_TypeError, "all arrays must have a row for each slot, in order");
+        return NULL;
+    }
+    if (first < 0 || count < 0 || end > slots) {
+        return PyErr_Format(PyExc_IndexError, "rows %zd:%zd are not within 0:%zd", first, end,
+                            (Py_ssize_t)slots);
+    }
+    npy_intp dims[1] = {count};
+    PyObject *ended = NULL;
+    PyObject *terminated = PyArray_SimpleNew(1, dims, NPY_BOOL);
+    PyObject *truncated = PyArray_SimpleNew(1, dims, NPY_BOOL);
+    PyObject *valid = PyArray_SimpleNew(1, dims, NPY_BOOL);
+    PyObject *earned = (PyObject *)copied(rewards, first, count);
+    PyObject *seen = obs == Py_None ? Py_NewRef(obs)
+                                    : (PyObject *)copied((PyArrayObject *)obs, first, count);
+    if (terminated == NULL || truncated == NULL || valid == NULL || earned == NULL ||
+        seen == NULL) {
+        goto failed;
+    }
+    const npy_bool *ends = (npy_bool *)PyArray_DATA(flags) + first;
+    const npy_bool *cuts = ends + slots, *invalid = cuts + slots;
+    npy_bool *is_valid = PyArray_DATA((PyArrayObject *)valid), is_any_end = 0, special = 0;
+    memcpy(PyArray_DATA((PyArrayObject *)terminated), ends, (size_t)count);
+    memcpy(PyArray_DATA((PyArrayObject *)truncated), cuts, (size_t)count);
+    for (npy_intp i = 0; i < count; i++) {
+        is_valid[i] = !invalid[i];
+        is_any_end |= ends[i] | cuts[i];
+        special |= invalid[i];
+    }
+    ended = is_any_end && finals != Py_None
+                ? ended_rows((PyArrayObject *)finals, ends, cuts, first, count)
+                : Py_NewRef(Py_None);
+    if (ended == NULL) {
+        goto failed;
+    }
+    return Py_BuildValue("(NNNNNON)", seen, earned, terminated, truncated, valid,
+                         special | is_any_end ? Py_True : Py_False, ended);
+failed:
+    Py_XDECREF(terminated);
+    Py_XDECREF(truncated);
+    Py_XDECREF(valid);
+    Py_XDECREF(earned);
+    Py_XDECREF(seen);
     return NULL;
 }
 
@@ -750,35 +751,35 @@ put_rows(PyObject *Py_UNUSED(module), PyObject *args)
 static PyObject *
 note_ends(PyObject *Py_UNUSED(module), PyObject *args)
 {
-    PyArrayObject *terminated, *truncated, *valid, *ended, *starts;
-    Py_ssize_t first;
+    PyArrayObject *flags, *ended, *starts;
+    Py_ssize_t first, end;
     long long now;
     int is_same_step;
-    if (!PyArg_ParseTuple(args, "O!O!O!O!O!nLp", &PyArray_Type, &terminated, &PyArray_Type,
-                          &truncated, &PyArray_Type, &valid, &PyArray_Type, &ended, &PyArray_Type,
-                          &starts, &first, &now, &is_same_step)) {
+    if (!PyArg_ParseTuple(args, "O!O!O!nnLp", &PyArray_Type, &flags, &PyArray_Type, &ended,
+                          &PyArray_Type, &starts, &first, &end, &now, &is_same_step) ||
+        !is_array(flags, NPY_BOOL, 2, 0) || !is_array(ended, NPY_BOOL, 1, 0)) {
         return NULL;
     }
-    if (!is_array(terminated, NPY_BOOL, 1, 0) || !is_array(ended, NPY_BOOL, 1, 0)) {
-        return NULL;
-    }
-    npy_intp count = PyArray_DIM(terminated, 0), slots = PyArray_DIM(ended, 0);
-    if (!is_array(truncated, NPY_BOOL, 1, count) || !is_array(valid, NPY_BOOL, 1, count) ||
+    npy_intp slots = PyArray_DIM(ended, 0);
+    if (PyArray_DIM(flags, 0) != 3 || PyArray_DIM(flags, 1) != slots ||
         !is_array(starts, NPY_INT64, 1, slots)) {
+        PyErr_SetString(PyExc_TypeError, "all arrays must have an item for each slot");
         return NULL;
     }
-    if (first < 0 || first + count > slots) {
-        return PyErr_Format(PyExc_IndexError, "rows %zd:%zd are not within 0:%zd", first,
-                            (Py_ssize_t)(first + count), (Py_ssize_t)slots);
+    if (first < 0 || end < first || end > slots) {
+        return PyErr_Format(PyExc_IndexError, "rows %zd:%zd are not within 0:%zd", first, end,
+                            (Py_ssize_t)slots);
     }
-    const npy_bool *ends = PyArray_DATA(terminated), *cuts = PyArray_DATA(truncated);
-    const npy_bool *is_valid = PyArray_DATA(valid);
+    npy_bool *ends = PyArray_DATA(flags), *cuts = ends + slots, *invalid = cuts + slots;
     npy_bool *has_ended = PyArray_DATA(ended);
     npy_int64 *start = PyArray_DATA(starts);
-    for (npy_intp i = 0; i < count; i++) {
-        has_ended[first + i] = ends[i] | cuts[i];
-        if (is_same_step ? has_ended[first + i] : !is_valid[i] && !has_ended[first + i]) {
-            start[first + i] = now;
+    for (npy_intp i = first; i < end; i++) {
+        has_ended[i] = ends[i] | cuts[i];
+        if (is_same_step ? has_ended[i] : invalid[i] && !has_ended[i]) {
+            start[i] = now;
+        }
+        if (is_same_step) {
+            ends[i] = cuts[i] = 0;
         }
     }
     return PyBool_FromLong(memchr(has_ended, 1, (size_t)slots) != NULL);
@@ -1103,7 +1104,6 @@ static PyMethodDef methods[] = {
     {"step_rows", step_rows, METH_VARARGS, NULL},
     {"keep_pcg64", keep_pcg64, METH_VARARGS, NULL},
     {"copy_rows", copy_rows, METH_VARARGS, NULL},
-    {"take_ended", take_ended, METH_VARARGS, NULL},
     {"put_rows", put_rows, METH_VARARGS, NULL},
     {"note_ends", note_ends, METH_VARARGS, NULL},
     {"common_number", common_number, METH_VARARGS, NULL},

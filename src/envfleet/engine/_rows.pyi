@@ -8,7 +8,6 @@ from envfleet.engine.rows_python import note_ends as note_ends
 from envfleet.engine.rows_python import post_steps as post_steps
 from envfleet.engine.rows_python import put_rows as put_rows
 from envfleet.engine.rows_python import step_rows as step_rows
-from envfleet.engine.rows_python import take_ended as take_ended
 from envfleet.engine.rows_python import wait_for_count as wait_for_count
 
 keep_pcg64: KeepPcg64

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -26,7 +25,7 @@ def any_set(flags: npt.NDArray[np.bool_]) -> bool:
 NOTHING_PACKED = PackedInfos()
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True, weakref_slot=True)
 class Batch:
     """Results of some slots; row i of every field belongs to `slots[i]`."""
 
@@ -47,9 +46,9 @@ class Batch:
     plain: Sequence[tuple[int, Info]] = field(default=(), repr=False)
     finals: Finals | None = field(default=None, repr=False)
     """same_step: what the ended episodes ended with."""
-    # a `cached_property` takes a lock
     _final_obs: Any = field(default=None, init=False, repr=False)
     _infos: dict[str, Any] | None = field(default=None, init=False, repr=False)
+    _each_info: list[Info] | None = field(default=None, init=False, repr=False)
 
     def __len__(self) -> int:
         """How many slots."""
@@ -87,13 +86,16 @@ class Batch:
         plain = [(int(self.slots[position]), info) for position, info in self.plain]
         return _collated(num_slots, packed, plain)
 
-    @cached_property
+    @property
     def each_info(self) -> list[Info]:
         """One dict per row, as its environment gave it."""
+        if self._each_info is not None:
+            return self._each_info
         each: list[Info] = [{} for _ in self.slots]
         finals = () if self.finals is None else self.finals.each_info()
         for position, info in (*self.packed.each(), *finals, *self.plain):
             each[position].update(info)
+        self._each_info = each
         return each
 
 
@@ -108,33 +110,34 @@ class Finals:
     """Which rows of the batch are ends, and"""
     positions: list[int]
     """their numbers."""
+    lasts: npt.NDArray[Any]
+    """By row of the batch, the last observation where it is an end; else None."""
     space: Any
     """The space of the observations; None in a mixed fleet."""
-    obs: Sequence[Any]
-    """The last observations, one for each end."""
     packed: PackedInfos = NOTHING_PACKED
     """The last infos that came as fields, by their position in the whole batch."""
     plain: Sequence[tuple[int, Info]] = ()
     """The other last infos."""
 
+    @property
+    def obs(self) -> list[Any]:
+        """The last observations, one for each end."""
+        return [self.lasts[position] for position in self.positions]
+
     def put_into(self, obs: Any) -> Any:
         """A copy of the batch's observations, with the last ones where episodes ended."""
-        finals = dict(zip(self.positions, self.obs, strict=True))
+        finals = {position: self.lasts[position] for position in self.positions}
         if self.space is None:
             return tuple(finals.get(position, value) for position, value in enumerate(obs))
         return _with_rows(self.space, obs, finals)
 
     def infos(self) -> dict[str, Any]:
         """What `infos` of the batch says about them."""
-        num = len(self.ended)
-        final_obs = np.empty(num, object)
-        for position, obs in zip(self.positions, self.obs, strict=True):
-            final_obs[position] = obs
         final_info = {}
         if self.packed.groups or self.plain:
-            final_info = _collated(num, self.packed, self.plain)
+            final_info = _collated(len(self.ended), self.packed, self.plain)
         return {
-            "final_obs": final_obs,
+            "final_obs": self.lasts.copy(),
             "final_info": final_info,
             "_final_obs": self.ended.copy(),
             "_final_info": self.ended.copy(),
@@ -144,8 +147,8 @@ class Finals:
         """The same as one dict for each end."""
         infos: dict[int, Info] = dict([*self.packed.each(), *self.plain])
         return [
-            (position, {"final_obs": obs, "final_info": infos.get(position, {})})
-            for position, obs in zip(self.positions, self.obs, strict=True)
+            (position, {"final_obs": self.lasts[position], "final_info": infos.get(position, {})})
+            for position in self.positions
         ]
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from envfleet.engine import rng
-from envfleet.engine.batch import Batch, any_set
+from envfleet.engine.batch import any_set
 from envfleet.engine.incident import Incident
 from envfleet.engine.interrupts import uninterrupted
 from envfleet.engine.memory import Control
@@ -146,7 +146,7 @@ class Episodes:
     ) -> None:
         """With `can_resume` enough is kept to bring lost slots back to where they were."""
         self._env_fns = env_fns
-        self._cells = control.rng
+        self._flags, self._cells = control.flags, control.rng
         self._rng = [cell.data for cell in control.rng]
         num_slots = len(env_fns)
         self._known_starts = control.rng.copy() if can_resume else None
@@ -176,20 +176,22 @@ class Episodes:
         self.ended[rows] = ended
         self.has_ended = any_set(self.ended)
 
-    def note_rows(self, first: int, batch: Batch, *, is_same_step: bool) -> bool:
-        """Note the ends and beginnings of a batch of neighbours, if all beginnings are plain."""
+    def note_rows(self, rows: slice, *, is_same_step: bool) -> bool:
+        """Note the ends and beginnings that neighbours' flags tell, if all beginnings are plain."""
         action_log = self.action_log
-        if self._restart_plans or self._num_queued or action_log.plans:
-            return False
-        if self._known_starts is not None:
+        if (
+            self._restart_plans
+            or self._num_queued
+            or action_log.plans
+            or self._known_starts is not None
+        ):
             return False
         self.has_ended = note_ends(
-            batch.terminated,
-            batch.truncated,
-            batch.valid,
+            self._flags,
             self.ended,
             action_log.starts,
-            first,
+            rows.start,
+            rows.stop,
             action_log.now,
             is_same_step,
         )

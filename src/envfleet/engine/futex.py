@@ -35,7 +35,8 @@ def wait_for_count(words: Words, before: int) -> int:
 
 
 def _address(words: Words) -> int:
-    return int(words.ctypes.data) + 4 * (sys.byteorder == "big")
+    # a third of the time of `words.ctypes.data`
+    return ctypes.addressof(ctypes.c_uint64.from_buffer(words.data)) + 4 * (sys.byteorder == "big")
 
 
 _syscall = ctypes.CDLL(None).syscall

@@ -20,7 +20,7 @@ import numpy as np
 from envfleet.engine import rng
 from envfleet.engine import snapshot as snapshots
 from envfleet.engine.detached_copy import detached_copy
-from envfleet.engine.host_rows import HostRows
+from envfleet.engine.host_rows import HostRows, one_number
 from envfleet.engine.infos import Info, SchemaRegistry
 from envfleet.engine.interrupts import is_from_handler
 from envfleet.engine.memory import Control, Data
@@ -387,7 +387,10 @@ class EnvHost(HostRows):
     def _take(self, row: int, result: Any) -> None:
         """Store what a step returned."""
         obs, reward, is_terminated, is_truncated, info = result
-        self._put_reward(row, reward)
+        try:
+            self._reward_of[row] = reward
+        except Exception:  # None, arrays of one, whole numbers beyond all floats
+            self._reward_of[row] = one_number(reward)
         spill = self._write_obs[row](obs)
         if spill is not None:
             self._spill(row, spill)

@@ -69,12 +69,6 @@ class HostRows:
             for slot, (group, row) in ((slot, self._where[slot - self.first]) for slot in chosen)
         ]
 
-    def _put_reward(self, row: int, reward: Any) -> None:
-        try:
-            self._reward_of[row] = reward
-        except Exception:  # None, arrays of one, whole numbers beyond all floats
-            self._reward_of[row] = _one_number(reward)
-
     def _put_final(self, row: int, obs: Any, info: Info) -> None:
         """same_step: keep what an episode ended with.
 
@@ -148,7 +142,8 @@ class HostRows:
         return reply
 
 
-def _one_number(reward: Any) -> float:
+def one_number(reward: Any) -> float:
+    """A reward that is no float as one; TypeError if it is not one number."""
     try:
         return float(np.asarray(reward).item())
     except Exception:

@@ -52,6 +52,8 @@ class Receiver:
         self._autoreset, self._poison = autoreset, poison
         self._together = together_of(workers.facts)
         self._is_native = all(facts.native for facts in workers.facts)
+        self._begins_plainly = autoreset != "disabled" and not self._is_native
+        """Slots may begin episodes by themselves, and those may be noted all at once."""
         self.wait_s = self.copy_s = 0.0
         """How long this process has waited for workers, and copied actions and rows."""
         self.num_noted = 0
@@ -334,25 +336,23 @@ class Receiver:
     def note_events(self, batch: Batch, rows: slice | Slots) -> None:
         """Note the ends and beginnings that a batch tells its caller of."""
         inflight, is_same_step = self._inflight, self._autoreset == "same_step"
-        is_noted = (
-            self._autoreset != "disabled"
+        if (
+            self._begins_plainly
             and isinstance(rows, slice)
-            and not self._is_native
             and not inflight.reset_slots
-            and self._episodes.note_rows(rows.start, batch, is_same_step=is_same_step)
-        )
-        if not is_noted:
-            with uninterrupted:
-                ended, invalid = batch.terminated | batch.truncated, ~batch.valid
-                if inflight.reset_slots:  # these began by their plans, as is known already
-                    slots = batch.slots.tolist()
-                    began = [slot in inflight.reset_slots for slot in slots]
-                    invalid &= ~np.array(began, np.bool_)
-                    inflight.reset_slots.difference_update(slots)
-                self._note_episodes(batch.slots, rows, ended, invalid)
-                self.num_noted += 1
-        if is_same_step:
-            # from now on flags that are set tell of ends that no caller knows of
+            and self._episodes.note_rows(rows, is_same_step=is_same_step)
+        ):
+            return
+        with uninterrupted:
+            ended, invalid = batch.terminated | batch.truncated, ~batch.valid
+            if inflight.reset_slots:  # these began by their plans, as is known already
+                slots = batch.slots.tolist()
+                began = [slot in inflight.reset_slots for slot in slots]
+                invalid &= ~np.array(began, np.bool_)
+                inflight.reset_slots.difference_update(slots)
+            self._note_episodes(batch.slots, rows, ended, invalid)
+            self.num_noted += 1
+        if is_same_step:  # as `note_rows` does
             self._workers.control.flags[:2, rows] = False
 
     def note_taken(self, slot_set: SlotSet, noted_before: int) -> None:

@@ -24,7 +24,6 @@ __all__ = [
     "post_steps",
     "put_rows",
     "step_rows",
-    "take_ended",
     "wait_for_count",
 ]
 
@@ -44,7 +43,6 @@ try:
         post_steps,
         put_rows,
         step_rows,
-        take_ended,
         wait_for_count,
     )
 except ImportError:
@@ -56,7 +54,6 @@ except ImportError:
         post_steps,
         put_rows,
         step_rows,
-        take_ended,
         wait_for_count,
     )
 

@@ -95,7 +95,10 @@ WorkerPort: TypeAlias = tuple[
 """A worker's ring, its status words, how many commands were posted, done and taken, the descriptors
 that ring its bell for commands and tell of its bell for answers, and how many slots it has. Without
 a descriptor for commands it sleeps on the first of its status words."""
-Copied: TypeAlias = tuple[Any, Any, Any, Any, Any, bool]
+EndedRows: TypeAlias = tuple[npt.NDArray[np.bool_], list[int], npt.NDArray[Any]]
+"""Which rows of a batch are ends, their positions, and an array of objects with what each of these
+rows ended with, and None for the others."""
+Copied: TypeAlias = tuple[Any, Any, Any, Any, Any, bool, EndedRows | None]
 
 
 class KeepPcg64(Protocol):
@@ -128,35 +131,46 @@ def step_rows(
         keep_start: Writes the generator state of a row into its cell, before a reset. Only C calls
             it: here `take` does all of it.
     """
-    for env_row, action in zip(env_rows, actions, strict=True):
-        row, is_running = env_row.row, not host_state.states[env_row.row]
-        if not is_running and not (host_state.states[row] == ENDED and host_state.ready[row]):
-            host_state.status[1] = env_row.stepping
-            unusual(row)
-            continue
-        try:
-            if is_running:
-                host_state.status[1] = env_row.stepping
-                take(row, env_row.env.step(action))
-                continue
-            host_state.status[1] = env_row.resetting
-            host_state.ready[row], host_state.rewards[row] = 0, 0.0
+    states, ready, starts = host_state.states, host_state.ready, host_state.starts
+    status = host_state.status.data  # an item of it is written in half an array's time
+    for (row, stepping, resetting, env, _, _, start), action in zip(env_rows, actions, strict=True):
+        if not states[row]:
+            status[1] = stepping
+            try:
+                take(row, env.step(action))
+            except BaseException as exc:
+                fail(row, "step", exc)
+        elif states[row] == ENDED and ready[row]:
+            status[1] = resetting
+            ready[row], host_state.rewards[row] = 0, 0.0
             host_state.invalid.append(row)
-            env_row.start[:] = host_state.starts[row]
-            take_reset(row, env_row.env.reset())
-        except BaseException as exc:
-            fail(row, "step" if is_running else "reset", exc)
+            try:
+                start[:] = starts[row]
+                take_reset(row, env.reset())
+            except BaseException as exc:
+                fail(row, "reset", exc)
+        else:
+            status[1] = stepping
+            unusual(row)
 
 
 def copy_rows(
     obs: npt.NDArray[Any] | None,
+    finals: npt.NDArray[Any] | None,
     rewards: npt.NDArray[np.float64],
     flags: npt.NDArray[np.bool_],
     first: int,
     end: int,
 ) -> Copied:
-    """Copies of obs, rewards, terminated, truncated and valid, and whether a row is special."""
+    """Copies of obs, rewards, terminated, truncated and valid, and whether a row is special.
+
+    With `finals`, the last observations of slots, there are also copies of those of the rows that
+    are ends, if any is.
+    """
     terminated, truncated, invalid = copied = flags[:, first:end].copy()
+    ended = None
+    if finals is not None and 1 in copied[:2].tobytes():
+        ended = ended_rows(terminated, truncated, lambda at: finals[first + at].copy())
     return (
         None if obs is None else obs[first:end].copy(),
         rewards[first:end].copy(),
@@ -164,22 +178,22 @@ def copy_rows(
         truncated,
         ~invalid,
         1 in copied.tobytes(),
+        ended,
     )
 
 
-def take_ended(
-    finals: npt.NDArray[Any],
+def ended_rows(
     terminated: npt.NDArray[np.bool_],
     truncated: npt.NDArray[np.bool_],
-    first: int,
-) -> tuple[npt.NDArray[np.bool_], list[int], list[Any]]:
-    """Which rows are ends, at which positions, and copies of their rows of `finals`.
-
-    The flags are those of the rows of `finals` from `first` on, which have at least one dimension.
-    """
+    last_of: Callable[[int], Any],
+) -> EndedRows:
+    """Which rows are ends, at which positions, and what `last_of` says of each of these."""
     ended = terminated | truncated
-    positions = ended.nonzero()[0]
-    return ended, positions.tolist(), [finals[first + at].copy() for at in positions]
+    positions = ended.nonzero()[0].tolist()
+    lasts = np.empty(len(ended), object)
+    for at in positions:
+        lasts[at] = last_of(at)
+    return ended, positions, lasts
 
 
 def put_rows(column: npt.NDArray[Any], first: int, end: int, values: Any) -> bool:
@@ -204,24 +218,27 @@ def _is_turned(values: npt.NDArray[Any]) -> bool:
 
 
 def note_ends(
-    terminated: npt.NDArray[np.bool_],
-    truncated: npt.NDArray[np.bool_],
-    valid: npt.NDArray[np.bool_],
+    flags: npt.NDArray[np.bool_],
     ended: npt.NDArray[np.bool_],
     starts: npt.NDArray[np.int64],
     first: int,
+    end: int,
     now: int,
     is_same_step: bool,
 ) -> bool:
     """Note which rows from `first` on are ends in `ended`, and in `starts` which began `now`.
 
-    Those that began are the ended ones in `same_step`, and the reset rows in `next_step`.
+    Those that began are the ended ones in `same_step`, and the reset rows in `next_step`. In
+    `same_step` the flags are cleared: from now on one that is set tells of an end that no caller
+    knows of.
 
     Returns whether any item of `ended` is set.
     """
-    rows = slice(first, first + len(terminated))
-    ended[rows] = terminated | truncated
-    starts[rows][ended[rows] if is_same_step else ~(valid | ended[rows])] = now
+    terminated, truncated, invalid = flags[:, first:end]
+    ended[first:end] = ends = terminated | truncated
+    starts[first:end][ends if is_same_step else invalid & ~ends] = now
+    if is_same_step:
+        flags[:2, first:end] = False
     return 1 in ended.tobytes()
 
 
@@ -253,20 +270,22 @@ def post_steps(
     """
     if len(states) != len(ports):
         raise ValueError("there must be one state for each port")
-    chosen = [ports[worker] for worker in workers]
-    for worker, (_, _, counts, *_) in zip(workers, chosen, strict=True):
+    # a memoryview's items are read and written in half an array's time
+    chosen = [[words.data for words in ports[worker][:3]] for worker in workers]
+    for worker, (_, _, counts) in zip(workers, chosen, strict=True):
         if states[worker] != NOTHING or counts[0] != counts[2]:
             raise ValueError(f"worker {worker} has something else to do")
     with uninterrupted:
-        for worker, (ring, words, counts, *_) in zip(workers, chosen, strict=True):
-            posted = int(counts[0])
+        for worker, (ring, words, counts) in zip(workers, chosen, strict=True):
+            posted = counts[0]
             entry = posted * 3 % (len(ring) // 3 * 3)
-            ring[entry : entry + 3] = request, op, flags
+            ring[entry], ring[entry + 1], ring[entry + 2] = request, op, flags
             words[0] = counts[0] = posted + 1
             states[worker] = POSTED
-        for _, words, _, commands_fd, *_ in chosen:
+        for worker in workers:
+            commands_fd = ports[worker][3]
             if commands_fd < 0:
-                wake(words)
+                wake(ports[worker][1])
                 continue
             # a worker that is gone is reported by the wait
             with contextlib.suppress(OSError):
@@ -308,9 +327,9 @@ def collect_steps(
                     _take_bell(ports[worker], states, worker)
                 if states[worker] == DONE_WITH_REPLY:
                     return None
-        under_way = [worker for worker in workers if states[worker] == POSTED]
-        if not under_way:
-            return _collected(ports, states, workers)
+            under_way = [worker for worker in workers if states[worker] == POSTED]
+            if not under_way:
+                return _collected(ports, states, workers)
         done = sum([ports[worker][5] for worker in workers if states[worker] == DONE])
         if done >= wanted:
             # the workers that are done must not hide one that has ended

@@ -195,26 +195,35 @@ def test_rows_are_copied_alike(given_flags, first, count):
     control = np.array(given_flags), np.arange(5.0)
     end = min(5, first + count)
     for source in (obs, None):
-        got = rows.copy_rows(source, control[1], control[0], first, end)
-        expected = rows_python.copy_rows(source, control[1], control[0], first, end)
-        for one, other in zip(got, expected, strict=True):
+        got = rows.copy_rows(source, None, control[1], control[0], first, end)
+        expected = rows_python.copy_rows(source, None, control[1], control[0], first, end)
+        assert got[-1] is expected[-1] is None
+        for one, other in zip(got[:-1], expected[:-1], strict=True):
             assert np.array_equal(one, other)
             assert np.asarray(one).dtype == np.asarray(other).dtype
-    copied = rows.copy_rows(obs, control[1], control[0], first, end)
+    copied = rows.copy_rows(obs, None, control[1], control[0], first, end)
     before = [np.copy(part) for part in copied[:5]]
     obs[:], control[1][:], control[0][:] = -1, -1, ~control[0]
     assert all(np.array_equal(one, other) for one, other in zip(copied, before, strict=False))
 
 
-@given(terminated=bits, truncated=bits, first=st.integers(0, 3), shape=st.sampled_from(SHAPES))
-def test_the_rows_of_ends_are_taken_alike(terminated, truncated, first, shape):
-    finals = np.arange(8 * math.prod(shape), dtype=np.float32).reshape(8, *shape)
-    told = [form.take_ended(finals, terminated, truncated, first) for form in (rows, rows_python)]
-    for ended, positions, taken in told:
-        assert ended.tolist() == (terminated | truncated).tolist()
-        assert positions == np.flatnonzero(ended).tolist()
-        assert [one.tolist() for one in taken] == [finals[first + i].tolist() for i in positions]
-        assert all(one.dtype == finals.dtype and one.flags.owndata for one in taken)
+@given(flags=st.tuples(bits, bits, bits), first=st.integers(0, 4), shape=st.sampled_from(SHAPES))
+def test_the_last_observations_of_ends_are_taken_alike(flags, first, shape):
+    finals = np.arange(5 * math.prod(shape), dtype=np.float32).reshape(5, *shape)
+    ends = (flags[0] | flags[1])[first:]
+    for form in (rows, rows_python):
+        taken = form.copy_rows(None, finals, np.zeros(5), np.array(flags), first, 5)[-1]
+        assert (taken is not None) == ends.any()
+        if taken is not None:
+            ended, positions, lasts = taken
+            assert ended.tolist() == ends.tolist()
+            assert positions == np.flatnonzero(ended).tolist()
+            assert lasts.dtype == object
+            assert [last is not None for last in lasts] == ends.tolist()
+            for at in positions:
+                assert lasts[at].tolist() == finals[first + at].tolist()
+                assert lasts[at].dtype == finals.dtype
+                assert lasts[at].flags.owndata
 
 
 @pytest.mark.skipif(not rows.IS_COMPILED, reason="Python leaves infos to `take`")
@@ -430,7 +439,7 @@ def test_the_stride_of_a_single_row_means_nothing(stride):
         column = np.zeros((4, 3), np.float32)
         assert form.put_rows(column, 2, 3, batch)
         assert column.tolist() == [[0] * 3, [0] * 3, [0, 1, 2], [0] * 3]
-        obs = form.copy_rows(batch, np.zeros(1), np.zeros((3, 1), np.bool_), 0, 1)[0]
+        obs = form.copy_rows(batch, None, np.zeros(1), np.zeros((3, 1), np.bool_), 0, 1)[0]
         assert obs.tolist() == [[0, 1, 2]]
 
 
@@ -451,38 +460,45 @@ def test_what_rows_have_in_common_is_found_alike(numbers, first):
 )
 def test_ends_are_noted_alike(told_flags, ended, first, now, is_same_step):
     now %= 2**62
-    part = [row[first:].copy() for row in told_flags]
     results = []
     for form in (untyped, rows_python):
-        mine, starts = ended.copy(), np.zeros(5, np.int64)
+        mine, starts, flags = ended.copy(), np.zeros(5, np.int64), np.array(told_flags)
         results.append(
             (
-                form.note_ends(*part, mine, starts, first, now, is_same_step),
+                form.note_ends(flags, mine, starts, first, 5, now, is_same_step),
                 mine.tolist(),
                 starts.tolist(),
+                flags.tolist(),
             )
         )
+        assert flags[:2, first:].any() == (not is_same_step and mine[first:].any())
     assert results[0] == results[1]
+
+
+FLAGS = np.zeros((3, 3), np.bool_)
+EMPTY_ROWS = np.zeros(3), FLAGS
 
 
 @pytest.mark.parametrize(
     "call",
     [
-        lambda: untyped.copy_rows(None, np.zeros(3), np.zeros((3, 3), np.bool_), 1, 9),
-        lambda: untyped.copy_rows(None, np.zeros(3), np.zeros((3, 3), np.bool_), -1, 2),
-        lambda: untyped.copy_rows(None, np.zeros(3), np.zeros((2, 3), np.bool_), 0, 2),
-        lambda: untyped.copy_rows(None, np.zeros(3, np.float32), np.zeros((3, 3), np.bool_), 0, 2),
-        lambda: untyped.copy_rows(np.zeros((2, 2)), np.zeros(3), np.zeros((3, 3), np.bool_), 0, 2),
+        lambda: untyped.copy_rows(None, None, np.zeros(3), np.zeros((3, 3), np.bool_), 1, 9),
+        lambda: untyped.copy_rows(None, None, np.zeros(3), np.zeros((3, 3), np.bool_), -1, 2),
+        lambda: untyped.copy_rows(None, None, np.zeros(3), np.zeros((2, 3), np.bool_), 0, 2),
         lambda: untyped.copy_rows(
-            np.zeros((3, 4))[:, ::2], np.zeros(3), np.zeros((3, 3), np.bool_), 0, 2
+            None, None, np.zeros(3, np.float32), np.zeros((3, 3), np.bool_), 0, 2
         ),
-        lambda: untyped.take_ended(np.zeros((3, 2)), *[np.zeros(3, np.bool_)] * 2, 1),
-        lambda: untyped.take_ended(np.zeros((3, 2)), *[np.zeros(3, np.bool_)] * 2, -1),
-        lambda: untyped.take_ended(np.zeros(3), *[np.zeros(3, np.bool_)] * 2, 0),
-        lambda: untyped.take_ended(np.zeros((3, 4))[:, ::2], *[np.zeros(3, np.bool_)] * 2, 0),
-        lambda: untyped.take_ended(np.zeros((3, 2), object), *[np.zeros(3, np.bool_)] * 2, 0),
-        lambda: untyped.take_ended(np.zeros((3, 2)), np.zeros(3, np.bool_), np.zeros(2, "?"), 0),
-        lambda: untyped.take_ended(np.zeros((3, 2)), *[np.zeros(3, np.uint8)] * 2, 0),
+        lambda: untyped.copy_rows(
+            np.zeros((2, 2)), None, np.zeros(3), np.zeros((3, 3), np.bool_), 0, 2
+        ),
+        lambda: untyped.copy_rows(
+            np.zeros((3, 4))[:, ::2], None, np.zeros(3), np.zeros((3, 3), np.bool_), 0, 2
+        ),
+        lambda: untyped.copy_rows(None, np.zeros((2, 2)), *EMPTY_ROWS, 0, 2),
+        lambda: untyped.copy_rows(None, np.zeros(3), *EMPTY_ROWS, 0, 2),
+        lambda: untyped.copy_rows(None, np.zeros((3, 4))[:, ::2], *EMPTY_ROWS, 0, 2),
+        lambda: untyped.copy_rows(None, np.zeros((3, 2), object), *EMPTY_ROWS, 0, 2),
+        lambda: untyped.copy_rows(None, [[0.0]] * 3, *EMPTY_ROWS, 0, 2),
         lambda: untyped.put_rows(np.zeros(3), 1, 4, np.zeros(3)),
         lambda: untyped.put_rows(np.zeros(3), -1, 2, np.zeros(3)),
         lambda: untyped.put_rows(np.zeros(3), 2, 1, np.zeros(3)),
@@ -490,8 +506,11 @@ def test_ends_are_noted_alike(told_flags, ended, first, now, is_same_step):
         lambda: untyped.put_rows(np.array(0.0), 0, 0, np.array(0.0)),
         lambda: untyped.put_rows(np.zeros(3, object), 0, 1, np.zeros(1, object)),
         lambda: untyped.put_rows([0.0], 0, 1, np.zeros(1)),
-        lambda: untyped.note_ends(*[np.zeros(3, np.bool_)] * 4, np.zeros(3, np.int64), 1, 0, False),
-        lambda: untyped.note_ends(*[np.zeros(3, np.bool_)] * 4, np.zeros(2, np.int64), 0, 0, False),
+        lambda: untyped.note_ends(FLAGS, np.zeros(3, "?"), np.zeros(3, "i8"), 1, 4, 0, False),
+        lambda: untyped.note_ends(FLAGS, np.zeros(3, "?"), np.zeros(3, "i8"), 2, 1, 0, False),
+        lambda: untyped.note_ends(FLAGS, np.zeros(3, "?"), np.zeros(2, "i8"), 0, 2, 0, False),
+        lambda: untyped.note_ends(FLAGS, np.zeros(2, "?"), np.zeros(3, "i8"), 0, 2, 0, False),
+        lambda: untyped.note_ends(FLAGS[:2], np.zeros(3, "?"), np.zeros(3, "i8"), 0, 2, 0, False),
         lambda: untyped.common_number(np.zeros(3, np.uint16), 0, 4),
         lambda: untyped.common_number(np.zeros(3, np.uint16), 2, 2),
         lambda: untyped.common_number(np.zeros(3, np.int64), 0, 2),
