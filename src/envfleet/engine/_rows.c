@@ -545,7 +545,7 @@ copied(PyArrayObject *column, npy_intp first, npy_intp count)
     return (PyArrayObject *)copy;
 }
 
-/* One row of an array, in memory of its own. */
+/* One row of an array, in memory of its own; a scalar, if rows have no dimensions. */
 static PyObject *
 copied_row(PyArrayObject *column, npy_intp row)
 {
@@ -558,7 +558,7 @@ copied_row(PyArrayObject *column, npy_intp row)
         memcpy(PyArray_DATA((PyArrayObject *)copy), PyArray_BYTES(column) + row * size,
                (size_t)size);
     }
-    return copy;
+    return PyArray_Return((PyArrayObject *)copy);
 }
 
 /* Which rows are ends, at which positions, and copies of their rows of `finals`. */
@@ -598,10 +598,10 @@ failed:
 
 /* Whether an object is an array of bytes in order that has a row for each slot. */
 static int
-has_rows(PyObject *object, npy_intp slots, int ndim)
+has_rows(PyObject *object, npy_intp slots)
 {
     PyArrayObject *array = (PyArrayObject *)object;
-    return PyArray_CheckExact(object) && PyArray_NDIM(array) >= ndim &&
+    return PyArray_CheckExact(object) && PyArray_NDIM(array) >= 1 &&
            PyArray_DIM(array, 0) == slots && PyArray_ISCARRAY(array) &&
            !PyDataType_REFCHK(PyArray_DESCR(array));
 }
@@ -621,8 +621,8 @@ copy_rows(PyObject *Py_UNUSED(module), PyObject *args)
     }
     npy_intp count = end - first, slots = PyArray_DIM(rewards, 0);
     if (PyArray_DIM(flags, 0) != 3 || PyArray_DIM(flags, 1) != slots ||
-        (obs != Py_None && !has_rows(obs, slots, 1)) ||
-        (finals != Py_None && !has_rows(finals, slots, 2))) {
+        (obs != Py_None && !has_rows(obs, slots)) ||
+        (finals != Py_None && !has_rows(finals, slots))) {
         PyErr_SetString(PyExc_TypeError, "all arrays must have a row for each slot, in order");
         return NULL;
     }

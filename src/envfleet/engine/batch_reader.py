@@ -37,8 +37,9 @@ class BatchReader:
         self.is_mixed = len(data.space_groups) > 1
         self._space = None if self.is_mixed else data.space_groups[0].observation.space
         self._plain_obs = data.obs[0].sole_array if copy and not self.is_mixed else None
-        finals = data.final_obs[0].sole_array if not self.is_mixed and self._resets_at_end else None
-        self._plain_finals = None if finals is None or finals.ndim < 2 else finals
+        self._plain_finals = None
+        if self._resets_at_end and not self.is_mixed:
+            self._plain_finals = data.final_obs[0].sole_array
         self.spills: dict[int, dict[int, Any]] = {}
         """Parts of each slot's last observation that its row could not hold."""
         self._has_cells = any(

@@ -207,7 +207,11 @@ def test_rows_are_copied_alike(given_flags, first, count):
     assert all(np.array_equal(one, other) for one, other in zip(copied, before, strict=False))
 
 
-@given(flags=st.tuples(bits, bits, bits), first=st.integers(0, 4), shape=st.sampled_from(SHAPES))
+@given(
+    flags=st.tuples(bits, bits, bits),
+    first=st.integers(0, 4),
+    shape=st.sampled_from([(), *SHAPES]),
+)
 def test_the_last_observations_of_ends_are_taken_alike(flags, first, shape):
     finals = np.arange(5 * math.prod(shape), dtype=np.float32).reshape(5, *shape)
     ends = (flags[0] | flags[1])[first:]
@@ -224,6 +228,16 @@ def test_the_last_observations_of_ends_are_taken_alike(flags, first, shape):
                 assert lasts[at].tolist() == finals[first + at].tolist()
                 assert lasts[at].dtype == finals.dtype
                 assert lasts[at].flags.owndata
+
+
+@pytest.mark.parametrize("form", [rows, rows_python])
+def test_the_records_of_ends_are_copies(form):
+    finals = np.array([(1, [2.0, 3.0]), (4, [5.0, 6.0])], [("turn", "i8"), ("reward", "f8", 2)])
+    flags = np.array([[False, True], [False, False], [False, False]])
+    _, positions, lasts = form.copy_rows(None, finals, np.zeros(2), flags, 0, 2)[-1]
+    finals["turn"], finals["reward"] = 0, 0
+    assert (positions, lasts[0], type(lasts[1])) == ([1], None, np.void)
+    assert (lasts[1]["turn"], lasts[1]["reward"].tolist()) == (4, [5.0, 6.0])
 
 
 @pytest.mark.skipif(not rows.IS_COMPILED, reason="Python leaves infos to `take`")
@@ -495,7 +509,7 @@ EMPTY_ROWS = np.zeros(3), FLAGS
             np.zeros((3, 4))[:, ::2], None, np.zeros(3), np.zeros((3, 3), np.bool_), 0, 2
         ),
         lambda: untyped.copy_rows(None, np.zeros((2, 2)), *EMPTY_ROWS, 0, 2),
-        lambda: untyped.copy_rows(None, np.zeros(3), *EMPTY_ROWS, 0, 2),
+        lambda: untyped.copy_rows(None, np.array(0.0), *EMPTY_ROWS, 0, 2),
         lambda: untyped.copy_rows(None, np.zeros((3, 4))[:, ::2], *EMPTY_ROWS, 0, 2),
         lambda: untyped.copy_rows(None, np.zeros((3, 2), object), *EMPTY_ROWS, 0, 2),
         lambda: untyped.copy_rows(None, [[0.0]] * 3, *EMPTY_ROWS, 0, 2),
