@@ -26,6 +26,7 @@
      ├─ NoSuchAttribute (AttributeError)    an environment lacks what was called or read by name
      ├─ WorkerDied (RuntimeError)           a worker process ended unexpectedly
      ├─ DeadlineExceeded (TimeoutError)     an environment took too long; its stack is in the text
+     ├─ NotAnswered (TimeoutError)          an answer is not there yet, and can still come
      ├─ SlotQuarantined (RuntimeError)      a slot failed more often than its restart budget allows
      ├─ NotFinite (ArithmeticError)         a reward, observation or parameter is inf or NaN
      ├─ ResumeFailed (RuntimeError)         a lost slot could not be rebuilt to the same state
@@ -49,10 +50,11 @@ __all__ = [
     "ActionError", "CheckpointError", "ConfigError", "DeadlineExceeded", "EnvConstructionFailed",
     "EnvFailed", "EnvNotImportable", "EnvNotPicklable", "EnvNotRegistered", "EnvfleetError",
     "FleetClosed", "LayoutMismatch", "MainNotImportable", "MissingExtra", "MissingMainGuard",
-    "NoSuchAttribute", "NotEnoughSharedMemory", "NotFinite", "NothingCollected", "NothingSent",
-    "OutOfOrder", "RemoteTraceback", "ResetNeeded", "ResumeFailed", "SlotQuarantined",
-    "SnapshotError", "SpacesDiffer", "StartError", "StartTimeout", "StillInFlight",
-    "TooManyOpenFiles", "VideoError", "WorkerDied", "did_you_mean", "level_of_caller",
+    "NoSuchAttribute", "NotAnswered", "NotEnoughSharedMemory", "NotFinite", "NothingCollected",
+    "NothingSent", "OutOfOrder", "RemoteTraceback", "ResetNeeded", "ResumeFailed",
+    "SlotQuarantined", "SnapshotError", "SpacesDiffer", "StartError", "StartTimeout",
+    "StillInFlight", "TooManyOpenFiles", "VideoError", "WorkerDied", "did_you_mean",
+    "level_of_caller",
 ]  # fmt: skip
 
 
@@ -382,6 +384,21 @@ class DeadlineExceeded(EnvfleetError, TimeoutError):
             f"slot {self.slot} (worker {self.worker}) has been in {self.doing} for more than "
             f"{self.seconds:g} s, so its worker was stopped. If that is normal for this "
             f"environment, raise {self.option}. Its stack was:\n{self.stack}"
+        )
+
+
+class NotAnswered(EnvfleetError, TimeoutError):
+    """A worker did not answer in the time that the caller gave it. Its answer can still come."""
+
+    def __init__(self, worker: int, request: int, doing: str, seconds: float) -> None:
+        super().__init__(worker, request, doing, seconds)
+        self.worker, self.request, self.doing, self.seconds = worker, request, doing, seconds
+
+    def __str__(self) -> str:
+        return (
+            f"worker {self.worker} has not answered its {self.doing} (request {self.request}) "
+            f"after {self.seconds:g} s. It is still at work: call recv again, or recv with a "
+            "longer timeout"
         )
 
 

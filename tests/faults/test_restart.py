@@ -549,6 +549,36 @@ def test_failures_are_forgotten_after_the_window():
     fleet.close()
 
 
+def test_one_that_always_hangs_is_quarantined_though_its_deadline_is_as_long_as_the_window():
+    fleet = Fleet(
+        [functools.partial(Bad, "hang")],
+        on_failure="restart",
+        deadlines=Deadlines(step_s=1.0),
+        restarts=RestartPolicy(max_restarts=2, window_s=1.0),
+    )
+    fleet.reset(plans(0))
+    for _ in range(2):
+        fleet.send(np.array([1]))
+        assert fleet.recv().truncated.tolist() == [True]
+        step(fleet)
+    fleet.send(np.array([1]))
+    with pytest.raises(errors.SlotQuarantined, match="slot 0 failed 3 times"):
+        fleet.recv()
+    fleet.close()
+
+
+def test_a_worker_that_was_given_up_has_no_process():
+    fleet = Fleet([functools.partial(Bad, "kill"), Resident], num_workers=2)
+    fleet.reset(plans(0, 1))
+    before = fleet.worker_pids()
+    fleet.send(np.array([1, 0]))
+    with pytest.raises(errors.WorkerDied):
+        fleet.recv()
+    assert None not in before
+    assert fleet.worker_pids() == [None, before[1]]
+    fleet.close()
+
+
 class BuildsOnce(Counter):
     """Works once; it cannot be built a second time."""
 

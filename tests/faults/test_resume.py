@@ -582,6 +582,47 @@ def test_a_slot_that_keeps_failing_is_quarantined(mode):
     fleet.close()
 
 
+class Choosy(Resident):
+    """Knows two tasks; each environment that is built leaves a mark."""
+
+    def __init__(self, built):
+        super().__init__()
+        with built.open("a") as file:
+            file.write("x")
+
+    def reset(self, *, seed=None, options=None):
+        task = (options or {}).get("task", 0)
+        if task > 1:
+            raise ValueError(f"there is no task {task}, only 0 and 1")
+        return super().reset(seed=seed, options=options)
+
+
+@pytest.mark.parametrize("autoreset", MODES)
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_a_reset_that_cannot_work_is_its_caller_s_error_and_costs_nothing(
+    num_workers, autoreset, tmp_path
+):
+    fleet = Fleet(
+        [Resident, functools.partial(Choosy, tmp_path / "built")],
+        num_workers=num_workers,
+        autoreset=autoreset,
+        on_failure="resume",
+        restarts=RestartPolicy(max_restarts=2),
+    )
+    fleet.reset([ResetPlan(0), ResetPlan(1)])
+    for number in range(1, 6):  # more often than the budget allows failures
+        with pytest.raises(errors.EnvFailed, match="there is no task 7, only 0 and 1") as caught:
+            fleet.reset([ResetPlan(0), ResetPlan(1, {"task": 7})])
+        assert (caught.value.slot, caught.value.doing) == (1, "reset")
+        assert "raised the same in a new environment" in caught.value.__notes__[0]
+        assert len((tmp_path / "built").read_text()) == 1 + number, "it was tried once more"
+    assert fleet.quarantined == {}
+    assert fleet.without_episode == [1]
+    fleet.reset([ResetPlan(0), ResetPlan(1, {"task": 1})])
+    assert fleet.step(zeros(2)).obs.tolist() == [[1], [1]]
+    fleet.close()
+
+
 class Worsening(Resident):
     """Fails at its third step, and from then on at the first of every life: in the replay."""
 

@@ -146,9 +146,9 @@ class Fleet:
         return self._workers.bounds
 
     def worker_pids(self) -> list[int | None]:
-        """The process of each worker; None for those that are none."""
+        """The process of each worker; None for those that are none, or have been given up."""
         self._check_open()
-        return [handle.pid for handle in self._workers.handles]
+        return self._workers.pids()
 
     @property
     def quarantined(self) -> dict[int, EnvfleetError]:

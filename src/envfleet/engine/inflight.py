@@ -40,6 +40,8 @@ class Pending:
     reply: Reply | None = None
     error: EnvfleetError | None = None
     """Why there will be no reply."""
+    failed_before: str | None = None
+    """What an environment raised that was asked the same, and has been replaced since."""
 
     @property
     def slots(self) -> list[int]:

@@ -28,7 +28,7 @@ from envfleet.engine.options import Autoreset, Deadlines, OnFailure, ResetPlan, 
 from envfleet.engine.silences import Silences
 from envfleet.engine.slots import SlotSets
 from envfleet.engine.snapshot import Snapshot
-from envfleet.engine.supervision import Decision, decide
+from envfleet.engine.supervision import Decision, RecentFailures, decide
 from envfleet.engine.workers import Workers
 from envfleet.errors import (
     DeadlineExceeded,
@@ -57,6 +57,8 @@ class _Loss:
     error: EnvfleetError
     is_known: bool
     """It is known that the event's slot was the one; else it may have been any, or none."""
+    since_s: float
+    """Since when its slots have done nothing, as far as that is not counted yet."""
     incident: Incident | None = None
     falls_back: bool = False
 
@@ -140,21 +142,52 @@ class Recovery:
         if failure.doing == Op.RESUME.phrase and failure.kind == SnapshotError.__name__:
             self._end_episode(slot, ResumeFailed(slot, failure.reason.partition(": ")[2]))
             return
+        if self._is_repeated(pending, failure):
+            self._give_back_reset(pending, failure, together)
+            return
         incident = self._episodes.record(self._event_of(pending, failure, tuple(together)))
-        verdict = self._decide(slot, is_lost=False)
+        verdict = self._decide(slot)
         if verdict is Decision.REBUILD:
             if not self._resumes:
                 self._batch_reader.attach(incident, [slot], set())
-            self._rebuild(pending, slot)
+            self._rebuild(pending, slot, failure.reason)
             return
-        for one in together:
-            self._inflight.lose(one)
-        self._episodes.lose(list(together))
         error = self._env_failed(failure)
         if verdict is Decision.QUARANTINE:
             error = self._quarantine(slot, incident, error)
+        self._stop_at(error, pending, together)
+
+    def _stop_at(
+        self, error: EnvfleetError, pending: Pending | None, together: Sequence[int]
+    ) -> None:
+        """These slots do not go on by themselves; their caller hears why, if it still waits."""
+        for slot in together:
+            self._inflight.lose(slot)
+        self._episodes.lose(list(together))
         if pending is None or not set(together) <= pending.unwanted:
             self.errors.append(error)
+
+    def _is_repeated(self, pending: Pending | None, failure: EnvFailure) -> bool:
+        """Whether a reset raised what it raised before, in an environment brought to one place.
+
+        Then it always will: its plan asks for something that does not exist, for example.
+        """
+        return (
+            self._resumes
+            and failure.doing == "reset"
+            and pending is not None
+            and pending.failed_before == failure.reason
+        )
+
+    def _give_back_reset(
+        self, pending: Pending | None, failure: EnvFailure, together: Sequence[int]
+    ) -> None:
+        """A reset that cannot work is its caller's matter, and not a failure of the slot."""
+        failures_of, slot = self._episodes.failures_of, failure.slot
+        failures_of[slot] = RecentFailures(failures_of[slot].failures[:-1])
+        error = self._env_failed(failure)
+        error.add_note("It raised the same in a new environment, so it is not tried again.")
+        self._stop_at(error, pending, together)
 
     def _end_episode(self, slot: int, error: EnvfleetError) -> None:
         """The slot cannot go on where it was: its caller hears of it, and has to reset it."""
@@ -198,8 +231,11 @@ class Recovery:
         pending.command = command._replace(slots=left, payload=payload)
         pending.part = self._slot_sets.part_of(left)
 
-    def _rebuild(self, pending: Pending | None, slot: int) -> None:
-        """A new environment for one slot, which is then asked again what the old one was asked."""
+    def _rebuild(self, pending: Pending | None, slot: int, reason: str) -> None:
+        """A new environment for one slot, which is then asked again what the old one was asked.
+
+        `reason` is what the old one raised.
+        """
         order: ReturnOrder
         part = self._slot_sets.part_of([slot])
         self._batch_reader.mend_rows([slot])  # its last observation may be what could not be sent
@@ -223,7 +259,7 @@ class Recovery:
             # in the slab
             payload = [self._share_of(pending, slot)]
         again = self._inflight.post_part(pending.command.op, part, payload)
-        again.unwanted = pending.unwanted & {slot}
+        again.unwanted, again.failed_before = pending.unwanted & {slot}, reason
 
     def _way_back(self, slot: int, owed: Pending | None) -> Snapshot:
         """The slot as it was before what it owes: driven there, a new environment can do it."""
@@ -291,7 +327,7 @@ class Recovery:
             limit_s, option = late.limit_s, late.option
             error = DeadlineExceeded(slot, handle.worker, op.phrase, limit_s, option, stack)
             owed = list(self._inflight.outstanding[handle.worker])
-            self._lose(handle, event, error, owed, is_known=late.is_known)
+            self._lose(handle, event, error, owed, is_known=late.is_known, since_s=late.since_s)
 
     def _lose(
         self,
@@ -301,8 +337,12 @@ class Recovery:
         owed: list[Pending],
         *,
         is_known: bool,
+        since_s: float | None = None,
     ) -> None:
-        """A worker cannot go on: give its slots up, or put another in its place."""
+        """A worker cannot go on: give its slots up, or put another in its place.
+
+        `since_s` says since when it has done nothing, if not since now.
+        """
         outstanding = self._inflight.outstanding[handle.worker]
         outstanding.clear()
         self.silences.forget(handle.worker)
@@ -312,7 +352,9 @@ class Recovery:
                 outstanding.append(pending)
             else:
                 pending.is_done, pending.error = True, error
-        self._replace(_Loss(handle.worker, event, error, is_known))
+        now_s = time.monotonic()
+        since_s = now_s if since_s is None else since_s
+        self._replace(_Loss(handle.worker, event, error, is_known, since_s))
 
     def _is_asked_again(self, pending: Pending) -> bool:
         """Whether the successor of a lost worker is asked what that one did not answer."""
@@ -326,8 +368,7 @@ class Recovery:
     def _replace(self, loss: _Loss) -> None:
         while True:
             loss.incident = self._episodes.record(loss.event)
-            was_late = loss.event.kind == "timeout"
-            verdict = self._decide(loss.event.slot, is_lost=True, was_late=was_late)
+            verdict = self._decide(loss.event.slot, loss)
             if verdict is Decision.QUARANTINE:
                 loss.error = self._quarantine(loss.event.slot, loss.incident, loss.error)
             left = tuple(slot for slot in loss.event.slots if slot not in self.blocked)
@@ -399,6 +440,8 @@ class Recovery:
     def _settle(self, loss: _Loss) -> None:
         assert loss.incident is not None
         event, unreceived = loss.event, self._inflight.unreceived()
+        failures_of = self._episodes.failures_of
+        failures_of[event.slot] = failures_of[event.slot].moved(time.monotonic() - loss.since_s)
         self._batch_reader.forget_worker(loss.worker, unreceived)
         if not self._resumes:
             self._batch_reader.attach(loss.incident, event.slots, unreceived)
@@ -510,15 +553,19 @@ class Recovery:
         self.blocked.update(dict.fromkeys(self._together(slot), quarantined))
         return quarantined
 
-    def _decide(self, slot: int, *, is_lost: bool, was_late: bool = False) -> Decision:
-        failures_of, now_s = self._episodes.failures_of, time.monotonic()
+    def _decide(self, slot: int, loss: _Loss | None = None) -> Decision:
+        """What one more failure of this slot leads to; without a loss it raised."""
+        failures_of, now_s, lost_s = self._episodes.failures_of, time.monotonic(), 0.0
+        if loss is not None:
+            lost_s, loss.since_s = now_s - loss.since_s, now_s
         failures_of[slot], verdict = decide(
             failures_of[slot],
             now_s,
             self._on_failure,
             self._restarts,
-            is_lost=is_lost,
-            was_late=was_late,
+            is_lost=loss is not None,
+            was_late=loss is not None and loss.event.kind == "timeout",
+            lost_s=lost_s,
         )
         return verdict
 

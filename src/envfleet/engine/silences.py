@@ -33,6 +33,8 @@ class Overdue:
     limit_s: float
     option: str
     """The option that sets the limit."""
+    since_s: float
+    """Since when it has been silent."""
 
 
 class Silences:
@@ -93,7 +95,8 @@ class Silences:
             if limit_s is None:
                 self._warn(handle, silence, now_s, f"slot {whose}", op, option)
             elif now_s - silence.since_s >= limit_s:
-                yield Overdue(handle, owed[0], op, whose, slot is not None, limit_s, option)
+                is_known, since_s = slot is not None, silence.since_s
+                yield Overdue(handle, owed[0], op, whose, is_known, limit_s, option, since_s)
 
     def forget(self, worker: int) -> None:
         """The worker is gone."""

@@ -41,6 +41,13 @@ class RecentFailures:
         recent = tuple(when for when in self.failures if now_s - when < window_s)
         return RecentFailures((*recent, now_s))
 
+    def moved(self, lost_s: float) -> RecentFailures:
+        """The slot did nothing for this long: that time is not part of the window.
+
+        Else a slot that hangs at every step would outlive any budget, if its deadline is long.
+        """
+        return RecentFailures(tuple(when + lost_s for when in self.failures))
+
 
 def decide(
     recent: RecentFailures,
@@ -50,13 +57,15 @@ def decide(
     *,
     is_lost: bool,
     was_late: bool = False,
+    lost_s: float = 0.0,
 ) -> tuple[RecentFailures, Decision]:
     """What one more failure of a slot leads to; `is_lost` means that its whole worker is gone.
 
     "restart" and "resume" decide alike: they differ in where the slot goes on. A slot that
-    `was_late` does not go on in this process, where nothing could end its next silence.
+    `was_late` does not go on in this process, where nothing could end its next silence. `lost_s` is
+    for how long it has done nothing.
     """
-    recent = recent.add(now_s, policy.window_s)
+    recent = recent.moved(lost_s).add(now_s, policy.window_s)
     if on_failure == "raise" or (on_failure == "fallback" and (was_late or not is_lost)):
         return recent, Decision.RAISE
     if on_failure == "fallback":

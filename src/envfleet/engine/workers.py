@@ -117,6 +117,11 @@ class Workers:
             "(os.fork), and the workers answer only to the original. Open a fleet here"
         )
 
+    def pids(self) -> list[int | None]:
+        """The process of each worker, if it has one and has not been dismissed."""
+        gone = self._dismissed
+        return [None if handle.worker in gone else handle.pid for handle in self.handles]
+
     @property
     def timings(self) -> dict[str, float]:
         """Seconds so far, of all workers together: in environments, and waiting for commands."""

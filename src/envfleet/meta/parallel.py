@@ -25,6 +25,7 @@ from envfleet.errors import (
     EnvfleetError,
     FleetClosed,
     NoSuchAttribute,
+    NotAnswered,
     NothingSent,
     ResetNeeded,
     StillInFlight,
@@ -36,21 +37,6 @@ __all__ = ["NotAnswered", "ParallelEnvManager", "Remote", "make_parallel_env"]
 
 TIMEOUT_S = 600.0
 """How long one step or reset of one environment may take, unless the caller says otherwise."""
-
-
-class NotAnswered(EnvfleetError, TimeoutError):
-    """A worker did not answer in the time that the caller gave it. Its answer can still come."""
-
-    def __init__(self, worker: int, request: int, doing: str, seconds: float) -> None:
-        super().__init__(worker, request, doing, seconds)
-        self.worker, self.request, self.doing, self.seconds = worker, request, doing, seconds
-
-    def __str__(self) -> str:
-        return (
-            f"worker {self.worker} has not answered its {self.doing} (request {self.request}) "
-            f"after {self.seconds:g} s. It is still at work: call recv again, or recv with a "
-            "longer timeout"
-        )
 
 
 @dataclass(slots=True)

@@ -78,6 +78,17 @@ def test_only_restarts_have_a_budget():
     assert set(verdicts(range(50), "fallback", is_lost=True)) == {Decision.FALL_BACK}
 
 
+def test_time_in_which_a_slot_did_nothing_is_not_part_of_the_window():
+    recent, found = RecentFailures(), []
+    for number in range(1, 4):  # it hangs for as long as the window, again and again
+        recent, verdict = decide(
+            recent, 10.5 * number, "restart", POLICY, is_lost=True, was_late=True, lost_s=10.0
+        )
+        found.append(verdict)
+    assert found == [Decision.RELAUNCH, Decision.RELAUNCH, Decision.QUARANTINE]
+    assert recent.moved(2.0).failures == tuple(when + 2.0 for when in recent.failures)
+
+
 gaps = st.lists(st.floats(0.0, 30.0), max_size=40)
 policies = st.builds(
     RestartPolicy,
