@@ -81,7 +81,8 @@ class PPOLearner:
         self.agent, self.options, self.policy = agent, options, agent.policy
         self._optimiser = FlatAdam(self.policy)
         self._shuffler = np.random.default_rng(seed)
-        self._learning_s = 0.0
+        self.learning_s = 0.0
+        """Seconds that updates took so far."""
         self.env_steps = 0
         """Steps of the environments that its experience came from."""
 
@@ -133,7 +134,7 @@ class PPOLearner:
             learning_rate=rate,
             epochs=epochs,
         )
-        self._learning_s += time.perf_counter() - begun_s
+        self.learning_s += time.perf_counter() - begun_s
         return learned
 
     def _rows(self, rollout: Experience, estimates: Any, returns: Any) -> TrainingRows:
@@ -277,7 +278,7 @@ class PPOTrainer(PPOLearner):
     @property
     def seconds(self) -> dict[str, float]:
         """What the time went into so far."""
-        return {**self._collector.seconds, "learning": self._learning_s}
+        return {**self._collector.seconds, "learning": self.learning_s}
 
     @property
     def setup(self) -> Setup:
