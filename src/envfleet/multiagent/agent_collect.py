@@ -125,15 +125,10 @@ class AgentCollector:
         """Complete the rows of those whose next turn has come, and of those who are gone."""
         lanes, count = self._lanes[group.name], len(group.agents)
         columns = list(group.numbers)
-        rewards, terminated, truncated, alive = (
-            array[:, columns].reshape(-1)
-            for array in (
-                batch.all_rewards,
-                batch.all_terminated,
-                batch.all_truncated,
-                batch.all_alive,
-            )
-        )
+        rewards = batch.all_rewards[:, columns].reshape(-1)
+        terminated = batch.all_terminated[:, columns].reshape(-1)
+        truncated = batch.all_truncated[:, columns].reshape(-1)
+        alive = batch.all_alive[:, columns].reshape(-1)
         gone = terminated | truncated | np.repeat(batch.ended, count) | ~alive
         valid = np.repeat(batch.valid, count)
         is_next = np.zeros(lanes.count, np.bool_)

@@ -83,7 +83,9 @@ class AgentTrainer:
         self.env_steps += self.options.n_steps * self.vec.num_envs
         return rollouts
 
-    def learn(self, rollouts: Mapping[Any, Experience], progress: float = 0.0) -> dict[Any, Learned]:
+    def learn(
+        self, rollouts: Mapping[Any, Experience], progress: float = 0.0
+    ) -> dict[Any, Learned]:
         """Improve the policies; those whose agents did nothing stay as they are."""
         learned = {}
         for name, rollout in rollouts.items():
