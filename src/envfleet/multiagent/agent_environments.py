@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from typing import Any, Literal
 
 from pettingzoo import AECEnv
 
-from envfleet.adapters.names import find
 from envfleet.errors import ConfigError
+from envfleet.learn.agent_options import AgentOptions, Policies
 from envfleet.learn.environments import env_fn, placed
 from envfleet.learn.options import PPOOptions
 from envfleet.learn.torch_setup import threads, usable_device
 from envfleet.learn.train_options import TrainOptions
-from envfleet.multiagent.agent_options import AgentOptions, Policies
 from envfleet.multiagent.agent_trainer import AgentTrainer
 from envfleet.multiagent.groups import Group, make_groups
 from envfleet.multiagent.slot_envs import ParallelSlot, TurnSlot, build_slot
@@ -70,33 +68,6 @@ class AgentEnv:
     def action_spaces(self) -> dict[Any, Any]:
         """Agent -> how it acts."""
         return {name: group.action_space for group in self.groups for name in group.agents}
-
-
-def is_multi_agent(name: str, kwargs: dict[str, Any]) -> bool:
-    """Whether what a name builds is a PettingZoo environment.
-
-    Functions are called to find out; a class and an id tell without. What cannot be built is left
-    to those who will say why.
-    """
-    source = find(name).source
-    if isinstance(source, str):
-        return False
-    if isinstance(source, type):
-        return issubclass(source, _kinds())
-    try:
-        built: Any = source(**kwargs)
-    except Exception:
-        return False
-    close = getattr(built, "close", None)
-    if callable(close):
-        close()
-    return isinstance(built, _kinds())
-
-
-def _kinds() -> tuple[type[Any], ...]:
-    """PettingZoo's two kinds, if that was imported: otherwise there is nothing of it."""
-    package = sys.modules.get("pettingzoo")
-    return () if package is None else (package.AECEnv, package.ParallelEnv)
 
 
 @contextmanager

@@ -18,6 +18,7 @@ import numpy as np
 from envfleet.engine.incident import Incident
 from envfleet.errors import CheckpointError, NothingCollected
 from envfleet.learn.agent import Agent
+from envfleet.learn.agent_options import AGENT_FREE, AGENT_JOB, AgentOptions
 from envfleet.learn.environments import packages
 from envfleet.learn.evaluate import EVALUATION_SEED
 from envfleet.learn.options import PPOOptions
@@ -25,7 +26,6 @@ from envfleet.learn.torch_setup import usable_device
 from envfleet.learn.train import MOST_LOST, PATIENCE_S, run_settings
 from envfleet.learn.train_options import LENGTHS, TrainOptions
 from envfleet.multiagent.agent_environments import AgentEnv, opened_agents
-from envfleet.multiagent.agent_options import AGENT_FREE, AgentOptions
 from envfleet.multiagent.agent_report import agent_page
 from envfleet.multiagent.agent_trainer import AgentTrainer, joined
 from envfleet.multiagent.filming import film_game
@@ -51,7 +51,7 @@ from envfleet.runs.time_report import Setup
 __all__ = ["AGENT_KIND", "AgentOptions", "train_agents"]
 
 AGENT_KIND = JobKind(
-    name="agents",
+    name=AGENT_JOB,
     options={"options": TrainOptions, "agents": AgentOptions, "ppo": PPOOptions},
     titles={"options": "Run", "agents": "Agents", "ppo": "PPO"},
     flags=("--no-recipe",),
@@ -181,11 +181,11 @@ class _AgentJob(Job):
             return Evaluation(tuple(float(np.mean(one.returns)) for one in episodes))
         opponent = RandomPlayer(self._env.action_spaces)
         seatings = all_seatings(count)
-        games = play([me, opponent], seatings, self._agents.eval_games)
+        games = play([me, opponent], seatings, self._options.eval_episodes)
         figures = _against("random", games, self._env.agents)
         if (found := self._earlier()) is not None:
             steps, earlier = found
-            games_against = play([me, earlier], seatings, self._agents.eval_games)
+            games_against = play([me, earlier], seatings, self._options.eval_episodes)
             figures |= _against("earlier", games_against) | {"earlier_steps": steps}
         returns = tuple(_mean_return(game) for game in games)
         return Evaluation(returns, figures=figures)
