@@ -87,6 +87,8 @@ class AgentCollector:
                 begun_s = time.perf_counter()
                 for group in self._groups:
                     name, lanes = group.name, self._to_act[group.name]
+                    if not len(lanes):
+                        continue
                     drawn = noise[name][step][self._vec.draws(group, lanes)]
                     actions = self._lanes[name].act(lanes, drawn)
                     wanted[name] = lanes, self._agents[name].fit(actions)
@@ -187,16 +189,16 @@ class AgentCollector:
         """Continue exactly where this state and these slots were taken."""
         self._generator.set_state(state["generator"].cpu())
         self._returns, self._lengths = state["returns"].copy(), state["lengths"].copy()
-        turns = np.zeros(self._vec.num_envs, np.intp)
+        acting = np.zeros_like(self._returns, np.bool_)
         for group in self._groups:
             self._lanes[group.name].load(state["lanes"][str(group.name)])
             lanes = self._to_act[group.name] = self._lanes[group.name].to_act
             where, places = np.divmod(lanes, len(group.agents))
-            turns[where] = np.array(group.numbers)[places]
+            acting[where, np.array(group.numbers)[places]] = True
         if slots is None:
             self._begin_anew()
         else:
-            self._vec.restored(slots, turns)
+            self._vec.restored(slots, acting)
 
     def _begin_anew(self) -> None:
         """New episodes everywhere, by seeds that follow from the state."""
