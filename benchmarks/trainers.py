@@ -17,10 +17,11 @@ import torch
 import envfleet
 from benchmarks.workload import Workload, timed
 from envfleet.cli.measure import Slice
-from envfleet.learn.collect import Experience, flattened
+from envfleet.learn.collect import Experience
 from envfleet.learn.fast.acting import QuickActor
 from envfleet.learn.fast.gradients import closed_form
 from envfleet.learn.fast.optimiser import FlatAdam
+from envfleet.learn.judging import flattened
 from envfleet.learn.loss import LossWeights, TrainingRows
 from envfleet.learn.options import PPOOptions
 from envfleet.learn.ppo import PPOTrainer

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import argparse
 import math
+import shlex
 from pathlib import Path
 from typing import Any
 
 from envfleet.adapters.names import label
 from envfleet.cli.arguments import value_of
-from envfleet.cli.command import Context
+from envfleet.cli.command import Context, UsageError
 from envfleet.cli.report import Report, Text
 from envfleet.errors import EnvFailed, EnvfleetError, VideoError, WorkerDied, describe_exit
+from envfleet.learn.agent_options import AGENT_JOB
 from envfleet.learn.environments import env_fn
 from envfleet.learn.evaluate import EVALUATION_SEED, evaluate
 from envfleet.learn.load import load_agent
 from envfleet.observe import video
 from envfleet.options import Count, CountOrZero
 from envfleet.runs.record import INCIDENTS_FILE
+from envfleet.runs.run_file import job_of
 
 _EPILOG = """\
 examples:
@@ -65,8 +68,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, context: Context) -> Report:
     """Evaluate."""
-    options, agent = load_agent(args.run)
     run_dir = args.run if args.run.is_dir() else args.run.parent
+    if job_of(run_dir) == AGENT_JOB:
+        raise UsageError(
+            f"{args.run} has several agents: `envfleet match {shlex.quote(str(args.run))} random` "
+            "plays with them"
+        )
+    options, agent = load_agent(args.run)
     try:
         found = evaluate(
             agent.play,

@@ -15,18 +15,17 @@ from pathlib import Path
 from typing import Any
 
 from envfleet.adapters.names import label
-from envfleet.cli.arguments import value_of
+from envfleet.cli.arguments import free_folder, value_of
 from envfleet.cli.command import Context, UsageError
 from envfleet.cli.line_view import LineView
 from envfleet.cli.live_view import LiveView
 from envfleet.cli.report import Block, Code, Report, Text
 from envfleet.cli.terminal import can_redraw
-from envfleet.cli.train_args import add_train_flags, read_resume_args, read_train_args
+from envfleet.cli.train_args import TrainArgs, add_train_flags, read_resume_args, read_train_args
 from envfleet.errors import ConfigError, EnvConstructionFailed, SlotQuarantined
 from envfleet.learn.ppo import PPOOptions
 from envfleet.learn.train import train
-from envfleet.learn.train_options import TrainOptions
-from envfleet.runs.callbacks import RunOutcome
+from envfleet.runs.callbacks import RunCallback, RunOutcome
 from envfleet.runs.record import INCIDENTS, INCIDENTS_FILE
 
 _EPILOG = """\
@@ -34,14 +33,18 @@ examples:
   envfleet train --env CartPole-v1 --n-envs 8
   envfleet train --env Pendulum-v1 --total-steps 2e5 --checkpoint-dir runs/p
   envfleet train --env my_envs.py:Maze --env-kwargs '{"size": 9}'
+  envfleet train --env pettingzoo.classic.connect_four_v3:env
+  envfleet train --env mpe2.simple_adversary_v3:parallel_env --policies per-group
   envfleet train --config run.yaml --seed 7
   envfleet train --resume runs/p
   envfleet train --resume runs/p --total-steps 4e5 --backend serial
 
 The defaults are plain PPO's. Environments with a known recipe start from it, and it is printed; a
-file overrides the recipe, flags override both. With --resume only those flags can be given that do
-not change what the run learns (where it runs, what it saves and shows), and a new length. Ctrl-C or
-SIGTERM finishes the iteration, or cuts an evaluation off, saves and ends; twice ends at once.
+file overrides the recipe, flags override both. A PettingZoo environment is recognised: its agents
+learn by self-play, or as a team if they act at the same time. With --resume only those flags can be
+given that do not change what the run learns (where it runs, what it saves and shows), and a new
+length. Ctrl-C or SIGTERM finishes the iteration, or cuts an evaluation off, saves and ends; twice
+ends at once.
 """
 
 
@@ -83,7 +86,8 @@ def run(args: argparse.Namespace, context: Context) -> Report:
         asked, run_dir = read_resume_args(args), args.resume
     else:
         asked = read_train_args(args)
-        run_dir = asked.start.checkpoint_dir or _free_folder(asked.options)
+        name = f"{label(asked.options.env)}-seed{asked.options.seed}"
+        run_dir = asked.start.checkpoint_dir or free_folder(Path("runs"), name)
     # standard output is a script's with --json: what a person reads goes to standard error
     stream = sys.stderr if args.json else sys.stdout
     display: LiveView | LineView
@@ -97,14 +101,7 @@ def run(args: argparse.Namespace, context: Context) -> Report:
         display.say(f"Recipe for {label(asked.options.env)}: {_recipe_text(asked.ppo)}")
     try:
         with display:
-            outcome = train(
-                asked.options,
-                asked.ppo,
-                run_dir,
-                display,
-                is_resumed=is_resumed,
-                is_trusted=args.trust,
-            )
+            outcome = _trained(asked, run_dir, display, is_resumed, args.trust)
     except EnvConstructionFailed as exc:  # the place where it was tried does not matter here
         kwargs = asked.options.env_kwargs
         _refuse_without_spaces(asked.options.env, exc.reason)
@@ -118,6 +115,17 @@ def run(args: argparse.Namespace, context: Context) -> Report:
     except SlotQuarantined as exc:
         raise TooManyFailures(exc, run_dir, asked.options.env) from exc
     return _report(outcome)
+
+
+def _trained(
+    asked: TrainArgs, run_dir: Path, display: RunCallback, is_resumed: bool, is_trusted: bool
+) -> RunOutcome:
+    how: dict[str, Any] = {"is_resumed": is_resumed, "is_trusted": is_trusted}
+    if asked.agents is None:
+        return train(asked.options, asked.ppo, run_dir, display, **how)
+    from envfleet.multiagent.agent_train import train_agents
+
+    return train_agents(asked.options, asked.agents, asked.ppo, run_dir, display, **how)
 
 
 def _refuse_without_spaces(env: str, reason: str) -> None:
@@ -151,17 +159,6 @@ class TooManyFailures(SlotQuarantined):
             f"and `envfleet doctor replay {shlex.quote(str(first))}` shows the first of them in "
             "one process. If such failures are to be lived with, raise --max-restarts"
         )
-
-
-def _free_folder(options: TrainOptions) -> Path:
-    """A folder with nothing in it."""
-    name = re.sub(r"[^\w.-]", "_", label(options.env))
-    first = Path("runs") / f"{name}-seed{options.seed}"
-    number, folder = 2, first
-    while folder.exists() and any(folder.iterdir()):
-        folder = first.with_name(f"{first.name}-{number}")
-        number += 1
-    return folder
 
 
 def _recipe_text(ppo: PPOOptions) -> str:

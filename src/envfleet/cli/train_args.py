@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from envfleet.adapters.names import find
+from envfleet.cli.agent_form import Form, agent_form
 from envfleet.cli.command import UsageError
 from envfleet.cli.config_file import read_config
 from envfleet.cli.flags import add_flags, given_flags
+from envfleet.learn.agent_options import AGENT_FREE, AGENT_JOB, AgentOptions
 from envfleet.learn.load import resumed_options
 from envfleet.learn.ppo import PPOOptions
-from envfleet.learn.recipes import RECIPES
-from envfleet.learn.train_options import FREE, LENGTHS, TrainOptions
+from envfleet.learn.recipes import RECIPES, Recipe
+from envfleet.learn.train_options import LENGTHS, TrainOptions
 from envfleet.options import options_of
+from envfleet.runs.run_file import RunFile, job_of
 
 Options = TypeVar("Options")
 
@@ -41,9 +45,11 @@ class TrainArgs:
     """Whether a recipe was used."""
     said: frozenset[str] = frozenset()
     """The names of the options that a file or a flag set."""
+    agents: AgentOptions | None = None
+    """How several agents learn; None if the environment has one."""
 
 
-_KINDS: tuple[type[Any], ...] = (StartOptions, TrainOptions, PPOOptions)
+_KINDS: tuple[type[Any], ...] = (StartOptions, TrainOptions, AgentOptions, PPOOptions)
 
 
 def add_train_flags(parser: argparse.ArgumentParser) -> None:
@@ -57,6 +63,7 @@ def add_train_flags(parser: argparse.ArgumentParser) -> None:
     add_flags(parser, StartOptions)
     group = parser.add_argument_group("the run")
     add_flags(group, TrainOptions, without=frozenset({"env"}))
+    add_flags(parser.add_argument_group("several agents (PettingZoo)"), AgentOptions)
     add_flags(parser.add_argument_group("PPO"), PPOOptions)
 
 
@@ -78,13 +85,23 @@ def read_train_args(args: argparse.Namespace) -> TrainArgs:
         raise UsageError("say what to train on: --env CartPole-v1")
     said["env"] = find(said["env"]).name
     start = _over(StartOptions(), said)
-    recipe = RECIPES.get(said["env"]) if start.recipe else None
+    form = agent_form(said["env"], said.get("env_kwargs", {}))
+    if form is None:
+        _refuse_agents(said, said["env"])
+    recipe = _recipe(said["env"], form) if start.recipe else None
     options, ppo = TrainOptions(said["env"]), PPOOptions()
     if recipe is not None:
-        options = replace(options, n_envs=recipe.n_envs, total_steps=recipe.total_steps)
+        options = replace(
+            options,
+            n_envs=recipe.n_envs,
+            total_steps=recipe.total_steps,
+            eval_episodes=recipe.eval_episodes,
+        )
         ppo = recipe.options
     chosen = _over(options, said), _over(ppo, said)
-    return TrainArgs(start, *chosen, has_recipe=recipe is not None, said=frozenset(said))
+    agents = None if form is None else _over(AgentOptions(), said)
+    names = frozenset(said)
+    return TrainArgs(start, *chosen, has_recipe=recipe is not None, said=names, agents=agents)
 
 
 def read_resume_args(args: argparse.Namespace) -> TrainArgs:
@@ -97,7 +114,7 @@ def read_resume_args(args: argparse.Namespace) -> TrainArgs:
     flags = given_flags(args, *_KINDS)
     fixed = [] if args.config is None else ["--config"]
     for name, value in flags.items():
-        if name not in FREE and name not in LENGTHS:
+        if name not in AGENT_FREE and name not in LENGTHS:
             fixed.append(f"--{'no-' if value is False else ''}{name.replace('_', '-')}")
     if fixed:
         raise UsageError(
@@ -105,10 +122,36 @@ def read_resume_args(args: argparse.Namespace) -> TrainArgs:
             f"{', '.join(fixed)}"
         )
     _check_one_length(flags)
-    options, ppo = resumed_options(args.resume)
     if "total_steps" in flags:
         flags["num_episodes"] = None
+    if job_of(args.resume) == AGENT_JOB:
+        from envfleet.multiagent.agent_train import AGENT_KIND
+
+        kept = RunFile(args.resume, AGENT_KIND).options()
+        chosen = _over(kept["options"], flags), kept["ppo"]
+        return TrainArgs(StartOptions(), *chosen, agents=_over(kept["agents"], flags))
+    options, ppo = resumed_options(args.resume)
+    _refuse_agents(flags, options.env)
     return TrainArgs(StartOptions(), _over(options, flags), ppo)
+
+
+def _recipe(env: str, form: Form | None) -> Recipe | None:
+    """The settings that are known to work, if there are any."""
+    if form is None:
+        return RECIPES.get(env)
+    from envfleet.multiagent.agent_recipes import AGENT_RECIPES, DEFAULTS
+
+    return AGENT_RECIPES.get(env, DEFAULTS[form])
+
+
+def _refuse_agents(said: Mapping[str, Any], env: str) -> None:
+    """Refuse options of several agents where there is one."""
+    wrong = [option.name for option in options_of(AgentOptions) if option.name in said]
+    if wrong:
+        raise UsageError(
+            f"--{wrong[0].replace('_', '-')} is for environments with several agents (PettingZoo), "
+            f"and {env} has one"
+        )
 
 
 def _check_one_length(

@@ -13,12 +13,12 @@ import numpy.typing as npt
 
 from envfleet.errors import NotFinite
 
-__all__ = ["check_estimates", "check_finals", "check_obs", "check_rewards"]
+__all__ = ["MEND", "check_estimates", "check_finals", "check_obs", "check_rewards"]
 
 Array = npt.NDArray[Any]
 Flags = npt.NDArray[np.bool_]
 
-_MEND = "correct the environment, or wrap it so that its numbers are finite"
+MEND = "correct the environment, or wrap it so that its numbers are finite"
 _CALM = "try a smaller learning_rate, or normalise_obs and normalise_rewards"
 
 
@@ -29,7 +29,7 @@ def check_rewards(rewards: Array, valid: Flags) -> None:
         NotFinite: Some are not finite; the first of them is named.
     """
     if not np.isfinite(rewards).all():
-        _raise_first("a reward", rewards, ~np.isfinite(rewards) & valid, _MEND)
+        _raise_first("a reward", rewards, ~np.isfinite(rewards) & valid, MEND)
 
 
 def check_obs(obs: tuple[Array, ...], valid: Flags) -> None:
@@ -46,7 +46,7 @@ def check_obs(obs: tuple[Array, ...], valid: Flags) -> None:
             wrong = ~np.isfinite(leaf).reshape(*leaf.shape[:2], -1).all(-1)
             none = np.zeros_like(valid[:1])
             wrong &= np.concatenate((valid, none)) | np.concatenate((none, valid))
-            _raise_first("an observation", leaf, wrong, _MEND, is_before=True)
+            _raise_first("an observation", leaf, wrong, MEND, is_before=True)
 
 
 def check_finals(places: list[tuple[int, int]], finals: tuple[Array, ...], valid: Flags) -> None:
@@ -61,7 +61,7 @@ def check_finals(places: list[tuple[int, int]], finals: tuple[Array, ...], valid
                 wrong = np.zeros_like(valid)
                 wrong[place] = valid[place] and not np.isfinite(row).all()
                 numbers = np.broadcast_to(row, (*valid.shape, *row.shape))
-                _raise_first("the last observation of an episode", numbers, wrong, _MEND)
+                _raise_first("the last observation of an episode", numbers, wrong, MEND)
 
 
 def check_estimates(estimates: Array, rewards: Array, values: Array) -> None:
@@ -73,7 +73,7 @@ def check_estimates(estimates: Array, rewards: Array, values: Array) -> None:
     if np.isfinite(estimates).all():
         return
     # too large for 32 bits: those that were not finite from the beginning have been refused
-    _raise_first("a reward", rewards, ~np.isfinite(rewards), _MEND)
+    _raise_first("a reward", rewards, ~np.isfinite(rewards), MEND)
     _raise_first("a value estimate", values, ~np.isfinite(values), _CALM)
     _raise_first("an advantage", estimates, ~np.isfinite(estimates), _CALM)
 

@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -32,10 +30,10 @@ from envfleet.learn.agent import Agent
 from envfleet.learn.checks import check_finals, check_obs, check_rewards
 from envfleet.learn.fast.acting import QuickActor
 from envfleet.learn.inputs import Leaves
+from envfleet.learn.judging import judged, worth
 from envfleet.learn.normalise import RewardScaler
 from envfleet.learn.options import PPOOptions
-from envfleet.learn.sequences import stretches
-from envfleet.runs.time_report import OF_ROLLOUTS, fleet_seconds
+from envfleet.learn.rollout_clock import RolloutClock
 
 Array = npt.NDArray[Any]
 Floats = npt.NDArray[np.float32]
@@ -44,8 +42,6 @@ OVERLAP_FROM = 16
 """Slots for which halves overlap: with fewer, a second forward pass costs more than it hides."""
 OVERLAP_CORES = 3
 """With fewer cores the policy takes one from the half that steps, which was measured slower."""
-_ROWS_AT_ONCE = 4096
-"""Rows of one forward pass over a rollout: pictures need memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,15 +76,18 @@ class _Finals:
     states: list[Tensor] = field(default_factory=list)
 
 
-def flattened(arrays: Leaves) -> Leaves:
-    """[time, slot] arrays as rows."""
-    return tuple(array.reshape(-1, *array.shape[2:]) for array in arrays)
-
-
-def _some_at_a_time(count: int) -> list[slice]:
-    """All rows in slices that fit into memory; not for policies with a memory."""
-    starts = range(0, count, _ROWS_AT_ONCE)
-    return [slice(start, start + _ROWS_AT_ONCE) for start in starts]
+def kept_slots(envs: FleetVectorEnv) -> Any:
+    """The environments' states, or None with a warning if they cannot be taken."""
+    try:
+        return envs.snapshot()
+    except SnapshotError as exc:
+        warnings.warn(
+            f"{exc}. Until then states are kept without the environments: a run that goes on "
+            "from one begins new episodes",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        return None
 
 
 class _Store:
@@ -169,10 +168,12 @@ class Collector:
         self._obs = agent.look(obs, learns=True)
         self._masks = agent.masks(obs, infos)
         self._states = agent.fresh_states(count)
-        self._inference_s = self._fleet_s = 0.0
-        """Seconds spent in acting and judging, and in the fleet's send and recv, by rollouts."""
-        self.seconds = dict.fromkeys(OF_ROLLOUTS, 0.0)
+        self._clock = RolloutClock()
+
+    @property
+    def seconds(self) -> dict[str, float]:
         """What the time of all rollouts went into."""
+        return self._clock.seconds
 
     # ---- to continue exactly where it was --------------------------------------------------------
 
@@ -190,16 +191,7 @@ class Collector:
 
     def slots(self) -> Any:
         """The environments' states, or None with a warning if they cannot be taken."""
-        try:
-            return self._envs.snapshot()
-        except SnapshotError as exc:
-            warnings.warn(
-                f"{exc}. Until then states are kept without the environments: a run that goes on "
-                "from one begins new episodes",
-                RuntimeWarning,
-                stacklevel=2,
-            )
-            return None
+        return kept_slots(self._envs)
 
     def load(self, state: dict[str, Any], slots: Any) -> None:
         """Continue exactly where this state and these slots were taken."""
@@ -239,25 +231,8 @@ class Collector:
 
     def collect(self) -> Experience:
         """Step every slot `n_steps` times; the observations are valid until the next call."""
-        with self._accounted():
+        with self._clock.rollout(self._envs.fleet):
             return self._collected()
-
-    @contextmanager
-    def _accounted(self) -> Iterator[None]:
-        """Add up what the time of a rollout goes into."""
-        fleet, before = self._envs.fleet, self._envs.fleet.timings
-        self._inference_s = self._fleet_s = 0.0
-        begun_s = time.perf_counter()
-        try:
-            yield
-        finally:
-            timings = {name: now_s - before[name] for name, now_s in fleet.timings.items()}
-            parts = fleet_seconds(timings, len(fleet.bounds), self._fleet_s)
-            parts["inference"] = self._inference_s
-            elapsed_s = time.perf_counter() - begun_s
-            parts["bookkeeping"] = elapsed_s - self._fleet_s - self._inference_s
-            for name, spent_s in parts.items():
-                self.seconds[name] += spent_s
 
     @torch.inference_mode()
     def _collected(self) -> Experience:
@@ -285,7 +260,7 @@ class Collector:
             wanted = self._choose(store, step, 0, noise)
             begun_s = time.perf_counter()
             batch = fleet.step(wanted, page=store.page_after(step))
-            self._fleet_s += time.perf_counter() - begun_s
+            self._clock.fleet_s += time.perf_counter() - begun_s
             self._note(store, step, self._halves[0], batch)
 
     def _fill_by_halves(self, store: _Store, noise: Tensor) -> None:
@@ -296,7 +271,7 @@ class Collector:
             for index in range(len(self._halves)):
                 begun_s = time.perf_counter()
                 batch = self._envs.recv(slots=self._slots[index])
-                self._fleet_s += time.perf_counter() - begun_s
+                self._clock.fleet_s += time.perf_counter() - begun_s
                 self._note(store, step, self._halves[index], batch)
                 if step + 1 < self._times:
                     self._send(store, step + 1, index, noise)
@@ -305,7 +280,7 @@ class Collector:
         wanted = self._choose(store, step, index, noise)
         begun_s = time.perf_counter()
         self._envs.fleet.send(wanted, self._slots[index], page=store.page_after(step))
-        self._fleet_s += time.perf_counter() - begun_s
+        self._clock.fleet_s += time.perf_counter() - begun_s
 
     def _choose(self, store: _Store, step: int, index: int, noise: Tensor) -> Any:
         """Actions for one half, as its environments take them."""
@@ -327,7 +302,7 @@ class Collector:
             store.actions[step, half] = agent.policy.head.sample(said, noise[step, half])
         if wanted is None:
             wanted = agent.fit(store.drawn[step, half])
-        self._inference_s += time.perf_counter() - begun_s
+        self._clock.inference_s += time.perf_counter() - begun_s
         return wanted
 
     def _note(self, store: _Store, step: int, half: slice, batch: Batch) -> None:
@@ -366,17 +341,18 @@ class Collector:
         obs = tuple(leaf[:-1] for leaf in store.obs)
         masks = None if store.masks is None else store.masks[:-1]
         actions = store.drawn
-        log_probs, values = self._judged(obs, actions, masks, ended, states)
-        last = self._worth(self._obs, self._states, list(range(self._envs.num_envs)))
+        log_probs, values = judged(self._agent, obs, actions, masks, ended, states)
+        slots = list(range(self._envs.num_envs))
+        last = worth(self._agent, self._obs, self._states, slots)
         finals = np.zeros_like(values)
         kept = store.finals
         if kept.places:
             leaves = tuple(np.concatenate(parts) for parts in zip(*kept.leaves, strict=True))
             check_finals(kept.places, leaves, store.valid)
             slots = [slot for _, slot in kept.places]
-            worth = self._worth(leaves, torch.cat(kept.states), slots)
-            finals[tuple(zip(*kept.places, strict=True))] = worth
-        self._inference_s += time.perf_counter() - begun_s
+            found = worth(self._agent, leaves, torch.cat(kept.states), slots)
+            finals[tuple(zip(*kept.places, strict=True))] = found
+        self._clock.inference_s += time.perf_counter() - begun_s
         return Experience(
             obs=obs,
             actions=actions,
@@ -390,36 +366,6 @@ class Collector:
             valid=store.valid,
             episodes=self._episodes(store.rewards, ended, store.valid),
         )
-
-    def _worth(self, leaves: Leaves, states: Tensor, slots: list[int]) -> Floats:
-        """Values of observations of these slots."""
-        agent = self._agent
-        try:
-            values: Floats = agent.policy.value(agent.tensors(leaves), states).cpu().numpy()
-        except RuntimeError:
-            agent.inputs.refuse_outside(leaves, slots)
-            raise
-        return values
-
-    def _judged(
-        self, obs: Leaves, actions: Array, masks: Flags | None, ended: Flags, states: Tensor
-    ) -> tuple[Floats, Floats]:
-        """Log-probabilities of the actions taken and values of the observations."""
-        agent, policy = self._agent, self._agent.policy
-        leaves, taken = agent.tensors(flattened(obs)), agent.tensor(flattened((actions,))[0])
-        allowed = None if masks is None else agent.tensor(flattened((masks,))[0])
-        log_probs, values = np.zeros((2, ended.size), np.float32)
-        cut = None if policy.memories is None else stretches(ended)
-        for rows in _some_at_a_time(ended.size) if cut is None else [cut.order]:
-            mine = tuple(leaf[rows] for leaf in leaves)
-            if cut is None:
-                features, _ = policy.features(mine, states)
-            else:
-                features = policy.unroll(mine, cut, states)
-            said, worth = policy.judge(features, None if allowed is None else allowed[rows])
-            log_probs[rows] = policy.head.log_prob(said, taken[rows]).cpu().numpy()
-            values[rows] = worth.cpu().numpy()
-        return log_probs.reshape(ended.shape), values.reshape(ended.shape)
 
     def _scaled(self, rewards: Array, ended: Flags, valid: Flags) -> Floats:
         if self._scaler is None:

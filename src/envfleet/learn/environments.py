@@ -43,25 +43,34 @@ def opened(
         yield PPOTrainer(envs, ppo, seed=options.seed, device=device)
 
 
-def _fleet(options: TrainOptions, ppo: PPOOptions, is_wary: bool) -> FleetVectorEnv:
-    backend: str
-    backend, num_workers, why = options.backend, options.num_workers, None
-    if backend == "auto" and num_workers is None:
-        # restarts alone would call for processes, but an environment that raises costs its episode
-        # in this process too, and for small ones that is much the faster place
-        method = choose_start_method(options.parallel_start_method)
-        plan = (
-            Plan("process", method, min(usable_cores(), options.n_envs), CUT_OFF)
-            if is_wary
-            else plan_fleet(
-                [env_fn(options)] * options.n_envs,
-                method,
-                may_be_serial=not options.has_deadlines,
-                min_gain=MIN_GAIN,
-                deadlines=Deadlines(step_s=options.step_timeout_s, reset_s=options.reset_timeout_s),
-            )
+def placed(
+    options: TrainOptions, env_fn: Callable[[], Any], *, is_wary: bool
+) -> tuple[str, int | None, str | None]:
+    """Where environments that this function builds run: backend, workers, and why.
+
+    The reason is None where the caller said so, or where `make_vec` finds it itself.
+    """
+    if options.backend != "auto" or options.num_workers is not None:
+        return options.backend, options.num_workers, None
+    # restarts alone would call for processes, but an environment that raises costs its episode
+    # in this process too, and for small ones that is much the faster place
+    method = choose_start_method(options.parallel_start_method)
+    plan = (
+        Plan("process", method, min(usable_cores(), options.n_envs), CUT_OFF)
+        if is_wary
+        else plan_fleet(
+            [env_fn] * options.n_envs,
+            method,
+            may_be_serial=not options.has_deadlines,
+            min_gain=MIN_GAIN,
+            deadlines=Deadlines(step_s=options.step_timeout_s, reset_s=options.reset_timeout_s),
         )
-        backend, num_workers, why = plan.backend, plan.num_workers, plan.describe(options.n_envs)
+    )
+    return plan.backend, plan.num_workers, plan.describe(options.n_envs)
+
+
+def _fleet(options: TrainOptions, ppo: PPOOptions, is_wary: bool) -> FleetVectorEnv:
+    backend, num_workers, why = placed(options, env_fn(options), is_wary=is_wary)
     envs = make_vec(
         find(options.env).source,
         options.n_envs,

@@ -94,7 +94,7 @@ class RewardScaler:
         self, rewards: npt.NDArray[np.float64], ended: Flags, valid: Flags
     ) -> npt.NDArray[np.float32]:
         """Learn from one step of all slots, and scale it; rows that are no steps teach nothing."""
-        self._returns = self._returns * self.gamma + rewards
+        self._returns = np.where(valid, self._returns * self.gamma + rewards, self._returns)
         self.moments.update(self._returns[valid])
         self._returns[ended] = 0.0
         scale = np.sqrt(self.moments.var + _EPSILON)

@@ -29,9 +29,10 @@ from envfleet.errors import ConfigError, NotFinite
 from envfleet.learn.advantages import advantages, explained_variance
 from envfleet.learn.agent import Agent
 from envfleet.learn.checks import check_estimates
-from envfleet.learn.collect import Collector, Experience, flattened
+from envfleet.learn.collect import Collector, Experience
 from envfleet.learn.fast.gradients import closed_form
 from envfleet.learn.fast.optimiser import FlatAdam
+from envfleet.learn.judging import flattened
 from envfleet.learn.loss import LossGradient, LossWeights, TrainingRows, by_autograd
 from envfleet.learn.options import PPOOptions
 from envfleet.learn.sequences import stretches
@@ -40,7 +41,7 @@ from envfleet.options import Count, Seed, check
 from envfleet.runs.plain_data import check_structure
 from envfleet.runs.time_report import Setup
 
-__all__ = ["Agent", "Episode", "Experience", "Learned", "PPOOptions", "PPOTrainer"]
+__all__ = ["Agent", "Episode", "Experience", "Learned", "PPOLearner", "PPOOptions", "PPOTrainer"]
 
 Gradients = Callable[[], Iterator[LossGradient]]
 """Gives the gradients of one epoch's minibatches, one after another."""
@@ -72,113 +73,18 @@ class Episode:
     learned: Learned
 
 
-class PPOTrainer:
-    """A policy, the fleet it acts in, and the optimiser: all that training needs."""
+class PPOLearner:
+    """An agent and how it learns from experience, however that was collected."""
 
-    def __init__(
-        self,
-        envs: FleetVectorEnv,
-        options: PPOOptions = PPOOptions(),  # noqa: B008 - frozen
-        *,
-        seed: int = 0,
-        device: str = "cpu",
-    ) -> None:
-        """Build the networks and the optimiser, and reset the fleet.
-
-        Args:
-            envs: What `envfleet.make_vec(..., autoreset="same_step")` returned; not closed here.
-            options: How to learn.
-            seed: For weights, actions, shuffling, and the first reset.
-            device: Where the networks are.
-        """
-        if not isinstance(envs, FleetVectorEnv):
-            raise ConfigError(
-                f"PPO trains on a fleet, not on a {type(envs).__name__}: make it with "
-                "envfleet.make_vec(ENV, NUM_ENVS, autoreset='same_step')"
-            )
-        if not isinstance(options, PPOOptions):
-            raise ConfigError(f"options must be PPOOptions(...), got a {type(options).__name__}")
-        check("seed", seed, Seed)
-        if envs.fleet.autoreset != "same_step":
-            raise ConfigError(
-                "PPO needs every row to be a transition: make the fleet with autoreset='same_step'"
-            )
-        if options.memory is not None and options.batch_size < options.n_steps:
-            warnings.warn(
-                f"batch_size={options.batch_size} has no effect: with a memory a minibatch is at "
-                f"least one whole slot, which has n_steps={options.n_steps} rows; for smaller ones "
-                "make n_steps smaller",
-                RuntimeWarning,
-                stacklevel=2,
-            )
-        self.envs, self.options = envs, options
-        self.device = torch.device(usable_device(str(device)))
-        self.agent = Agent(
-            envs.single_observation_space, envs.single_action_space, options, self.device, seed
-        )
-        self.policy = self.agent.policy
+    def __init__(self, agent: Agent, options: PPOOptions, *, seed: int) -> None:
+        """Make the optimiser; `seed` is for shuffling."""
+        self.agent, self.options, self.policy = agent, options, agent.policy
         self._optimiser = FlatAdam(self.policy)
         self._shuffler = np.random.default_rng(seed)
-        self._collector = Collector(envs, self.agent, options, seed=seed)
-        self._learning_s = 0.0
+        self.learning_s = 0.0
+        """Seconds that updates took so far."""
         self.env_steps = 0
-
-    @property
-    def seconds(self) -> dict[str, float]:
-        """What the time went into so far."""
-        return {**self._collector.seconds, "learning": self._learning_s}
-
-    @property
-    def setup(self) -> Setup:
-        """The setup facts that advice about the time depends on."""
-        return Setup(
-            n_envs=self.envs.num_envs,
-            n_epochs=self.options.n_epochs,
-            num_workers=sum(pid is not None for pid in self.envs.fleet.worker_pids()),
-            cores=usable_cores(),
-            is_on_cpu=self.device.type == "cpu",
-        )
-
-    def train(self, total_steps: int) -> list[Learned]:
-        """Iterate until the fleet has made this many steps."""
-        check("total_steps", total_steps, Count)
-        per_iteration = self.options.n_steps * self.envs.num_envs
-        number, of = self.env_steps // per_iteration, -(-total_steps // per_iteration)
-        return [self.learn(self.collect(), done / of) for done in range(number, of)]
-
-    def train_episode(self, progress: float = 0.0) -> Episode:
-        """One iteration of a fleet of one environment."""
-        if self.envs.num_envs != 1:
-            raise ConfigError(
-                f"train_episode is for one environment, this fleet has {self.envs.num_envs}; "
-                "call train_episode_vectorized"
-            )
-        return self.train_episode_vectorized(progress)
-
-    def train_episode_vectorized(self, progress: float = 0.0) -> Episode:
-        """One iteration: a rollout of every slot and an update.
-
-        `progress` is the share of the run that is done, for what is annealed.
-        """
-        rollout = self.collect()
-        learned = self.learn(rollout, progress)
-        returns, lengths = zip(*rollout.episodes, strict=True) if rollout.episodes else ((), ())
-        return Episode(
-            float(np.mean(returns)) if returns else None,
-            float(np.mean(lengths)) if lengths else None,
-            len(returns),
-            self.envs.num_envs,
-            learned,
-        )
-
-    # ---- one iteration --------------------------------------------------------------------------
-
-    def collect(self) -> Experience:
-        """Step every slot `n_steps` times; the observations are valid until the next call."""
-        with threads():
-            rollout = self._collector.collect()
-        self.env_steps += rollout.rewards.size
-        return rollout
+        """Steps of the environments that its experience came from."""
 
     def learn(self, rollout: Experience, progress: float = 0.0) -> Learned:
         """Improve the policy by one rollout; `progress` is the share of the run that is done."""
@@ -228,7 +134,7 @@ class PPOTrainer:
             learning_rate=rate,
             epochs=epochs,
         )
-        self._learning_s += time.perf_counter() - begun_s
+        self.learning_s += time.perf_counter() - begun_s
         return learned
 
     def _rows(self, rollout: Experience, estimates: Any, returns: Any) -> TrainingRows:
@@ -308,6 +214,124 @@ class PPOTrainer:
 
         return gradients
 
+    def learner_state(self) -> dict[str, Any]:
+        """What coming updates depend on: agent, optimiser, shuffling."""
+        return {
+            **self.agent.state(),
+            "optimiser": self._optimiser.state(),
+            "shuffling": deepcopy(self._shuffler.bit_generator.state),
+        }
+
+    def load_learner(self, state: dict[str, Any]) -> None:
+        """Continue exactly where this state was taken."""
+        self.agent.load(state)
+        self._optimiser.load(state["optimiser"])
+        self._shuffler.bit_generator.state = deepcopy(state["shuffling"])
+
+
+class PPOTrainer(PPOLearner):
+    """A policy, the fleet it acts in, and the optimiser: all that training needs."""
+
+    def __init__(
+        self,
+        envs: FleetVectorEnv,
+        options: PPOOptions = PPOOptions(),  # noqa: B008 - frozen
+        *,
+        seed: int = 0,
+        device: str = "cpu",
+    ) -> None:
+        """Build the networks and the optimiser, and reset the fleet.
+
+        Args:
+            envs: What `envfleet.make_vec(..., autoreset="same_step")` returned; not closed here.
+            options: How to learn.
+            seed: For weights, actions, shuffling, and the first reset.
+            device: Where the networks are.
+        """
+        if not isinstance(envs, FleetVectorEnv):
+            raise ConfigError(
+                f"PPO trains on a fleet, not on a {type(envs).__name__}: make it with "
+                "envfleet.make_vec(ENV, NUM_ENVS, autoreset='same_step')"
+            )
+        if not isinstance(options, PPOOptions):
+            raise ConfigError(f"options must be PPOOptions(...), got a {type(options).__name__}")
+        check("seed", seed, Seed)
+        if envs.fleet.autoreset != "same_step":
+            raise ConfigError(
+                "PPO needs every row to be a transition: make the fleet with autoreset='same_step'"
+            )
+        if options.memory is not None and options.batch_size < options.n_steps:
+            warnings.warn(
+                f"batch_size={options.batch_size} has no effect: with a memory a minibatch is at "
+                f"least one whole slot, which has n_steps={options.n_steps} rows; for smaller ones "
+                "make n_steps smaller",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        self.envs, self.device = envs, torch.device(usable_device(str(device)))
+        agent = Agent(
+            envs.single_observation_space, envs.single_action_space, options, self.device, seed
+        )
+        super().__init__(agent, options, seed=seed)
+        self._collector = Collector(envs, self.agent, options, seed=seed)
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """What the time went into so far."""
+        return {**self._collector.seconds, "learning": self.learning_s}
+
+    @property
+    def setup(self) -> Setup:
+        """The setup facts that advice about the time depends on."""
+        return Setup(
+            n_envs=self.envs.num_envs,
+            n_epochs=self.options.n_epochs,
+            num_workers=sum(pid is not None for pid in self.envs.fleet.worker_pids()),
+            cores=usable_cores(),
+            is_on_cpu=self.device.type == "cpu",
+        )
+
+    def train(self, total_steps: int) -> list[Learned]:
+        """Iterate until the fleet has made this many steps."""
+        check("total_steps", total_steps, Count)
+        per_iteration = self.options.n_steps * self.envs.num_envs
+        number, of = self.env_steps // per_iteration, -(-total_steps // per_iteration)
+        return [self.learn(self.collect(), done / of) for done in range(number, of)]
+
+    def train_episode(self, progress: float = 0.0) -> Episode:
+        """One iteration of a fleet of one environment."""
+        if self.envs.num_envs != 1:
+            raise ConfigError(
+                f"train_episode is for one environment, this fleet has {self.envs.num_envs}; "
+                "call train_episode_vectorized"
+            )
+        return self.train_episode_vectorized(progress)
+
+    def train_episode_vectorized(self, progress: float = 0.0) -> Episode:
+        """One iteration: a rollout of every slot and an update.
+
+        `progress` is the share of the run that is done, for what is annealed.
+        """
+        rollout = self.collect()
+        learned = self.learn(rollout, progress)
+        returns, lengths = zip(*rollout.episodes, strict=True) if rollout.episodes else ((), ())
+        return Episode(
+            float(np.mean(returns)) if returns else None,
+            float(np.mean(lengths)) if lengths else None,
+            len(returns),
+            self.envs.num_envs,
+            learned,
+        )
+
+    # ---- one iteration --------------------------------------------------------------------------
+
+    def collect(self) -> Experience:
+        """Step every slot `n_steps` times; the observations are valid until the next call."""
+        with threads():
+            rollout = self._collector.collect()
+        self.env_steps += rollout.rewards.size
+        return rollout
+
     # ---- to continue exactly where it was --------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
@@ -331,9 +355,7 @@ class PPOTrainer:
                     f"{name}={own.get(name)}; go on with the same"
                 )
         check_structure(mine | {"slots": None}, state, "the trainer's state")
-        self.agent.load(state)
-        self._optimiser.load(state["optimiser"])
-        self._shuffler.bit_generator.state = deepcopy(state["shuffling"])
+        self.load_learner(state)
         self.env_steps = state["env_steps"]
         self._collector.load(state["collector"], state["slots"])
 
@@ -343,8 +365,6 @@ class PPOTrainer:
             "options": asdict(self.options),
             "num_envs": self.envs.num_envs,
             "env_steps": self.env_steps,
-            **self.agent.state(),
-            "optimiser": self._optimiser.state(),
-            "shuffling": deepcopy(self._shuffler.bit_generator.state),
+            **self.learner_state(),
             "collector": self._collector.state(),
         }

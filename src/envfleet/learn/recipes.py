@@ -14,6 +14,8 @@ class Recipe:
     n_envs: int
     total_steps: int
     options: PPOOptions
+    eval_episodes: int = 10
+    """Win rates need more of them than returns do."""
 
 
 _NORMALISED = PPOOptions(

@@ -72,7 +72,7 @@ def train(
     return run(
         PPO_KIND,
         {"options": options, "ppo": ppo},
-        _settings(options, ppo),
+        run_settings(options, ppo),
         run_dir,
         open_job,
         callback,
@@ -81,7 +81,8 @@ def train(
     )
 
 
-def _settings(options: TrainOptions, ppo: PPOOptions) -> RunSettings:
+def run_settings(options: TrainOptions, ppo: PPOOptions) -> RunSettings:
+    """What the loop has to know about a training run."""
     return RunSettings(
         title=label(options.env),
         iterations=options.iterations(ppo),

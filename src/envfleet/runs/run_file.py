@@ -153,6 +153,16 @@ class RunFile:
         return CheckpointError(str(self._folder), problem)
 
 
+def job_of(folder: Path) -> str | None:
+    """The kind of the run in a folder; None if there is none that can be read."""
+    try:
+        found = json.loads((folder / RUN_FILE).read_text())
+    except (OSError, ValueError, RecursionError):
+        return None
+    job = found.get(JOB) if isinstance(found, dict) else None
+    return job if isinstance(job, str) else None
+
+
 def new_identity() -> str:
     """Tells a run from all others, also from those with the same options."""
     return secrets.token_hex(8)
