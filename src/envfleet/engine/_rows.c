@@ -51,6 +51,25 @@ have_equal_shapes(PyArrayObject *a, PyArrayObject *b)
            PyArray_CompareLists(PyArray_DIMS(a), PyArray_DIMS(b), ndim);
 }
 
+/* Whether records have the same fields. The last pair is remembered: the comparison of their
+   types takes longer than to copy a record. */
+static int
+are_alike(PyArray_Descr *a, PyArray_Descr *b)
+{
+    static PyArray_Descr *last_a = NULL, *last_b = NULL;
+    if (a == b || (a == last_a && b == last_b)) {
+        return 1;
+    }
+    if (!PyArray_EquivTypes(a, b)) {
+        return 0;
+    }
+    Py_INCREF(a);
+    Py_INCREF(b);
+    Py_XSETREF(last_a, a);
+    Py_XSETREF(last_b, b);
+    return 1;
+}
+
 /* Write an observation into its row if it is an array that fits as it is; 0 if it is not. */
 static int
 put_obs(PyObject *obs, PyObject *row)
@@ -60,8 +79,7 @@ put_obs(PyObject *obs, PyObject *row)
     }
     PyArrayObject *from = (PyArrayObject *)obs, *to = (PyArrayObject *)row;
     if (PyArray_TYPE(from) != PyArray_TYPE(to) || !PyArray_ISCARRAY_RO(from) ||
-        (PyArray_TYPE(to) == NPY_VOID &&
-         !PyArray_EquivTypes(PyArray_DESCR(from), PyArray_DESCR(to))) ||
+        (PyArray_TYPE(to) == NPY_VOID && !are_alike(PyArray_DESCR(from), PyArray_DESCR(to))) ||
         !PyArray_ISCARRAY(to) || !have_equal_shapes(from, to) ||
         PyArray_NBYTES(from) != PyArray_NBYTES(to)) {
         return 0;
@@ -599,7 +617,7 @@ copy_rows(PyObject *Py_UNUSED(module), PyObject *args)
                          special ? Py_True : Py_False);
 }
 
-/* One row of an array, in memory of its own. */
+/* One row of an array, in memory of its own; a scalar, if rows have no dimensions. */
 static PyObject *
 copied_row(PyArrayObject *column, npy_intp row)
 {
@@ -612,7 +630,7 @@ copied_row(PyArrayObject *column, npy_intp row)
         memcpy(PyArray_DATA((PyArrayObject *)copy), PyArray_BYTES(column) + row * size,
                (size_t)size);
     }
-    return copy;
+    return PyArray_Return((PyArrayObject *)copy);
 }
 
 static PyObject *
@@ -629,7 +647,7 @@ take_ended(PyObject *Py_UNUSED(module), PyObject *args)
     if (!is_array(truncated, NPY_BOOL, 1, count)) {
         return NULL;
     }
-    if (!PyArray_ISCARRAY(finals) || PyArray_NDIM(finals) < 2 ||
+    if (!PyArray_ISCARRAY(finals) || PyArray_NDIM(finals) < 1 ||
         PyDataType_REFCHK(PyArray_DESCR(finals))) {
         PyErr_SetString(PyExc_TypeError, "rows must be contiguous arrays of bytes");
         return NULL;

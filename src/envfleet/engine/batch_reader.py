@@ -35,8 +35,7 @@ class BatchReader:
         self._autoreset, self._copy = autoreset, copy
         self.is_mixed = len(data.space_groups) > 1
         self._plain_obs = data.obs[0].sole_array if copy and not self.is_mixed else None
-        finals = None if self.is_mixed else data.final_obs[0].sole_array
-        self._plain_finals = None if finals is None or finals.ndim < 2 else finals
+        self._plain_finals = None if self.is_mixed else data.final_obs[0].sole_array
         self.spills: dict[int, dict[int, Any]] = {}
         """Parts of each slot's last observation that its row could not hold."""
         self._has_cells = any(

@@ -175,7 +175,7 @@ def take_ended(
 ) -> tuple[npt.NDArray[np.bool_], list[int], list[Any]]:
     """Which rows are ends, at which positions, and copies of their rows of `finals`.
 
-    The flags are those of the rows of `finals` from `first` on, which have at least one dimension.
+    The flags are those of the rows of `finals` from `first` on.
     """
     ended = terminated | truncated
     positions = ended.nonzero()[0]

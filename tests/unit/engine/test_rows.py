@@ -206,7 +206,9 @@ def test_rows_are_copied_alike(given_flags, first, count):
     assert all(np.array_equal(one, other) for one, other in zip(copied, before, strict=False))
 
 
-@given(terminated=bits, truncated=bits, first=st.integers(0, 3), shape=st.sampled_from(SHAPES))
+@given(
+    terminated=bits, truncated=bits, first=st.integers(0, 3), shape=st.sampled_from([(), *SHAPES])
+)
 def test_the_rows_of_ends_are_taken_alike(terminated, truncated, first, shape):
     finals = np.arange(8 * math.prod(shape), dtype=np.float32).reshape(8, *shape)
     told = [form.take_ended(finals, terminated, truncated, first) for form in (rows, rows_python)]
@@ -215,6 +217,16 @@ def test_the_rows_of_ends_are_taken_alike(terminated, truncated, first, shape):
         assert positions == np.flatnonzero(ended).tolist()
         assert [one.tolist() for one in taken] == [finals[first + i].tolist() for i in positions]
         assert all(one.dtype == finals.dtype and one.flags.owndata for one in taken)
+
+
+@pytest.mark.parametrize("form", [rows, rows_python])
+def test_the_records_of_ends_are_copies(form):
+    finals = np.array([(1, [2.0, 3.0]), (4, [5.0, 6.0])], [("turn", "i8"), ("reward", "f8", 2)])
+    is_ended = np.array([False, True])
+    _, positions, [record] = form.take_ended(finals, is_ended, ~is_ended & False, 0)
+    finals["turn"], finals["reward"] = 0, 0
+    assert (positions, type(record)) == ([1], np.void)
+    assert (record["turn"], record["reward"].tolist()) == (4, [5.0, 6.0])
 
 
 @pytest.mark.skipif(not rows.IS_COMPILED, reason="Python leaves infos to `take`")
@@ -478,7 +490,7 @@ def test_ends_are_noted_alike(told_flags, ended, first, now, is_same_step):
         ),
         lambda: untyped.take_ended(np.zeros((3, 2)), *[np.zeros(3, np.bool_)] * 2, 1),
         lambda: untyped.take_ended(np.zeros((3, 2)), *[np.zeros(3, np.bool_)] * 2, -1),
-        lambda: untyped.take_ended(np.zeros(3), *[np.zeros(3, np.bool_)] * 2, 0),
+        lambda: untyped.take_ended(np.array(0.0), *[np.zeros(3, np.bool_)] * 2, 0),
         lambda: untyped.take_ended(np.zeros((3, 4))[:, ::2], *[np.zeros(3, np.bool_)] * 2, 0),
         lambda: untyped.take_ended(np.zeros((3, 2), object), *[np.zeros(3, np.bool_)] * 2, 0),
         lambda: untyped.take_ended(np.zeros((3, 2)), np.zeros(3, np.bool_), np.zeros(2, "?"), 0),
