@@ -51,6 +51,25 @@ have_equal_shapes(PyArrayObject *a, PyArrayObject *b)
            PyArray_CompareLists(PyArray_DIMS(a), PyArray_DIMS(b), ndim);
 }
 
+/* Whether records have the same fields. The last pair is remembered: the comparison of their
+   types takes longer than to copy a record. */
+static int
+are_alike(PyArray_Descr *a, PyArray_Descr *b)
+{
+    static PyArray_Descr *last_a = NULL, *last_b = NULL;
+    if (a == b || (a == last_a && b == last_b)) {
+        return 1;
+    }
+    if (!PyArray_EquivTypes(a, b)) {
+        return 0;
+    }
+    Py_INCREF(a);
+    Py_INCREF(b);
+    Py_XSETREF(last_a, a);
+    Py_XSETREF(last_b, b);
+    return 1;
+}
+
 /* Write an observation into its row if it is an array that fits as it is; 0 if it is not. */
 static int
 put_obs(PyObject *obs, PyObject *row)
@@ -60,8 +79,7 @@ put_obs(PyObject *obs, PyObject *row)
     }
     PyArrayObject *from = (PyArrayObject *)obs, *to = (PyArrayObject *)row;
     if (PyArray_TYPE(from) != PyArray_TYPE(to) || !PyArray_ISCARRAY_RO(from) ||
-        (PyArray_TYPE(to) == NPY_VOID &&
-         !PyArray_EquivTypes(PyArray_DESCR(from), PyArray_DESCR(to))) ||
+        (PyArray_TYPE(to) == NPY_VOID && !are_alike(PyArray_DESCR(from), PyArray_DESCR(to))) ||
         !PyArray_ISCARRAY(to) || !have_equal_shapes(from, to) ||
         PyArray_NBYTES(from) != PyArray_NBYTES(to)) {
         return 0;

@@ -22,6 +22,9 @@ from numpy.typing import NDArray
 
 __all__ = ["RecordSpace"]
 
+_DTYPES: dict[np.dtype[Any], np.dtype[Any]] = {}
+"""The dtype of all spaces with these fields."""
+
 
 class RecordSpace(Space[NDArray[Any]]):
     """Records whose fields are values of other spaces.
@@ -78,7 +81,8 @@ class RecordSpace(Space[NDArray[Any]]):
         if not dtype.itemsize:
             raise ValueError(f"a record must have a field that holds something, got {fields!r}")
         self._fields = dict(fields)
-        super().__init__(tuple(int(n) for n in shape), dtype, seed)
+        # equal spaces share one dtype, because to compare two of them takes long
+        super().__init__(tuple(int(n) for n in shape), _DTYPES.setdefault(dtype, dtype), seed)
 
     @property
     def fields(self) -> Mapping[str, Space[Any]]:

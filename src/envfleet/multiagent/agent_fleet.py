@@ -48,27 +48,31 @@ class AgentBatch:
         self.valid: Bools = batch.valid
         """False where the row is no transition: a reset, or a slot that was restarted."""
         self.incidents: tuple[Incident, ...] = batch.incidents
-        is_seated = isinstance(layout, SeatLayout)
-        obs, last = batch.obs, batch.final_obs if batch.finals is not None else batch.obs
-        self._now: Array = obs["record"] if is_seated else obs
-        self._step: Array = last["record"] if is_seated else last
-        self._seen: Any = obs["seen"] if is_seated else ()
-        self._last_seen: Any = last["seen"] if is_seated else ()
-        self._batch = batch
-        if batch.has_events and not batch.valid.all():
-            self._leave_out_invalid()
+        self._batch, self._is_seated = batch, isinstance(layout, SeatLayout)
+        self._now: Array = batch.obs["record"] if self._is_seated else batch.obs
+        self._seen: Any = batch.obs["seen"] if self._is_seated else ()
 
     def __len__(self) -> int:
         """How many slots."""
         return len(self.slots)
 
-    def _leave_out_invalid(self) -> None:
-        """A lost slot shows its last record once more: what that earned was counted before."""
-        step = self._step = self._step.copy()
-        rows = ~self.valid
+    @cached_property
+    def _step(self) -> Array:
+        """The records of what the step brought: of episodes that ended, the last ones."""
+        batch = self._batch
+        step: Array = batch.final_obs["record"] if self._is_seated else batch.final_obs
+        if not batch.has_events or batch.valid.all():
+            return step
+        # a lost slot shows its last record once more: what that earned was counted before
+        step, rows = step.copy(), ~batch.valid
         step["reward"][rows] = 0
         step["terminated"][rows] = False
         step["truncated"][rows] = step["alive"][rows] & self.ended[rows, np.newaxis]
+        return step
+
+    @property
+    def _last_seen(self) -> Any:
+        return self._batch.final_obs["seen"] if self._is_seated else ()
 
     @property
     def all_rewards(self) -> Floats:

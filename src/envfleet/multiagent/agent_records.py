@@ -16,7 +16,7 @@ The observation of an agent that is not present is zero, or, where agents take t
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -34,6 +34,9 @@ from envfleet.multiagent.groups import Group, Space
 from envfleet.multiagent.turns import Outcome
 
 Array = npt.NDArray[Any]
+Leaf = tuple[tuple[Any, ...], Array, tuple[int, ...], "np.dtype[Any]", str]
+"""An array of an observation: how to get it, where it goes, its shape, its type and its name."""
+_NO_INFO: Mapping[str, Any] = {}
 FLAGS = ("terminated", "truncated", "alive", "present")
 
 
@@ -219,7 +222,7 @@ class RecordWriter:
     def _bind(self) -> None:
         record, layout = self.record, self._layout
         self._flags = FlagWriter(record, len(layout.agents))
-        self._writers: dict[Any, list[tuple[tuple[Any, ...], Array, str]]] = {}
+        self._writers: dict[Any, list[Leaf]] = {}
         self._masks: dict[Any, Array] = {}
         for name, (number, place) in layout.places.items():
             space = layout.groups[number].observation_space
@@ -233,6 +236,7 @@ class RecordWriter:
         """Where an agent's action is, and what makes of it what the agent is given."""
         for name, (number, place) in layout.places.items():
             self._readers[name] = number, place, _reader(layout.groups[number].action_space)
+        self._is_action_shared = layout.has_turns and layout.shared_action_space is not None
         self._forget()
 
     def _forget(self) -> None:
@@ -277,6 +281,19 @@ class RecordWriter:
         )
         return self.record
 
+    def write_turn(
+        self, live: list[Any], turn: Any, seen: Any, reward: float, info: Mapping[str, Any]
+    ) -> Array:
+        """Write what a turn brought to the agent that acts next; all others live on."""
+        if live != self._live:
+            outcome = Outcome(
+                live=live, seen={turn: seen}, rewards={turn: reward}, infos={turn: dict(info)}
+            )
+            return self.write(outcome, turn)
+        self._put(turn, seen, info)
+        self._flags.put_turn(self._alive, self._layout.number_of[turn], reward)
+        return self.record
+
     def actions_of(self, action: Any, names: Sequence[Any]) -> dict[Any, Any]:
         """The actions of these agents out of a slot's action."""
         rows = [action[field] for field in self._action_fields]
@@ -289,7 +306,7 @@ class RecordWriter:
     def action_of_turn(self, action: Any, name: Any) -> Any:
         """The action of the agent to act out of a slot's action."""
         number, _, read = self._readers[name]
-        if self._layout.shared_action_space is None:
+        if not self._is_action_shared:
             return read(action[self._action_fields[number]])
         return int(action) if read is int else action
 
@@ -298,28 +315,28 @@ class RecordWriter:
         if self._shown != (shown := list(seen)):
             for name in () if self._layout.has_turns else self._shown:
                 if name not in seen:
-                    for _, view, _ in self._writers[name]:
+                    for _, view, *_ in self._writers[name]:
                         view[...] = 0
             self._shown = shown
             self._present = [name in seen for name in self._layout.agents]
         for name, value in seen.items():
-            for path, view, where in self._writers[name]:
-                part = value
-                for key in path:
-                    part = part[key]
-                if (
-                    type(part) is not np.ndarray
-                    or part.shape != view.shape
-                    or part.dtype != view.dtype
-                ):
-                    part = fit(part, view.shape, view.dtype, where)
-                view[...] = part
-            if name in self._masks and MASK_KEY in infos.get(name, ()):
-                given = infos[name][MASK_KEY]
-                parts = given if isinstance(given, tuple | list) else [given]
-                flat = np.concatenate([np.asarray(one, np.bool_).ravel() for one in parts])
-                view = self._masks[name]
-                view[...] = fit(flat, view.shape, view.dtype, f"the action mask of {name!r}")
+            self._put(name, value, infos.get(name, _NO_INFO))
+
+    def _put(self, name: Any, value: Any, info: Mapping[str, Any]) -> None:
+        """Write what one agent observes and may do."""
+        for path, view, shape, dtype, where in self._writers[name]:
+            part = value
+            for key in path:
+                part = part[key]
+            if type(part) is not np.ndarray or part.shape != shape or part.dtype != dtype:
+                part = fit(part, shape, dtype, where)
+            view[...] = part
+        if MASK_KEY in info and name in self._masks:
+            given = info[MASK_KEY]
+            parts = given if isinstance(given, tuple | list) else [given]
+            flat = np.concatenate([np.asarray(one, np.bool_).ravel() for one in parts])
+            mask = self._masks[name]
+            mask[...] = fit(flat, mask.shape, mask.dtype, f"the action mask of {name!r}")
 
 
 class FlagWriter:
@@ -330,7 +347,14 @@ class FlagWriter:
         self._flags = [record[name] for name in FLAGS]
         self._turn = record["turn"] if "turn" in (record.dtype.names or ()) else None
         self._none: list[Any] = [False] * count
-        self._last: list[list[Any]] = [[None] for _ in FLAGS]
+        # all of it lies together, at the end of the record; numpy is slow to write single numbers
+        starts: Any = record.dtype.fields
+        self._tail = record.reshape(1).view(np.uint8).data[starts["reward"][1] :]
+        self._reward_of: Any = self._rewards.data
+        self._tails: dict[int, bytes] = {}
+        """The turn of an agent -> the tail of the record, but for its reward; see `put_turn`."""
+        self._tails_alive: list[bool] = []
+        self.forget()
 
     def put(
         self,
@@ -342,6 +366,8 @@ class FlagWriter:
         turn: int = 0,
     ) -> None:
         """Write them all, by the numbers of the agents; None stands for no one."""
+        if self._is_stale:
+            self.forget()
         self._rewards[:] = rewards
         new = (terminated or self._none, truncated or self._none, alive, present)
         for index, values in enumerate(new):
@@ -351,9 +377,25 @@ class FlagWriter:
         if self._turn is not None:
             self._turn[...] = turn
 
+    def put_turn(self, alive: list[bool], number: int, reward: float) -> None:
+        """Write that this agent is to act and has earned a reward; those alive live on."""
+        if alive is not self._tails_alive:
+            self._tails, self._tails_alive = {}, alive
+        tail = self._tails.get(number)
+        if tail is None:
+            count = len(alive)
+            only = [other == number for other in range(count)]
+            self.put([0.0] * count, None, None, alive, only, number)
+            self._tails[number] = bytes(self._tail)
+        else:
+            self._tail[:] = tail
+            self._is_stale = True
+        self._reward_of[number] = reward
+
     def forget(self) -> None:
-        """Write everything anew: the record was cleared."""
-        self._last = [[None] for _ in FLAGS]
+        """Write everything anew: the record was cleared, or written by `put_turn`."""
+        self._last: list[list[Any]] = [[None] for _ in FLAGS]
+        self._is_stale = False
 
 
 def _flags_of(names: Sequence[Any], flags: Mapping[Any, bool]) -> list[bool] | None:
@@ -375,11 +417,14 @@ def _as_it_is(value: Any) -> Any:
     return value
 
 
-def _leaves(space: Space, field: Array, place: int, path: tuple[Any, ...], where: str) -> Any:
-    """For each array of one agent's observation: how to get it, where it goes, and its name."""
+def _leaves(
+    space: Space, field: Array, place: int, path: tuple[Any, ...], where: str
+) -> Iterator[Leaf]:
+    """The arrays of one agent's observation."""
     parts: Any = space.spaces if isinstance(space, spaces.Dict | spaces.Tuple) else None
     if parts is None:
-        yield path, field[place, ...], where
+        view = field[place, ...]
+        yield path, view, view.shape, view.dtype, where
         return
     for key in parts if isinstance(parts, dict) else range(len(parts)):
         inner = f"{where}[{key!r}]"

@@ -120,6 +120,12 @@ class SeatWriter:
         seen = {self.number_of[name]: (name, value) for name, value in outcome.seen.items()}
         return {"record": self._record, "seen": seen}
 
+    def write_turn(
+        self, live: list[Any], turn: Any, seen: Any, reward: float, info: Any
+    ) -> dict[str, Any]:
+        """Write what a turn brought to the agent that acts next; all others live on."""
+        return self.write(Outcome(live=live, seen={turn: seen}, rewards={turn: reward}), turn)
+
     def actions_of(self, action: Any, names: Sequence[Any]) -> dict[Any, Any]:
         """The actions of these agents out of a slot's action."""
         return {name: action[self.number_of[name]] for name in names}

@@ -174,15 +174,21 @@ class TurnSlot(_AgentSlot):
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, Info]:
         """The turn of one agent; those that died are stepped until a living one is to act."""
-        turns = self._turns
-        done = turns.play_turn(self._writer.action_of_turn(action, turns.agent))
+        turns, writer = self._turns, self._writer
+        actor = turns.agent
+        if turns.act(writer.action_of_turn(action, actor)):
+            turn = turns.agent
+            seen, reward, info = turns.last()
+            obs = writer.write_turn(turns.agents, turn, seen, reward, info)
+            return obs, reward, False, False, self._info({turn: info}) if info else {}
+        done = turns.after_turn(actor)
         is_over = not done.live
         is_cut = is_over and done.is_any_truncated
         turn = None
         if not is_over:
             turn, done.live = done.live[0], turns.live_agents()
         reward = float(sum(done.rewards.values()))
-        obs = self._writer.write(done, turn)
+        obs = writer.write(done, turn)
         return obs, reward, is_over and not is_cut, is_cut, self._info(done.infos)
 
 

@@ -53,6 +53,11 @@ class Turns:
         """Whose turn it is."""
         return self._env.agent_selection
 
+    @property
+    def agents(self) -> list[Any]:
+        """Who is there, as the environment lists them."""
+        return self._env.agents  # type: ignore[no-any-return]
+
     def reset(self, seed: int | None, options: Info | None) -> None:
         """Start an episode."""
         self._bare.reset(seed, options)
@@ -70,20 +75,36 @@ class Turns:
         seen = {name: self._bare.observe(name) for name in names}
         return seen, {name: self._env.infos[name] for name in names}
 
+    def act(self, action: Any) -> bool:
+        """Let the agent to act do this; whether all agents live on."""
+        env = self._env
+        self._bare.step(action)
+        is_any_dead = any(env.terminations.values()) or any(env.truncations.values())
+        return bool(env.agents) and not is_any_dead
+
+    def last(self) -> tuple[Any, float, Info]:
+        """What the agent to act sees, has earned since its own last turn, and is told."""
+        seen, reward, _, _, info = self._bare.last()
+        return seen, float(reward), info
+
     def play_turn(self, action: Any) -> Outcome:
         """One agent's turn.
 
         Rewards are of the agent that acts next, since its own last turn, and of those that died.
         """
-        env, actor, outcome = self._env, self.agent, Outcome()
-        self._bare.step(action)
+        actor = self.agent
+        self.act(action)
+        return self.after_turn(actor)
+
+    def after_turn(self, actor: Any) -> Outcome:
+        """What the turn of this agent brought, after `act`."""
+        env, outcome = self._env, Outcome()
         outcome.is_any_truncated = is_any_cut(env.terminations, env.truncations)
         self._step_dead(outcome, keep_rewards=True)
         if env.agents:
             name = self.agent
             outcome.live = [name]
-            outcome.seen[name], reward, _, _, outcome.infos[name] = self._bare.last()
-            outcome.rewards[name] = float(reward)
+            outcome.seen[name], outcome.rewards[name], outcome.infos[name] = self.last()
         elif actor not in outcome.seen:  # an environment that lets its dead agents take no turn
             outcome.seen[actor] = env.observe(actor)
             outcome.rewards = {name: float(reward) for name, reward in env.rewards.items()}
