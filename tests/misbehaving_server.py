@@ -29,6 +29,7 @@ FAULTS = (
     "status 503",
     "cut",  # the connection ends before an answer begins
     "cut in the middle",  # and after a part of it
+    "not http",
     "garbage",  # 200, and what is not JSON
     "garbage event",  # a stream with an event that is not JSON
     "no end",  # a stream that ends without saying why
@@ -155,9 +156,13 @@ class MisbehavingServer:
             status, _, text = fault.removeprefix("status ").partition(": ")
             headers = {} if self.retry_after is None else {"Retry-After": self.retry_after}
             return web.Response(status=int(status), text=text or "a fault", headers=headers)
-        if fault == "cut":
+        if fault in ("cut", "not http"):
             assert request.transport is not None
-            request.transport.abort()
+            if fault == "not http":
+                request.transport.write(b"I am a teapot\r\n\r\n")
+                request.transport.close()
+            else:
+                request.transport.abort()
             raise ConnectionResetError
         if fault == "garbage":
             return web.Response(text="<html>not a model</html>", content_type="text/html")

@@ -143,14 +143,14 @@ def test_a_client_whose_manager_is_gone_says_so():
         llm.engine.next()
     thread.join(PATIENCE_S)
     assert "was closed" in ended[0]
-    with pytest.raises(InferenceError, match="cannot be reached.*it was closed, or its program"):
+    with pytest.raises(InferenceError, match=r"cannot be reached.*it was closed, or its program"):
         client.generate(ask())
 
 
 def test_what_the_manager_cannot_read_is_an_error_of_that_message_only():
     with SharedLLMInferenceManager(ScriptedEngine()) as llm, llm.client() as client:
         llm.on_message("turn", lambda payload: payload)
-        with pytest.raises(InferenceError, match="cannot be read.*Unreadable"):
+        with pytest.raises(InferenceError, match=r"cannot be read.*Unreadable"):
             client.send("turn", Unreadable())
         assert client.send("turn", 7) == 7
 

@@ -102,7 +102,7 @@ def test_an_address_is_shown_without_user_password_and_query():
     ],
 )
 def test_the_model_gets_the_cores_that_workers_leave(cores, proxy, threads):
-    with mock.patch.object(engines, "usable_cores", lambda: cores):
+    with mock.patch.object(engines, "usable_cores", return_value=cores):
         assert engines.threads_left({"agent_proxy": proxy}) == threads
 
 

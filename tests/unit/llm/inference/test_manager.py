@@ -180,7 +180,7 @@ def test_an_attempt_that_takes_too_long_is_ended_and_tried_again():
 def test_the_deadline_of_a_request_counts_its_time_in_the_queue():
     with told(1) as llm:
         first = llm.submit(ask("a"))
-        with pytest.raises(InferenceError, match="over after 0.05 s") as why:
+        with pytest.raises(InferenceError, match=r"over after 0\.05 s") as why:
             llm.generate(ask("b", timeout_s=0.05))
         assert why.value.reason == "timeout"
         llm.engine.answer(llm.engine.next())
@@ -193,7 +193,7 @@ def test_a_spent_token_budget_stops_what_has_not_begun_and_keeps_what_has():
         first, second, third = (llm.submit(ask(name)) for name in "abc")
         assert {llm.engine.next(), llm.engine.next()} == {"a", "b"}
         llm.engine.answer("a", num_tokens=10)
-        with pytest.raises(InferenceError, match="10 of 10.*raise llm.token_budget") as why:
+        with pytest.raises(InferenceError, match=r"10 of 10.*raise llm\.token_budget") as why:
             third.result(PATIENCE_S)
         assert why.value.reason == "budget"
         llm.engine.answer("b", num_tokens=5)
