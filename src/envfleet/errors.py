@@ -50,11 +50,12 @@ import gymnasium.error
 __all__ = [
     "ActionError", "CheckpointError", "ConfigError", "DeadlineExceeded", "EnvConstructionFailed",
     "EnvFailed", "EnvNotImportable", "EnvNotPicklable", "EnvNotRegistered", "EnvfleetError",
-    "FleetClosed", "JournalError", "LayoutMismatch", "MainNotImportable", "MissingExtra", "MissingMainGuard",
-    "NoSuchAttribute", "NotEnoughSharedMemory", "NotFinite", "NothingCollected", "NothingSent",
-    "OutOfOrder", "RemoteTraceback", "ResetNeeded", "ResumeFailed", "RolloutFailed", "SlotQuarantined",
-    "SnapshotError", "SpacesDiffer", "StartError", "StartTimeout", "StillInFlight",
-    "TooManyOpenFiles", "VideoError", "WorkerDied", "did_you_mean", "level_of_caller",
+    "FleetClosed", "JournalError", "LayoutMismatch", "MainNotImportable", "MissingExtra",
+    "MissingMainGuard", "NoSuchAttribute", "NotEnoughSharedMemory", "NotFinite", "NothingCollected",
+    "NothingSent", "OutOfOrder", "RemoteTraceback", "ResetNeeded", "ResumeFailed", "RolloutFailed",
+    "SlotQuarantined", "SnapshotError", "SpacesDiffer", "StartError", "StartTimeout",
+    "StillInFlight", "TooManyOpenFiles", "VideoError", "WorkerDied", "did_you_mean",
+    "level_of_caller",
 ]  # fmt: skip
 
 

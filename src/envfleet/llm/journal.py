@@ -276,7 +276,7 @@ class _Attempts:
 # ---- entries ------------------------------------------------------------------------------------
 
 _ABOUT = ("env_id", "group_id", "tag", "seed", "attempt")
-_END = ("final_state", "is_success", "is_masked", "metrics")
+_END = ("final_state", "is_success", "is_masked", "metrics", "extra_rewards")
 
 
 def begin_entry(trajectory: Trajectory) -> dict[str, Any]:
@@ -322,6 +322,7 @@ def apply_entry(
         if entry["turn"]["number"] != len(trajectory.turns):
             return None  # one before it is damaged, or this one was written before
         trajectory.turns.append(turn_of(entry["turn"]))
+        trajectory.is_done, trajectory.failure = False, None  # taken up again after its end
     elif entry["kind"] == "end":
         if entry["num_turns"] != len(trajectory.turns):
             return None
