@@ -10,10 +10,8 @@ Nothing is left out for its size.
 
 from __future__ import annotations
 
-import json
 import os
 import time
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
@@ -21,6 +19,7 @@ from pathlib import Path
 from typing import Any, Self, overload
 
 from envfleet.errors import JournalError
+from envfleet.llm.checked_lines import as_line, data_of
 from envfleet.llm.export import as_json
 from envfleet.llm.inference.types import Generation, GenerationTimes, Message
 from envfleet.llm.trajectories import Trajectory, TrajectoryFailure, TrajectoryTurn, TurnTimes
@@ -31,9 +30,6 @@ JOURNAL_FILE = "journal.jsonl"
 FORMAT = 1
 SYNC_EVERY_S = 1.0
 """A sync takes milliseconds, a write a tenth of one."""
-_CRC = b'{"crc": "'
-_ENTRY = b'", "entry": '
-_START = len(_CRC) + 8 + len(_ENTRY)
 
 
 @dataclass(slots=True)
@@ -137,7 +133,7 @@ class Journal:
 
     def _add(self, entry: Mapping[str, Any]) -> tuple[int, int]:
         begun_s = time.perf_counter()
-        line, place = _line_of(entry), self._end
+        line, place = as_line(entry), self._end
         left = memoryview(line)
         try:
             while left:
@@ -225,22 +221,12 @@ class StoredTrajectories(Sequence[Trajectory]):
         return found[0]
 
 
-# ---- lines --------------------------------------------------------------------------------------
-
-
-def _line_of(entry: Mapping[str, Any]) -> bytes:
-    body = json.dumps(entry, allow_nan=False).encode()
-    return b"%s%08x%s%s}\n" % (_CRC, zlib.crc32(body), _ENTRY, body)
-
-
 def _entry_of(line: bytes) -> dict[str, Any] | None:
     """The entry of a line; None if the line is torn or damaged."""
-    body = line[_START:-2]
-    if not line.startswith(_CRC) or not line.endswith(b"}\n"):
+    try:
+        entry: dict[str, Any] = data_of(line)
+    except ValueError:
         return None
-    if line[len(_CRC) : len(_CRC) + 8] != b"%08x" % zlib.crc32(body):
-        return None
-    entry: dict[str, Any] = json.loads(body)
     return entry
 
 
