@@ -17,9 +17,9 @@ import logging
 import os
 import queue
 import select
+import threading
 import time
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -43,6 +43,8 @@ GOODBYE_S = 5.0
 """How long workers may take to end when all trajectories are over."""
 HEAR_S = 0.02
 _ADAPT_EVERY_S = 1.0
+_MOST_SAID = 500
+"""Characters of an error of joblib that are kept."""
 _IN_FLIGHT_S = 0.05
 """What a lost worker sent may take this long to arrive."""
 _log = logging.getLogger("envfleet.llm.rollout")
@@ -162,7 +164,7 @@ class JoblibRound:
         """Workers that have said goodbye."""
         self._gone: set[int] = set()
         """Workers that are lost, or ended by an error."""
-        self._why = "all workers were lost"
+        self._why = "all workers were killed"
         self._adapted_s = time.monotonic()
 
     def run(
@@ -207,37 +209,37 @@ class JoblibRound:
         client = self._llm.client()
         each = -(-self._max_live // self._num_workers)
         parallel = joblib.Parallel(
-            n_jobs=self._num_workers,
-            backend=self._backend,
-            batch_size=1,
-            pre_dispatch="all",
-            return_as="generator_unordered",
+            n_jobs=self._num_workers, backend=self._backend, batch_size=1, pre_dispatch="all"
         )
-        receipts = parallel(
+        calls = [
             joblib.delayed(play_share)(client, self._topic, self._rules, worker, each)
             for worker in range(self._num_workers)
+        ]
+        call = threading.Thread(
+            target=self._call, args=(parallel, calls), name="envfleet-joblib", daemon=True
         )
+        call.start()
         try:
             yield
         finally:
             self._is_over = True
-            self._wait_for_goodbyes()
-            with warnings.catch_warnings(), suppress(Exception):
-                warnings.simplefilter("ignore")  # joblib's words on calls that are cut off
-                if len(self._left) == self._num_workers:
-                    for _ in receipts:
-                        pass
-                receipts.close()
+            call.join(GOODBYE_S if not self._gone else HEAR_S)
+            if call.is_alive():
+                # joblib waits for ever for a worker process that was killed, unless time is up
+                parallel.timeout = HEAR_S
+                call.join(GOODBYE_S)
             for descriptor in self._watched.values():
                 os.close(descriptor)
             self._watched.clear()
 
-    def _wait_for_goodbyes(self) -> None:
-        """Let workers end by themselves, for a short while."""
-        give_up_s = time.monotonic() + GOODBYE_S
-        while len(self._left | self._gone) < self._num_workers and time.monotonic() < give_up_s:
-            self._hear(lambda entry: None, lambda keys: None, HEAR_S)
-            self._look_after(lambda entry: None, lambda keys: None)
+    def _call(self, parallel: Any, calls: Sequence[Any]) -> None:
+        """Let joblib do its work, in a thread of its own."""
+        try:
+            parallel(calls)
+            problem = "they ended before their time"
+        except BaseException as exc:
+            problem = " ".join(f"{type(exc).__name__}: {exc}".split())[:_MOST_SAID]
+        self._said.put(Said(-1, "bye", problem))
 
     def _next(self, worker: int) -> tuple[TrajectoryTask | None, bool]:
         """Called in the thread of the inference manager."""
@@ -272,6 +274,12 @@ class JoblibRound:
                     self._watched[worker] = os.pidfd_open(said.content)
                 except ProcessLookupError:
                     self._lose(worker, on_lost)
+        elif worker < 0:
+            if not self._is_over:
+                self._why = f"{self._backend} has ended its workers ({said.content})"
+            for one in range(self._num_workers):
+                if one not in self._gone:
+                    self._lose(one, on_lost)
         elif said.kind == "bye":
             self._left.add(worker)
             if said.content is not None:

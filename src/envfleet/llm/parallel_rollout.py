@@ -241,6 +241,8 @@ class ParallelRolloutManager:
         while True:
             share = WorkShare(run.take_all(), num_workers, run.expected_turns)
             run.give = share.add
+            for worker, env_ids in enumerate(share.env_ids()):
+                _log.info("worker %d begins with environments %s", worker, env_ids)
             heard = run.num_events
             try:
                 JoblibRound(

@@ -57,10 +57,14 @@ class WorkShare:
             deque(sorted(one, key=expected, reverse=True)) for one in split(tasks, num_workers)
         ]
         self._owner: dict[Key, int] = {}
-        self._is_over = False
         self.active = num_workers
         """How many workers may begin trajectories."""
         self.num_stolen = 0
+
+    def env_ids(self) -> list[list[int]]:
+        """The environments in the share of each worker."""
+        with self._lock:
+            return [sorted(task.env_id for task in share) for share in self._shares]
 
     def next(self, worker: int) -> TrajectoryTask | None:
         """A task for a worker; None if there is none for it now."""
