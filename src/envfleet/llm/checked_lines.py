@@ -38,11 +38,23 @@ def read_lines(path: Path) -> Iterator[tuple[Any, int]]:
             yield _data(line, f"{path}, line {number}"), end
 
 
-def _data(line: bytes, where: str) -> Any:
-    begin, _, rest = line.rstrip(b"\n").partition(b',"data":')
-    text = rest[:-1]
-    if begin != b'{"sum":"%08x"' % zlib.crc32(text) or rest[-1:] != b"}":
-        raise ConfigError(
-            f"{where} is damaged: its checksum does not fit. Restore the file, or delete this line"
-        )
+def data_of(line: bytes) -> Any:
+    """The data of one line.
+
+    Raises:
+        ValueError: The line is torn or damaged.
+    """
+    begin, _, rest = line.partition(b',"data":')
+    text = rest[:-2]
+    if begin != b'{"sum":"%08x"' % zlib.crc32(text) or rest[-2:] != b"}\n":
+        raise ValueError("its checksum does not fit")
     return json.loads(text)
+
+
+def _data(line: bytes, where: str) -> Any:
+    try:
+        return data_of(line)
+    except ValueError as exc:
+        raise ConfigError(
+            f"{where} is damaged: {exc}. Restore the file, or delete this line"
+        ) from exc
