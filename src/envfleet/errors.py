@@ -31,6 +31,8 @@
      ├─ ResumeFailed (RuntimeError)         a lost slot could not be rebuilt to the same state
      ├─ SnapshotError (RuntimeError)        the state of a slot cannot be saved or restored
      ├─ CheckpointError (RuntimeError)      a checkpoint cannot be written, read or used
+     ├─ JournalError (RuntimeError)         the journal of a rollout cannot be written or read
+     ├─ RolloutFailed (RuntimeError)        a trajectory failed, and `on_failure` is "raise"
      └─ VideoError (RuntimeError)           a video cannot be made
 
 Each class takes its data as constructor arguments and keeps them as attributes, so it can be
@@ -48,9 +50,9 @@ import gymnasium.error
 __all__ = [
     "ActionError", "CheckpointError", "ConfigError", "DeadlineExceeded", "EnvConstructionFailed",
     "EnvFailed", "EnvNotImportable", "EnvNotPicklable", "EnvNotRegistered", "EnvfleetError",
-    "FleetClosed", "LayoutMismatch", "MainNotImportable", "MissingExtra", "MissingMainGuard",
+    "FleetClosed", "JournalError", "LayoutMismatch", "MainNotImportable", "MissingExtra", "MissingMainGuard",
     "NoSuchAttribute", "NotEnoughSharedMemory", "NotFinite", "NothingCollected", "NothingSent",
-    "OutOfOrder", "RemoteTraceback", "ResetNeeded", "ResumeFailed", "SlotQuarantined",
+    "OutOfOrder", "RemoteTraceback", "ResetNeeded", "ResumeFailed", "RolloutFailed", "SlotQuarantined",
     "SnapshotError", "SpacesDiffer", "StartError", "StartTimeout", "StillInFlight",
     "TooManyOpenFiles", "VideoError", "WorkerDied", "did_you_mean", "level_of_caller",
 ]  # fmt: skip
@@ -455,6 +457,33 @@ class CheckpointError(EnvfleetError, RuntimeError):
 
     def __str__(self) -> str:
         return f"{self.path} {self.problem}"
+
+
+class JournalError(EnvfleetError, RuntimeError):
+    """The journal of a rollout cannot be written or read."""
+
+    def __init__(self, path: str, problem: str) -> None:
+        super().__init__(path, problem)
+        self.path, self.problem = path, problem
+
+    def __str__(self) -> str:
+        return f"{self.path} {self.problem}"
+
+
+class RolloutFailed(EnvfleetError, RuntimeError):
+    """A trajectory failed, and the policy for failures is to stop."""
+
+    def __init__(self, env_id: int, tag: str, turn: int, reason: str, error: str) -> None:
+        super().__init__(env_id, tag, turn, reason, error)
+        self.env_id, self.tag, self.turn = env_id, tag, turn
+        self.reason, self.error = reason, error
+
+    def __str__(self) -> str:
+        return (
+            f"the trajectory of environment {self.env_id} ({self.tag}) failed in turn "
+            f"{self.turn + 1} ({self.reason}): {self.error}. agent_proxy.on_failure is raise; "
+            "retry, mask and refill go on with the others"
+        )
 
 
 class VideoError(EnvfleetError, RuntimeError):
