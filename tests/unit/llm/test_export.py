@@ -224,6 +224,7 @@ class TestFiles:
 
         assert (told.num_rows, told.num_trajectories, told.num_cut) == (2, 1, 1)
 
+    @pytest.mark.leaves_thread("tqdm, which datasets uses, keeps a thread of its own")
     @pytest.mark.parametrize("form", ["parquet", "datasets"])
     def test_tables_hold_the_same_rows(self, tmp_path, form):
         path = tmp_path / "out"

@@ -109,7 +109,7 @@ def _write_dataset(path: Path, rows: Sequence[dict[str, Any]]) -> None:
         raise ConfigError(f"{path} exists already; a dataset is written into a folder of its own")
     table = _table(rows, "the form datasets")
     had_bars = datasets.is_progress_bar_enabled()
-    datasets.disable_progress_bars()  # ours are enough, and its bar leaves a thread behind
+    datasets.disable_progress_bars()
     try:
         with _complete(path) as unfinished:
             datasets.Dataset(table).save_to_disk(unfinished)
