@@ -59,7 +59,7 @@ def read_journal(folder: Path) -> RunJournal:
     try:
         with path.open("rb") as file:
             for line in file:
-                entry = _entry_of(line)
+                entry = entry_of(line)
                 if entry is None:
                     found.num_damaged += line.endswith(b"\n")
                 elif entry["kind"] == "header":
@@ -104,7 +104,7 @@ class Journal:
         end = 0
         with self.path.open("r+b") as file:
             for line in file:
-                entry = _entry_of(line)
+                entry = entry_of(line)
                 if entry is not None and "env_id" in entry:
                     self._note(entry, end, len(line))
                 if not line.endswith(b"\n"):
@@ -216,7 +216,7 @@ class StoredTrajectories(Sequence[Trajectory]):
         with self._path.open("rb") as file:
             for place, size in self._places[index]:
                 file.seek(place)
-                entry = _entry_of(file.read(size))
+                entry = entry_of(file.read(size))
                 if entry is not None:
                     attempts.take(entry)
         found = attempts.last()
@@ -233,7 +233,7 @@ def _line_of(entry: Mapping[str, Any]) -> bytes:
     return b"%s%08x%s%s}\n" % (_CRC, zlib.crc32(body), _ENTRY, body)
 
 
-def _entry_of(line: bytes) -> dict[str, Any] | None:
+def entry_of(line: bytes) -> dict[str, Any] | None:
     """The entry of a line; None if the line is torn or damaged."""
     body = line[_START:-2]
     if not line.startswith(_CRC) or not line.endswith(b"}\n"):
