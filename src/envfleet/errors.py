@@ -33,6 +33,7 @@
      ├─ CheckpointError (RuntimeError)      a checkpoint cannot be written, read or used
      ├─ JournalError (RuntimeError)         the journal of a rollout cannot be written or read
      ├─ RolloutFailed (RuntimeError)        a trajectory failed, and `on_failure` is "raise"
+     ├─ InferenceError (RuntimeError)       a language model gave no answer
      └─ VideoError (RuntimeError)           a video cannot be made
 
 Each class takes its data as constructor arguments and keeps them as attributes, so it can be
@@ -44,17 +45,19 @@ from __future__ import annotations
 import difflib
 import sys
 from collections.abc import Iterable, Sequence
+from typing import Literal
 
 import gymnasium.error
 
 __all__ = [
     "ActionError", "CheckpointError", "ConfigError", "DeadlineExceeded", "EnvConstructionFailed",
     "EnvFailed", "EnvNotImportable", "EnvNotPicklable", "EnvNotRegistered", "EnvfleetError",
-    "FleetClosed", "JournalError", "LayoutMismatch", "MainNotImportable", "MissingExtra", "MissingMainGuard",
-    "NoSuchAttribute", "NotEnoughSharedMemory", "NotFinite", "NothingCollected", "NothingSent",
-    "OutOfOrder", "RemoteTraceback", "ResetNeeded", "ResumeFailed", "RolloutFailed", "SlotQuarantined",
-    "SnapshotError", "SpacesDiffer", "StartError", "StartTimeout", "StillInFlight",
-    "TooManyOpenFiles", "VideoError", "WorkerDied", "did_you_mean", "level_of_caller",
+    "FleetClosed", "InferenceError", "JournalError", "LayoutMismatch", "MainNotImportable",
+    "MissingExtra", "MissingMainGuard", "NoSuchAttribute", "NotEnoughSharedMemory", "NotFinite",
+    "NothingCollected", "NothingSent", "OutOfOrder", "RemoteTraceback", "ResetNeeded",
+    "ResumeFailed", "RolloutFailed", "SlotQuarantined", "SnapshotError", "SpacesDiffer",
+    "StartError", "StartTimeout", "StillInFlight", "TooManyOpenFiles", "VideoError", "WorkerDied",
+    "did_you_mean", "level_of_caller",
 ]  # fmt: skip
 
 
@@ -484,6 +487,32 @@ class RolloutFailed(EnvfleetError, RuntimeError):
             f"{self.turn + 1} ({self.reason}): {self.error}. agent_proxy.on_failure is raise; "
             "retry, mask and refill go on with the others"
         )
+
+
+class InferenceError(EnvfleetError, RuntimeError):
+    """A language model gave no answer to one request. Other requests are not affected."""
+
+    def __init__(
+        self,
+        reason: Literal["engine", "timeout", "budget"],
+        problem: str,
+        is_retryable: bool = False,
+        retry_after_s: float | None = None,
+        attempts: int = 1,
+    ) -> None:
+        super().__init__(reason, problem, is_retryable, retry_after_s, attempts)
+        self.reason: Literal["engine", "timeout", "budget"] = reason
+        self.problem = problem
+        """What happened and what to do next, as a sentence without its full stop."""
+        self.is_retryable = is_retryable
+        """Whether the same request may get an answer later."""
+        self.retry_after_s = retry_after_s
+        """How long the server asks to wait before that."""
+        self.attempts = attempts
+
+    def __str__(self) -> str:
+        tries = f" after {self.attempts} attempts" if self.attempts > 1 else ""
+        return f"the model gave no answer{tries}: {self.problem}"
 
 
 class VideoError(EnvfleetError, RuntimeError):

@@ -23,7 +23,7 @@ from envfleet.llm.extras import import_extra
 
 __all__ = ["BLOCKS", "Config", "load_config", "plain_config", "preset_names"]
 
-BLOCKS = ("es_manager", "custom_envs", "agent_proxy", "seed")
+BLOCKS = ("es_manager", "custom_envs", "agent_proxy", "seed", "llm")
 """The blocks of a configuration that are read here; the rest is for other programs."""
 
 

@@ -10,10 +10,8 @@ Nothing is left out for its size.
 
 from __future__ import annotations
 
-import json
 import os
 import time
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
@@ -21,6 +19,7 @@ from pathlib import Path
 from typing import Any, Self, overload
 
 from envfleet.errors import JournalError
+from envfleet.llm.checked_lines import as_line, data_of
 from envfleet.llm.export import as_json
 from envfleet.llm.inference.types import Generation, GenerationTimes, Message
 from envfleet.llm.trajectories import Trajectory, TrajectoryFailure, TrajectoryTurn, TurnTimes
@@ -31,9 +30,6 @@ JOURNAL_FILE = "journal.jsonl"
 FORMAT = 1
 SYNC_EVERY_S = 1.0
 """A sync takes milliseconds, a write a tenth of one."""
-_CRC = b'{"crc": "'
-_ENTRY = b'", "entry": '
-_START = len(_CRC) + 8 + len(_ENTRY)
 
 
 @dataclass(slots=True)
@@ -59,7 +55,7 @@ def read_journal(folder: Path) -> RunJournal:
     try:
         with path.open("rb") as file:
             for line in file:
-                entry = entry_of(line)
+                entry = _entry_of(line)
                 if entry is None:
                     found.num_damaged += line.endswith(b"\n")
                 elif entry["kind"] == "header":
@@ -104,7 +100,7 @@ class Journal:
         end = 0
         with self.path.open("r+b") as file:
             for line in file:
-                entry = entry_of(line)
+                entry = _entry_of(line)
                 if entry is not None and "env_id" in entry:
                     self._note(entry, end, len(line))
                 if not line.endswith(b"\n"):
@@ -137,7 +133,7 @@ class Journal:
 
     def _add(self, entry: Mapping[str, Any]) -> tuple[int, int]:
         begun_s = time.perf_counter()
-        line, place = _line_of(entry), self._end
+        line, place = as_line(entry), self._end
         left = memoryview(line)
         try:
             while left:
@@ -216,7 +212,7 @@ class StoredTrajectories(Sequence[Trajectory]):
         with self._path.open("rb") as file:
             for place, size in self._places[index]:
                 file.seek(place)
-                entry = entry_of(file.read(size))
+                entry = _entry_of(file.read(size))
                 if entry is not None:
                     attempts.take(entry)
         found = attempts.last()
@@ -225,22 +221,12 @@ class StoredTrajectories(Sequence[Trajectory]):
         return found[0]
 
 
-# ---- lines --------------------------------------------------------------------------------------
-
-
-def _line_of(entry: Mapping[str, Any]) -> bytes:
-    body = json.dumps(entry, allow_nan=False).encode()
-    return b"%s%08x%s%s}\n" % (_CRC, zlib.crc32(body), _ENTRY, body)
-
-
-def entry_of(line: bytes) -> dict[str, Any] | None:
+def _entry_of(line: bytes) -> dict[str, Any] | None:
     """The entry of a line; None if the line is torn or damaged."""
-    body = line[_START:-2]
-    if not line.startswith(_CRC) or not line.endswith(b"}\n"):
+    try:
+        entry: dict[str, Any] = data_of(line)
+    except ValueError:
         return None
-    if line[len(_CRC) : len(_CRC) + 8] != b"%08x" % zlib.crc32(body):
-        return None
-    entry: dict[str, Any] = json.loads(body)
     return entry
 
 
@@ -276,7 +262,7 @@ class _Attempts:
 # ---- entries ------------------------------------------------------------------------------------
 
 _ABOUT = ("env_id", "group_id", "tag", "seed", "attempt")
-_END = ("final_state", "is_success", "is_masked", "metrics")
+_END = ("final_state", "is_success", "is_masked", "metrics", "extra_rewards")
 
 
 def begin_entry(trajectory: Trajectory) -> dict[str, Any]:
@@ -322,6 +308,7 @@ def apply_entry(
         if entry["turn"]["number"] != len(trajectory.turns):
             return None  # one before it is damaged, or this one was written before
         trajectory.turns.append(turn_of(entry["turn"]))
+        trajectory.is_done, trajectory.failure = False, None  # taken up again after its end
     elif entry["kind"] == "end":
         if entry["num_turns"] != len(trajectory.turns):
             return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numbers
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -33,7 +33,7 @@ def add_metrics(entries: Sequence[EnvEntry], caches: Sequence[Cache], group_size
     """Write the metrics of a rollout into its caches; calling it twice changes nothing."""
     solved: set[tuple[str, int]] = set()
     for entry, cache in zip(entries, caches, strict=True):
-        per_turn = _per_turn(cache)
+        per_turn = numbers_per_turn(cache["history"])
         turns = len(cache["history"]) - 1
         status = entry["status"]
         is_success = status.terminated and not status.truncated
@@ -48,11 +48,11 @@ def add_metrics(entries: Sequence[EnvEntry], caches: Sequence[Cache], group_size
         cache["metrics"][f"{entry['tag']}/pass@{group_size}"] = float(is_any)
 
 
-def _per_turn(cache: Cache) -> dict[str, list[float]]:
+def numbers_per_turn(history: Iterable[Mapping[str, Any]]) -> dict[str, list[float]]:
     """Every number in the infos, turn by turn, but for success, which the status tells."""
     found: dict[str, list[float]] = {}
-    for turn in cache["history"]:
-        info: dict[str, Any] = turn.get("info", {})
+    for turn in history:
+        info: Mapping[str, Any] = turn.get("info", {})
         for key, value in info.items():
             number = None if key == "success" else _as_number(value)
             if number is not None:

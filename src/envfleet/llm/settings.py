@@ -57,8 +57,16 @@ _PROXY = (
     "use_turn_scores",
     "reward_normalization",
     "batch_adjust_mode",
+    # of rollouts with a model (rollout_options.py)
     "use_parallel_rollout",
     "parallel_n_jobs",
+    "parallel_backend",
+    "rollout_mode",
+    "on_failure",
+    "max_attempts",
+    "max_invalid_turns",
+    "reward_functions",
+    "prompt",
 )
 _OF_OTHERS = frozenset(
     (

@@ -81,6 +81,8 @@ class Trajectory:
     is_masked: bool = False
     """Whether it is to be left out of training, by the policy for failures."""
     metrics: dict[str, float] = field(default_factory=dict)
+    extra_rewards: dict[str, float] = field(default_factory=dict)
+    """What the user's own reward functions gave, by their names."""
 
     @property
     def reward(self) -> float:
@@ -91,3 +93,8 @@ class Trajectory:
     def penalty(self) -> float:
         """The penalties of all turns together."""
         return sum(turn.penalty for turn in self.turns)
+
+    @property
+    def total_reward(self) -> float:
+        """Rewards, penalties and extra rewards together: what training maximises."""
+        return self.reward + self.penalty + sum(self.extra_rewards.values())

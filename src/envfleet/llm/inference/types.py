@@ -49,6 +49,10 @@ class GenerateRequest:
     prefill: str = ""
     """The beginning of the answer, forced on the model; `Generation.text` starts after it."""
     sampling: Sampling = field(default_factory=Sampling)
+    priority: tuple[int, ...] = ()
+    """The smallest is served first; equal ones in the order in which they came."""
+    timeout_s: float | None = None
+    """How long it may take in all, in the queue too; None for the limit of each attempt only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

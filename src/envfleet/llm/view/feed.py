@@ -11,12 +11,14 @@ import os
 import threading
 from collections import Counter
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any, Literal
 
 from envfleet.errors import ConfigError, JournalError
-from envfleet.llm.journal import JOURNAL_FILE, apply_entry, entry_of
+from envfleet.llm.checked_lines import data_of
+from envfleet.llm.journal import JOURNAL_FILE, apply_entry
 from envfleet.llm.trajectories import Trajectory
 
 Key = tuple[int, int]
@@ -134,8 +136,8 @@ class JournalFeed:
         for line in file:
             if not line.endswith(b"\n"):
                 break
-            entry = entry_of(line)
-            if entry is not None:
+            with suppress(ValueError):  # damaged; what follows from it is left out as well
+                entry = data_of(line)
                 self.version += 1
                 self._take(entry, self._end, len(line))
             self._end += len(line)
@@ -186,9 +188,7 @@ class JournalFeed:
         with self._path.open("rb") as file:
             for place, size in places:
                 file.seek(place)
-                entry = entry_of(file.read(size))
-                if entry is not None:
-                    apply_entry(found, entry)
+                apply_entry(found, data_of(file.read(size)))
         return found.get((env_id, attempt))
 
     def all_keys(self) -> list[Key]:
