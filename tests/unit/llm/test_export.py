@@ -45,6 +45,11 @@ class TestAdvantages:
 
         assert advantages_of([fined], "identity") == [pytest.approx(0.9)]
 
+    def test_extra_rewards_count(self):
+        praised = trajectory(0, rewards=(1.0,), extra_rewards={"politeness": 0.5})
+
+        assert advantages_of([praised], "identity") == [1.5]
+
     def test_masked_and_unfinished_ones_do_not_move_the_mean_of_their_group(self):
         played = [
             trajectory(0, rewards=(1.0,), group_size=4),
@@ -168,7 +173,7 @@ class TestConversations:
         assert [one["role"] for one in row["messages"]] == ["user", "assistant"] * 2
         assert row["messages"][2]["content"] == "state 1"
         assert row["messages"][3]["content"] == "<think>t1</think><answer>Left</answer>"
-        assert row["metadata"]["score"] == 1.0
+        assert row["metadata"]["total_reward"] == 1.0
         assert row["custom_id"] == "env3-attempt0"
 
     def test_a_system_message_is_kept(self):

@@ -24,7 +24,7 @@ def advantages_of(
 
     Args:
         trajectories: With all the members of their groups.
-        method: "identity" takes rewards and penalties together as they are, "mean" subtracts the
+        method: "identity" takes total rewards as they are, "mean" subtracts the
             mean of the group, "mean_std" also divides by its standard deviation (of a sample, as
             most trainers do). A group without any spread has advantages of 0.
     """
@@ -38,15 +38,10 @@ def advantages_of(
             groups[one.group_id].append(place)
     found: list[float | None] = [None] * len(trajectories)
     for places in groups.values():
-        scores = np.array([score_of(trajectories[place]) for place in places])
+        scores = np.array([trajectories[place].total_reward for place in places])
         for place, value in zip(places, _normalised(scores, method), strict=True):
             found[place] = float(value)
     return found
-
-
-def score_of(trajectory: Trajectory) -> float:
-    """What a trajectory is trained on: its rewards and penalties together."""
-    return trajectory.reward + trajectory.penalty
 
 
 def is_trained_on(trajectory: Trajectory) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from envfleet.llm.export.advantages import score_of
 from envfleet.llm.inference.types import Message
 from envfleet.llm.manager_types import Cache
 from envfleet.llm.trajectories import Trajectory
@@ -32,7 +31,7 @@ def chat_row(trajectory: Trajectory) -> dict[str, Any]:
             "seed": trajectory.seed,
             "reward": trajectory.reward,
             "penalty": trajectory.penalty,
-            "score": score_of(trajectory),
+            "total_reward": trajectory.total_reward,
             "success": trajectory.is_success,
             "masked": trajectory.is_masked,
             "failure": None if failure is None else failure.reason,

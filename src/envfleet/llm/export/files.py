@@ -16,9 +16,10 @@ from typing import Any, Literal, get_args
 from envfleet.errors import ConfigError
 from envfleet.llm.export.advantages import Normalisation, is_trained_on
 from envfleet.llm.export.conversations import chat_row, ragen_cache
-from envfleet.llm.export.json_values import as_json_line
+from envfleet.llm.export.json_values import as_json, as_json_line
 from envfleet.llm.export.rows import training_rows
 from envfleet.llm.extras import import_extra
+from envfleet.llm.timeline import chrome_trace
 from envfleet.llm.trajectories import Trajectory
 
 Form = Literal["openai", "ragen", "rows", "parquet", "datasets"]
@@ -75,6 +76,14 @@ def write_export(
     else:
         raise ConfigError(f"the form is one of {', '.join(FORMS)}, not {form!r}")
     return Exported(path, len(told), len(told), len(trajectories) - len(told))
+
+
+def write_trace(trajectories: Sequence[Trajectory], path: Path) -> Exported:
+    """Write where the time went, for chrome://tracing and Perfetto; a row is an event."""
+    trace = chrome_trace(trajectories)
+    with _complete(path) as unfinished, unfinished.open("w", encoding="utf-8") as file:
+        json.dump(as_json(trace), file, allow_nan=False)
+    return Exported(path, len(trace["traceEvents"]), len(trajectories), 0)
 
 
 def _write_lines(path: Path, rows: Iterable[Any]) -> None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from envfleet.errors import ConfigError
-from envfleet.llm.export.advantages import Normalisation, advantages_of, score_of
+from envfleet.llm.export.advantages import Normalisation, advantages_of
 from envfleet.llm.trajectories import Trajectory, TrajectoryTurn
 
 
@@ -89,7 +89,7 @@ def training_rows(
             "tag": one.tag,
             "first_turn": run.first_turn,
             "num_turns": run.num_turns,
-            "reward": score_of(one),
+            "reward": one.total_reward,
         }
         for one, value in zip(trajectories, advantages_of(trajectories, advantage), strict=True)
         if value is not None

@@ -43,6 +43,8 @@ class Summary:
     num_tokens: int = 0
     reward: float = 0.0
     penalty: float = 0.0
+    extra: float = 0.0
+    """What the user's own reward functions gave."""
     seconds: float = 0.0
     """When its last turn was over, from the start of the rollout."""
     state: State = "going on"
@@ -53,8 +55,8 @@ class Summary:
 
     @property
     def score(self) -> float:
-        """Rewards and penalties together."""
-        return self.reward + self.penalty
+        """The total reward."""
+        return self.reward + self.penalty + self.extra
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,6 +163,7 @@ class JournalFeed:
             failure = entry["failure"]
             one.failure = None if failure is None else failure["reason"]
             one.is_masked = entry["is_masked"]
+            one.extra = sum(entry["extra_rewards"].values())
             ended: State = "success" if entry["is_success"] else "no success"
             one.state = ended if failure is None else "failed"
 
@@ -200,6 +203,7 @@ class JournalFeed:
 def _count_turn(one: Summary, turn: dict[str, Any]) -> None:
     if turn["number"] != one.num_turns:
         return  # as `apply_entry` does
+    one.state, one.failure = "going on", None  # it may have been taken up again after its end
     one.num_turns += 1
     one.reward += turn["reward"]
     one.penalty += turn["penalty"]

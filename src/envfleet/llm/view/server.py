@@ -153,7 +153,7 @@ class _Handler(BaseHTTPRequestHandler):
         page = resources.files("envfleet.llm.view").joinpath("page.html").read_text("utf-8")
         policy = (
             f"default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; "
-            "img-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; "
+            "img-src 'self' data:; connect-src 'self'; base-uri 'none'; form-action 'none'; "
             "frame-ancestors 'none'"
         )
         body = page.replace("{nonce}", nonce).encode()
@@ -221,6 +221,7 @@ def conversation(trajectory: Trajectory, first: int = 0) -> dict[str, Any]:
         "seed": trajectory.seed,
         "reward": trajectory.reward,
         "penalty": trajectory.penalty,
+        "extra_rewards": trajectory.extra_rewards,
         "is_done": trajectory.is_done,
         "is_success": trajectory.is_success,
         "is_masked": trajectory.is_masked,
