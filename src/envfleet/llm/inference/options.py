@@ -58,8 +58,8 @@ class InferenceOptions:
     """No request runs longer than this after the first one was made."""
     threads: Count | None = None
     """Threads of the embedded model; None for the cores that workers leave."""
-    context_tokens: Count = 4096
-    """The longest conversation of the embedded model, its answer included."""
+    context_tokens: Count = 16384
+    """Tokens of all conversations together that the embedded model can hold."""
     cassette: str | None = None
     """A file with recorded answers."""
     cassette_mode: CassetteMode = "auto"
