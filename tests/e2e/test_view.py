@@ -110,7 +110,7 @@ def test_conversations_are_shown_filtered_escaped_and_grow(run, address, tmp_pat
         # a picture, a penalty and a failure
         choose(tab, 2)
         tab.wait_for("document.querySelector('.talk img').naturalWidth === 6")
-        assert "penalty −0.1" in texts(tab, ".talk .turn")[0]
+        assert "penalty \N{MINUS SIGN}0.1" in texts(tab, ".talk .turn")[0]
         assert texts(tab, ".talk .note") == [f"took too long {EVIL}"]
 
         # filters, and pages
