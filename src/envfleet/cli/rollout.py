@@ -1,4 +1,4 @@
-"""``envfleet rollout``: play text environments with a policy that needs no model."""
+"""``envfleet rollout``: play text environments, with a model or a policy that needs none."""
 
 from __future__ import annotations
 
@@ -29,10 +29,16 @@ examples:
   envfleet rollout --config-name bandit
   envfleet rollout --config-name frozen_lake es_manager.train.group_size=4
   envfleet rollout --config-name mine.yaml --mode val --out rollout.jsonl
+  envfleet rollout --config-name mixed --policy llm
+  envfleet rollout --config-name base-parallel llm.base_url=http://localhost:8000/v1 llm.model=NAME
+  envfleet rollout --resume runs/mixed-seed10000
 
-A policy without a model plays every environment of the configuration once, for as many turns as
-agent_proxy.max_turn says. The same seed gives the same rollout, wherever environments live.
+The policy plays every environment of the configuration once, for as many turns as
+agent_proxy.max_turn says. The same seed gives the same rollout, wherever environments live. With
+llm a language model plays, and everything is kept in a folder: see docs/llm-rollouts.md.
 """
+LLM = "llm"
+"""The policy that is a language model."""
 _SAMPLE_TURNS = 2
 _STATE_LINES, _STATE_WIDTH = 8, 88
 
@@ -40,19 +46,35 @@ _STATE_LINES, _STATE_WIDTH = 8, 88
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of ``rollout``."""
     parser.description = (
-        "Play the text environments of a configuration with a policy that needs no model, and show "
-        "the results, where each kind was played and why."
+        "Play the text environments of a configuration with a language model or a simple policy, "
+        "and show the results, where each kind was played and why."
     )
     parser.usage = "envfleet rollout [--config-name NAME] [option ...] [key=value ...]"
     parser.epilog = _EPILOG
     add_config_arguments(parser)
-    names = f"the policy: {' or '.join(POLICIES)}"
-    add_option(parser, "--policy", "NAME", literal_of(*POLICIES), names, "random")
-    add_option(parser, "--out", "FILE", Path, "write every environment's rollout as JSON lines")
+    names = (
+        f"the policy: {', '.join(POLICIES)} or {LLM} (default: random; {LLM} if an option of the "
+        "block llm is given)"
+    )
+    add_option(parser, "--policy", "NAME", literal_of(*POLICIES, LLM), names)
+    out = (
+        f"write every environment's rollout as JSON lines; with {LLM}, the folder of the run "
+        "(default: runs/CONFIG-seedN)"
+    )
+    add_option(parser, "--out", "FILE", Path, out)
+    resume = f"go on with the rollout in this folder, which {LLM} began"
+    add_option(parser, "--resume", "RUN", Path, resume)
 
 
 def run(args: argparse.Namespace, context: Context) -> Report:
     """Play one rollout."""
+    is_llm_meant = any(change.lstrip("+~").startswith("llm.") for change in args.changes)
+    if args.resume is not None or args.policy == LLM or (args.policy is None and is_llm_meant):
+        # it brings the engines along, which the other policies do without
+        from envfleet.cli.rollout_llm import run_llm
+
+        return run_llm(args, context, table_of, _shortened)
+    args.policy = args.policy or "random"
     config = config_of(args)
     proxy = read_agent_proxy(config)
     with ExitStack() as stack:

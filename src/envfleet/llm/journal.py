@@ -68,6 +68,20 @@ def read_journal(folder: Path) -> RunJournal:
     return found
 
 
+def read_header(folder: Path) -> dict[str, Any]:
+    """What a rollout depends on, from its journal.
+
+    Raises:
+        JournalError: There is no journal, or it has no beginning.
+    """
+    path = _journal_of(folder)
+    with path.open("rb") as file:
+        entry = _entry_of(file.readline())
+    if entry is None or entry["kind"] != "header":
+        raise JournalError(str(path), "is damaged: it has no header")
+    return {key: entry[key] for key in entry if key != "kind"}
+
+
 class Journal:
     """Writes the journal of a run; one process at a time (`envfleet.runs.lock`)."""
 
@@ -160,14 +174,19 @@ class Journal:
             os.fdatasync(self._file.fileno())
             self._is_synced, self._synced_s = True, time.monotonic()
 
+    @property
+    def last_attempts(self) -> dict[int, int]:
+        """The last attempt of each environment that has one, in the order of environments."""
+        return dict(sorted(self._places))
+
+    def read(self, env_id: int, attempt: int) -> Trajectory | None:
+        """An attempt of an environment as it is now; None if nothing of it can be read."""
+        return _read(self.path, self._places[env_id, attempt])
+
     def trajectories(self) -> StoredTrajectories:
-        """The last attempt of each environment as it is now, read when it is asked for."""
-        last: dict[int, int] = {}
-        for env_id, attempt in self._places:
-            last[env_id] = max(attempt, last.get(env_id, 0))
-        return StoredTrajectories(
-            self.path, [tuple(self._places[one]) for one in sorted(last.items())]
-        )
+        """The last attempt of each environment, read when it is asked for."""
+        places = [tuple(self._places[one]) for one in self.last_attempts.items()]
+        return StoredTrajectories(self.path, places)
 
     def close(self) -> None:
         """Sync and close the file; closing twice changes nothing."""
@@ -208,17 +227,21 @@ class StoredTrajectories(Sequence[Trajectory]):
         """Read one, or choose some without reading them."""
         if isinstance(index, slice):
             return StoredTrajectories(self._path, self._places[index])
-        attempts = _Attempts()
-        with self._path.open("rb") as file:
-            for place, size in self._places[index]:
-                file.seek(place)
-                entry = _entry_of(file.read(size))
-                if entry is not None:
-                    attempts.take(entry)
-        found = attempts.last()
-        if len(found) != 1:
+        found = _read(self._path, self._places[index])
+        if found is None:
             raise JournalError(str(self._path), "has changed since it was written")
-        return found[0]
+        return found
+
+
+def _read(path: Path, places: Sequence[tuple[int, int]]) -> Trajectory | None:
+    attempts = _Attempts()
+    with path.open("rb") as file:
+        for place, size in places:
+            file.seek(place)
+            entry = _entry_of(file.read(size))
+            if entry is not None:
+                attempts.take(entry)
+    return next(iter(attempts.last()), None)
 
 
 def _entry_of(line: bytes) -> dict[str, Any] | None:

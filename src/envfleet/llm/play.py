@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 from envfleet.errors import InferenceError
@@ -154,9 +155,9 @@ class Play:
 
     def _wait(self) -> list[Callable[[], None]]:
         """What is to be done next; waits for it a short while."""
-        found: list[Callable[[], None]] = []
-        for reply in self._seats.recv():
-            found.append(lambda reply=reply: self._replied(reply))  # type: ignore[misc]
+        found: list[Callable[[], None]] = [
+            partial(self._replied, reply) for reply in self._seats.recv()
+        ]
         timeout_s = POLL_S if self._seats.num_away else TICK_S
         try:
             is_first = not found and self._num_asked > 0
@@ -164,7 +165,7 @@ class Play:
                 time.sleep(timeout_s)  # only environments in workers are busy
             while True:
                 answer = self._answers.get(is_first, timeout_s if is_first else None)
-                found.append(lambda answer=answer: self._answered(*answer))  # type: ignore[misc]
+                found.append(partial(self._answered, *answer))
                 self._num_asked -= 1
                 is_first = False
         except queue.Empty:
@@ -242,8 +243,12 @@ class Play:
         if timeout_s is not None:
             timeout_s = max(1e-3, timeout_s - (live.asked_s - live.begun_s))
         request = rules.request(live.trajectory, messages, timeout_s)
+        try:
+            live.asked = self._ask(request)
+        except InferenceError as exc:  # the manager was closed
+            self._fail(live, exc.reason, str(exc))
+            return
         self._num_asked += 1
-        live.asked = self._ask(request)
         live.asked.add_done_callback(lambda done: self._answers.put((live, done)))
 
     def _answered(self, live: _Live, answer: Future[Generation]) -> None:

@@ -1,0 +1,206 @@
+"""``envfleet rollout --policy llm`` and ``--resume``: a language model plays."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from envfleet.cli.command import Context, UsageError
+from envfleet.cli.llm_arguments import config_of
+from envfleet.cli.report import Block, Code, Heading, Report, Text, plural
+from envfleet.llm.config import plain_config
+from envfleet.llm.inference.manager import SharedLLMInferenceManager
+from envfleet.llm.journal import read_header
+from envfleet.llm.parallel_rollout import ParallelRolloutManager, ParallelRolloutResult
+from envfleet.llm.play_rules import read_rules
+from envfleet.llm.rollout_folder import begin_run, end_run, new_folder, read_run
+from envfleet.llm.rollout_run import RolloutProgress
+from envfleet.llm.trajectories import Trajectory
+from envfleet.observe.progress import ProgressBar
+from envfleet.runs.lock import locked
+
+_SAMPLE_EVERY_S = 20.0
+_SAID_EVERY_S = 10.0
+_SHOWN_TURNS, _SHOWN_CHARACTERS = 2, 300
+
+
+def run_llm(
+    args: argparse.Namespace,
+    context: Context,
+    table_of: Callable[..., Block],
+    shorten: Callable[[str], list[str]],
+) -> Report:
+    """Play, or go on with, one rollout."""
+    if args.resume is None:
+        config, name = plain_config(config_of(args)), args.config_name
+        mode = args.mode
+        rules = read_rules(config, mode)
+        seed = args.seed if args.seed is not None else rules.settings.seed or 0
+        folder = args.out or new_folder(name, seed)
+        if folder.exists() and any(folder.iterdir()):
+            raise UsageError(
+                f"--out {folder} is not empty; choose another folder, or go on with the rollout "
+                f"in it by --resume {folder}"
+            )
+    else:
+        folder = args.resume
+        about, header = read_run(folder), read_header(folder)
+        config, name = about["config"], about["config_name"]
+        mode, seed = header["mode"], header["seed"]
+        for change in args.changes:
+            raise UsageError(f"--resume goes on with the options of its run; leave out {change!r}")
+    with locked(folder):
+        with SharedLLMInferenceManager.from_config(config) as llm:
+            proxy, about_llm = config.get("agent_proxy") or {}, config.get("llm") or {}
+            begin_run(
+                folder,
+                {
+                    "config_name": name,
+                    "config": config,
+                    "mode": mode,
+                    "seed": seed,
+                    "engine": llm.name,
+                    "agent_proxy": proxy,
+                    "llm": about_llm,
+                    "command": _command(args, name, mode, seed),
+                },
+            )
+            with ParallelRolloutManager(config, llm, mode=mode) as manager:
+                num_envs = manager.num_trajectories
+                context.say(
+                    Text(
+                        f"{plural(num_envs, 'trajectory').replace('ys', 'ies')}, {llm.name}, "
+                        f"in {folder}"
+                    )
+                )
+                with context.progress.bar("rollout", num_envs) as bar:
+                    watch = _Watch(bar, context, shorten)
+                    try:
+                        result = manager.rollout(seed, folder=folder, watch=watch)
+                    except KeyboardInterrupt:
+                        context.say(
+                            Text(f"Every finished turn is kept. Go on with: {_resume(folder)}")
+                        )
+                        raise
+            page = end_run(folder, result)
+        return _report(name, mode, folder, page, llm.name, result, table_of)
+
+
+def _command(args: argparse.Namespace, name: str, mode: str, seed: int) -> str:
+    words = ["envfleet", "rollout", "--config-name", name, "--policy", "llm"]
+    words += ["--mode", mode] if mode != "train" else []
+    return shlex.join([*words, "--seed", str(seed), *args.changes])
+
+
+def _resume(folder: Path) -> str:
+    return shlex.join(["envfleet", "rollout", "--resume", str(folder)])
+
+
+class _Watch:
+    """Shows how far a rollout has come, and a conversation now and then."""
+
+    def __init__(
+        self, bar: ProgressBar, context: Context, shorten: Callable[[str], list[str]]
+    ) -> None:
+        self._bar, self._context, self._shorten = bar, context, shorten
+        self._num_shown = 0
+        self._sampled_s = self._said_s = time.monotonic()
+        self._last: tuple[float, int] = (0.0, 0)
+
+    def __call__(self, now: RolloutProgress) -> None:
+        """Show a state."""
+        self._bar.advance(now.num_final - self._num_shown)
+        self._num_shown = now.num_final
+        line = told(now)
+        self._bar.note(line)
+        at_s = time.monotonic()
+        if at_s - self._said_s >= _SAID_EVERY_S:
+            self._said_s = at_s
+            self._context.say(Text(line))
+        if now.sample is not None and at_s - self._sampled_s >= _SAMPLE_EVERY_S:
+            self._sampled_s = at_s
+            self._context.say(Code(tuple(sample_conversation(now.sample, self._shorten))))
+
+
+def told(now: RolloutProgress) -> str:
+    """A line on how far a rollout has come."""
+    rate = now.num_tokens / now.elapsed_s if now.elapsed_s > 0 else 0.0
+    failed = sum(now.failures.values())
+    left = "" if now.left_s is None else f", about {now.left_s:.0f} s left"
+    return (
+        f"{now.num_final} of {now.num_trajectories} trajectories, {now.num_turns} turns, "
+        f"{rate:.0f} tokens/s, {now.num_in_flight} asked and {now.num_queued} queued, "
+        f"{failed} failed{left}"
+    )
+
+
+def sample_conversation(trajectory: Trajectory, shorten: Callable[[str], list[str]]) -> list[str]:
+    """The first turns of a trajectory, shortened."""
+    lines = [f"environment {trajectory.env_id} ({trajectory.tag}), reward {trajectory.reward:.3g}"]
+    for turn in trajectory.turns[:_SHOWN_TURNS]:
+        lines += [f"  {line}" for line in shorten(turn.state)]
+        said = (turn.prefill + turn.generation.text)[:_SHOWN_CHARACTERS]
+        lines += [f"  > {line}" for line in shorten(said)]
+        lines += [f"  actions {list(turn.actions)}, reward {turn.reward:.3g}"]
+    return lines
+
+
+def _report(
+    name: str,
+    mode: str,
+    folder: Path,
+    page: Path,
+    engine: str,
+    result: ParallelRolloutResult,
+    table_of: Callable[..., Block],
+) -> Report:
+    timings = result.timings
+    document: dict[str, Any] = {
+        "config": name,
+        "mode": mode,
+        "policy": "llm",
+        "engine": engine,
+        "seed": result.seed,
+        "folder": str(folder),
+        "report": str(page),
+        "backend": result.backend,
+        "num_workers": result.num_workers,
+        "fallback": result.fallback,
+        "plan": list(result.plan),
+        "num_envs": len(result.trajectories),
+        "tags": [asdict(one) for one in result.tags],
+        "metrics": result.metrics,
+        "failures": result.failures,
+        "num_masked": result.num_masked,
+        "timings": {key: round(value, 4) for key, value in asdict(timings).items()},
+        "verdict": result.verdict,
+    }
+    blocks: list[Block] = [
+        Heading(
+            f"{name}, {mode}: {len(result.trajectories)} trajectories, seeds from {result.seed}, "
+            f"played by {engine}"
+        ),
+        table_of(result.tags, result.plan),
+        Text(
+            f"{timings.num_turns} turns and {timings.num_tokens} tokens in {timings.wall_s:.1f} s "
+            f"({timings.tokens_per_s:.0f} tokens/s)."
+        ),
+        Text(result.verdict),
+    ]
+    if result.fallback is not None:
+        blocks.append(Text(f"Fallback: {result.fallback}.", "warn"))
+    if result.failures:
+        counts = ", ".join(f"{reason} {count}" for reason, count in result.failures.items())
+        blocks.append(
+            Text(f"Failed attempts: {counts}; {result.num_masked} trajectories masked.", "bad")
+        )
+    blocks += [
+        Text(f"Report: {page}"),
+        Text(f"Everything is in {folder}; read the conversations with: envfleet view {folder}"),
+    ]
+    return Report(ok=not result.num_masked, document=document, blocks=tuple(blocks))

@@ -1,0 +1,145 @@
+"""What becomes of a trajectory that failed: `agent_proxy.on_failure`.
+
+| policy | a failed trajectory |
+|---|---|
+| retry | begins again from the same state, with other random numbers for the model |
+| mask | is kept, and marked to be left out of training |
+| refill | has its whole group begin again from another state, so that every group is complete |
+| raise | ends the rollout, which can be resumed |
+
+Law: a decision depends on the trajectories of one group only. A trajectory that used up a budget
+is marked and not played again: the next one would fail alike. When all attempts are used up,
+`retry` marks the trajectory and `refill` its whole group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from envfleet.errors import RolloutFailed
+from envfleet.llm.play_rules import TrajectoryTask
+from envfleet.llm.rollout_options import RolloutOptions
+from envfleet.llm.trajectories import Trajectory
+
+SEED_STEP = 1_000_000
+"""How far apart the seeds of a group's attempts are, with `refill`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What follows from the end of a trajectory."""
+
+    finals: tuple[Trajectory, ...] = ()
+    """Those that are final now."""
+    tasks: tuple[TrajectoryTask, ...] = ()
+    """What is to be played in addition."""
+    changed: tuple[Trajectory, ...] = ()
+    """Those that ended before and are marked now."""
+
+
+class FailurePolicy:
+    """Decides about trajectories as they end."""
+
+    def __init__(self, options: RolloutOptions, group_size: int) -> None:
+        self._options, self._group_size = options, group_size
+        self._ended: dict[int, list[Trajectory]] = {}
+        """With `refill`: those of each group that have ended in this attempt."""
+
+    @property
+    def is_refill(self) -> bool:
+        """Whether all trajectories of a group are of the same attempt."""
+        return self._options.on_failure == "refill"
+
+    def ended(self, trajectory: Trajectory) -> Decision:
+        """Decide about a trajectory that is over, and mark it if it is to be left out.
+
+        Raises:
+            RolloutFailed: It failed, and the policy is `raise`.
+        """
+        failure, policy = trajectory.failure, self._options.on_failure
+        trajectory.is_masked = failure is not None
+        if failure is not None and policy == "raise":
+            raise RolloutFailed(
+                trajectory.env_id,
+                trajectory.tag,
+                len(trajectory.turns),
+                failure.reason,
+                failure.error,
+            )
+        if self.is_refill:
+            return self._refill(trajectory)
+        may_retry = failure is not None and policy == "retry" and failure.reason != "budget"
+        if may_retry and trajectory.attempt + 1 < self._options.max_attempts:
+            return Decision(tasks=(next_attempt(trajectory),))
+        return Decision(finals=(trajectory,))
+
+    def _refill(self, trajectory: Trajectory) -> Decision:
+        group = self._ended.setdefault(trajectory.group_id, [])
+        group.append(trajectory)
+        if len(group) < self._group_size:
+            return Decision()
+        del self._ended[trajectory.group_id]
+        failures = [one.failure for one in group if one.failure is not None]
+        if not failures:
+            return Decision(finals=tuple(group))
+        is_over = trajectory.attempt + 1 >= self._options.max_attempts
+        if is_over or any(one.reason == "budget" for one in failures):
+            return Decision(finals=tuple(group), changed=_masked(group))
+        return Decision(tasks=tuple(next_attempt(one, SEED_STEP) for one in group))
+
+
+def next_attempt(trajectory: Trajectory, seed_step: int = 0) -> TrajectoryTask:
+    """The task that plays a trajectory again."""
+    return TrajectoryTask(
+        trajectory.env_id,
+        trajectory.group_id,
+        trajectory.tag,
+        trajectory.seed + seed_step,
+        trajectory.attempt + 1,
+    )
+
+
+def _masked(group: Sequence[Trajectory]) -> tuple[Trajectory, ...]:
+    """Mark a whole group; those that were not."""
+    changed = tuple(one for one in group if not one.is_masked)
+    for one in changed:
+        one.is_masked = True
+    return changed
+
+
+def after_interruption(
+    task: TrajectoryTask, found: Trajectory | None, group_attempt: int, policy: FailurePolicy
+) -> Decision:
+    """What is left to do for one environment of a rollout that was interrupted.
+
+    Args:
+        task: Its first attempt.
+        found: Its last attempt, as far as it came.
+        group_attempt: The highest attempt of its group.
+        policy: Hears of it if it has ended.
+    """
+    wanted = group_attempt if policy.is_refill else 0
+    if found is None or found.attempt < wanted:
+        return Decision(tasks=(replace(task, seed=task.seed + wanted * SEED_STEP, attempt=wanted),))
+    if not found.is_done or _has_used_up(found):
+        return Decision(tasks=(taken_up(found),))
+    return policy.ended(found)
+
+
+def taken_up(trajectory: Trajectory) -> TrajectoryTask:
+    """The task that goes on with a trajectory."""
+    return TrajectoryTask(
+        trajectory.env_id,
+        trajectory.group_id,
+        trajectory.tag,
+        trajectory.seed,
+        trajectory.attempt,
+        tuple(trajectory.turns),
+        is_begun=True,
+    )
+
+
+def _has_used_up(trajectory: Trajectory) -> bool:
+    """Whether it stopped because a budget was used up; who resumes it has given another one."""
+    return trajectory.failure is not None and trajectory.failure.reason == "budget"

@@ -1,0 +1,185 @@
+"""The folder of a rollout with a model.
+
+    run.json        the configuration, the seed, the engine, versions, machine, and the outcome
+    journal.jsonl   every turn (journal.py)
+    images/         what the model saw, where that is pictures
+    report.html     all of it on one page
+    .lock           keeps a second process out
+
+Law: the journal is the truth. The page is made from it and from run.json.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from envfleet.errors import JournalError
+from envfleet.llm.journal import JOURNAL_FILE
+from envfleet.llm.metrics import TagSummary
+from envfleet.llm.parallel_rollout import ParallelRolloutResult
+from envfleet.llm.trajectories import Trajectory
+from envfleet.observe import facts
+from envfleet.observe.jsonl import rewrite
+from envfleet.observe.markup import Markup, tag
+from envfleet.observe.report import (
+    JobPage,
+    OptionValue,
+    RunRecord,
+    render,
+    section,
+    table,
+    tile,
+)
+
+RUN_FILE, REPORT_FILE = "run.json", "report.html"
+JOB = "rollout"
+_PACKAGES = ("envfleet", "numpy", "gymnasium", "joblib", "aiohttp", "xllamacpp")
+_SAMPLES = 3
+"""Trajectories that the page shows."""
+_PARTS = ("queue", "prefill", "decode", "env", "transport", "journal")
+
+
+def new_folder(name: str, seed: int, under: Path = Path("runs")) -> Path:
+    """A folder that holds no run yet."""
+    stem, number = f"{Path(name).stem}-seed{seed}", 1
+    while (folder := under / (stem if number == 1 else f"{stem}-{number}")).exists():
+        number += 1
+    return folder
+
+
+def begin_run(folder: Path, about: Mapping[str, Any]) -> None:
+    """Write down what was asked for, unless the folder says so already."""
+    if (folder / JOURNAL_FILE).exists():
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    _write(folder, {"job": JOB, **about, **facts.collect(_PACKAGES)})
+
+
+def read_run(folder: Path) -> dict[str, Any]:
+    """What run.json says.
+
+    Raises:
+        JournalError: The folder holds no rollout.
+    """
+    path = folder / RUN_FILE
+    try:
+        found = json.loads(path.read_text())
+    except OSError as exc:
+        raise JournalError(str(path), f"cannot be read: {exc.strerror}") from exc
+    except ValueError as exc:
+        raise JournalError(str(path), f"is not what envfleet writes: {exc}") from exc
+    if not isinstance(found, dict) or found.get("job") != JOB:
+        raise JournalError(str(folder), "holds no rollout with a model")
+    return found
+
+
+def end_run(folder: Path, result: ParallelRolloutResult) -> Path:
+    """Write down what came of it, and make the page; where that is."""
+    outcome = {
+        "metrics": result.metrics,
+        "tags": [asdict(one) for one in result.tags],
+        "timings": asdict(result.timings),
+        "failures": result.failures,
+        "num_attempts": result.num_attempts,
+        "num_masked": result.num_masked,
+        "backend": result.backend,
+        "num_workers": result.num_workers,
+        "plan": list(result.plan),
+        "fallback": result.fallback,
+        "verdict": result.verdict,
+    }
+    about = read_run(folder) | {"outcome": outcome}
+    _write(folder, about)
+    page = folder / REPORT_FILE
+    rewrite(page, _page(folder, about, result))
+    return page
+
+
+def _write(folder: Path, about: Mapping[str, Any]) -> None:
+    rewrite(folder / RUN_FILE, json.dumps(about, indent=2) + "\n")
+
+
+def _page(folder: Path, about: Mapping[str, Any], result: ParallelRolloutResult) -> str:
+    timings = result.timings
+    spent = {name: getattr(timings, f"{name}_s") for name in _PARTS}
+    total = sum(spent.values()) or 1.0
+    record = RunRecord(
+        folder=str(folder),
+        name=folder.resolve().name,
+        env=f"rollout {about['config_name']}",
+        state="finished",
+        total_steps=timings.num_turns,
+        options={
+            "llm": [OptionValue(name, value, value) for name, value in about["llm"].items()],
+            "agent_proxy": [
+                OptionValue(name, value, value) for name, value in about["agent_proxy"].items()
+            ],
+        },
+        seconds=timings.wall_s,
+        shares={name: seconds / total for name, seconds in spent.items()},
+        verdict=result.verdict,
+        advice=() if result.fallback is None else (f"Fallback: {result.fallback}",),
+        command=about["command"],
+        facts=about,
+    )
+    tiles = (
+        tile("trajectories", str(len(result.trajectories)), f"{result.num_masked} masked"),
+        tile("turns", str(timings.num_turns), f"{timings.num_tokens} tokens"),
+        tile("tokens per second", f"{timings.tokens_per_s:.1f}", about["engine"]),
+        tile("failures", str(sum(result.failures.values())), _told(result.failures)),
+    )
+    sections = (
+        section("Results", table(_COLUMNS, [_row(one) for one in result.tags])),
+        section("Conversations", *_samples(result.trajectories), _how_to_view(folder)),
+        section("Where it was played", *(tag("p", line) for line in result.plan)),
+    )
+    return render(record, JobPage("rollout with a model", tiles, sections))
+
+
+_COLUMNS = ("tag", "environments", "success", "mean reward", "actions", "turns", "penalty")
+
+
+def _row(one: TagSummary) -> Markup:
+    cells = (
+        one.tag,
+        str(one.num_envs),
+        f"{one.success:.0%}",
+        f"{one.reward:.3f}",
+        f"{one.num_actions:.1f}",
+        f"{one.num_turns:.1f}",
+        f"{one.penalty:.3f}",
+    )
+    return tag("tr", *(tag("td", cell) for cell in cells))
+
+
+def _samples(trajectories: Sequence[Trajectory]) -> list[Markup]:
+    """The first trajectory of a few tags."""
+    shown: dict[str, Markup] = {}
+    for trajectory in trajectories:
+        if trajectory.tag not in shown:
+            shown[trajectory.tag] = _conversation(trajectory)
+        if len(shown) == _SAMPLES:
+            break
+    return list(shown.values())
+
+
+def _conversation(trajectory: Trajectory) -> Markup:
+    parts: list[Markup] = []
+    for turn in trajectory.turns:
+        parts += [tag("pre", f"{one.role}: {one.content}") for one in turn.new_messages]
+        parts.append(tag("pre", f"assistant: {turn.prefill}{turn.generation.text}"))
+        parts.append(tag("p", f"actions {list(turn.actions)}, reward {turn.reward:g}"))
+    title = f"environment {trajectory.env_id} ({trajectory.tag}), reward {trajectory.reward:g}"
+    return tag("details", tag("summary", title), *parts)
+
+
+def _how_to_view(folder: Path) -> Markup:
+    return tag("p", f"All of them: envfleet view {folder}")
+
+
+def _told(failures: Mapping[str, int]) -> str:
+    return ", ".join(f"{reason} {count}" for reason, count in failures.items()) or "none"
