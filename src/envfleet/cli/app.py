@@ -51,6 +51,8 @@ COMMANDS = tuple(
         ("eval", "evaluation", "play episodes with a run's policy"),
         ("match", "match", "let runs with several agents play each other, with Elo"),
         ("rollout", "rollout", "play text environments without any model"),
+        ("view", "view", "read the conversations of a rollout in a browser"),
+        ("export", "export", "write a rollout in the form that another program reads"),
         ("bench", "bench", "measure steps per second, side by side with others"),
         ("tune", "tune", "find the fastest setting here and print the line to paste"),
         ("doctor", "doctor", "check this machine, or replay an incident file"),

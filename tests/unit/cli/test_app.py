@@ -323,6 +323,8 @@ OPTIONS = {
     "tune": MEASURING | {"--max-workers"},
     "doctor": set(),
     "rollout": PLAYING | {"--policy", "--out"},
+    "view": {"--port", "--no-browser"},
+    "export": {"--form", "--out", "--advantage"},
     "verify train": TRAINING,
     "verify llm": PLAYING | {"--workers", "--start-methods"},
     "verify": {

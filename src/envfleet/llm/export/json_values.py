@@ -1,4 +1,4 @@
-"""Caches as JSON, one line per environment.
+"""Any value as JSON, such as caches with one line per environment.
 
 Law: every cache can be written. A value that JSON cannot hold is written as a description, and a
 number that is infinite or NaN as text.

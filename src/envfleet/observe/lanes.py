@@ -1,0 +1,107 @@
+"""A timeline as inline SVG: one lane for each thing that happened, parts of it in colours. Pure.
+
+The picture is stretched like that of a chart; a lane is a few pixels high, and what a part is
+shows when it is pointed at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from envfleet.observe.charts import SIDE, short, ticks
+from envfleet.observe.markup import Markup, join, tag
+
+__all__ = ["Lane", "Part", "lane_chart"]
+
+_LANE_PIXELS = 14
+_FILLED = 0.72
+"""Of a lane's height; the rest keeps lanes apart."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A stretch of time spent on one thing."""
+
+    kind: str
+    begin_s: float
+    end_s: float
+    text: str
+    """What is shown when it is pointed at."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """All parts of one thing."""
+
+    label: str
+    parts: tuple[Part, ...]
+
+
+def lane_chart(title: str, lanes: Sequence[Lane], kinds: Sequence[str], note: str = "") -> Markup:
+    """Lanes from top to bottom over one axis of seconds.
+
+    Args:
+        title: What is drawn.
+        lanes: In their order.
+        kinds: The kinds of parts; their order gives their colours.
+        note: A sentence below the title.
+    """
+    caption = tag("figcaption", tag("b", title), *([tag("small", note)] if note else []))
+    ends = [part.end_s for lane in lanes for part in lane.parts]
+    if not ends or max(ends) <= 0:
+        nothing = tag("p", "nothing was measured yet", class_="empty")
+        return tag("figure", caption, nothing, class_="chart")
+    end_s, height = max(ends), SIDE / len(lanes)
+    rows = [
+        tag(
+            "g",
+            *(_rect(part, kinds.index(part.kind), end_s, number, height) for part in lane.parts),
+            data_label=lane.label,
+        )
+        for number, lane in enumerate(lanes)
+    ]
+    plot = tag(
+        "svg",
+        tag("title", title),
+        *rows,
+        class_="plot",
+        viewBox=f"0 0 {SIDE:g} {SIDE:g}",
+        preserveAspectRatio="none",
+        role="img",
+        data_range=f"0.0 {end_s!r} 0.0 {float(len(lanes))!r}",
+    )
+    labels = [
+        tag("span", lane.label, class_="tick y", style=f"top:{(number + 0.5) / len(lanes):.2%}")
+        for number, lane in enumerate(lanes)
+    ]
+    times = [
+        tag("span", short(value), class_="tick x", style=f"left:{value / end_s:.2%}")
+        for value in ticks(0.0, end_s)
+    ]
+    keys = [tag("li", tag("i", class_=f"key c{number}"), kind) for number, kind in enumerate(kinds)]
+    return tag(
+        "figure",
+        caption,
+        tag(
+            "div",
+            join([plot, *labels, *times]),
+            class_="frame",
+            style=f"height:{max(len(lanes), 4) * _LANE_PIXELS}px",
+        ),
+        tag("p", "seconds", class_="axis"),
+        tag("ul", *keys, class_="keys"),
+        class_="chart lanes",
+    )
+
+
+def _rect(part: Part, colour: int, end_s: float, number: int, height: float) -> Markup:
+    return tag(
+        "rect",
+        tag("title", part.text),
+        class_=f"part c{colour}",
+        x=f"{SIDE * part.begin_s / end_s:.2f}",
+        y=f"{(number + (1 - _FILLED) / 2) * height:.2f}",
+        width=f"{SIDE * (part.end_s - part.begin_s) / end_s:.2f}",
+        height=f"{_FILLED * height:.2f}",
+    )

@@ -1,0 +1,73 @@
+"""``envfleet export``: what it reads, writes and refuses."""
+
+import json
+
+import pytest
+
+from envfleet.cli import main
+from envfleet.llm.journal import Journal
+from tests.unit.llm.made_trajectories import trajectory, turn
+
+
+@pytest.fixture
+def run(tmp_path):
+    folder = tmp_path / "run"
+    cut = [turn(0, prompt=(1,), answer=(2,)), turn(1, prompt=(9,), answer=(3,))]
+    with Journal(folder, {}) as journal:
+        for one in (trajectory(0, turns=cut), trajectory(1, is_masked=True)):
+            journal.begin(one)
+            for each in one.turns:
+                journal.turn(one, each)
+            journal.end(one)
+    return folder
+
+
+def exported(capsys, *words, code=0):
+    assert main(["export", *map(str, words), "--json"]) == code
+    return json.loads(capsys.readouterr().out)
+
+
+def test_rows_are_written_and_counted(capsys, run, tmp_path):
+    out = tmp_path / "rows.jsonl"
+    told = exported(capsys, run, "--form", "rows", "--out", out)
+
+    assert (told["num_rows"], told["num_trajectories"]) == (2, 1)
+    assert (told["num_left_out"], told["num_cut"]) == (1, 1)
+    assert len(out.read_text().splitlines()) == 2
+
+
+def test_people_are_told_what_is_missing_and_why(capsys, run, tmp_path):
+    assert main(["export", str(run), "--form", "rows", "--out", str(tmp_path / "x")]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+
+    assert "2 rows of 1 trajectory." in said
+    assert "1 left out" in said
+    assert "1 row begins in mid-conversation" in said
+
+
+def test_a_trace_opens_in_chrome(capsys, run, tmp_path):
+    out = tmp_path / "trace.json"
+    told = exported(capsys, run, "--form", "trace", "--out", out)
+
+    assert len(json.loads(out.read_text())["traceEvents"]) == told["num_rows"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "--form is missing"),
+        (["--form", "rows"], "--out is missing"),
+        (["--form", "csv", "--out", "x"], "--form must be one of openai"),
+        (["--form", "rows", "--out", "x", "--advantage", "y"], "--advantage must be one of"),
+    ],
+)
+def test_a_wrong_command_line_is_one_sentence(capsys, run, words, said):
+    assert main(["export", str(run), *words]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_folder_that_holds_no_rollout_is_one_sentence(capsys, tmp_path):
+    words = ["export", str(tmp_path), "--form", "rows", "--out", str(tmp_path / "x")]
+
+    assert main(words) == 1
+    assert "name the folder of a rollout" in capsys.readouterr().err
