@@ -28,7 +28,7 @@ from envfleet.runs.record import INCIDENTS_FILE
 from envfleet.runs.run import run
 from envfleet.runs.time_report import Setup
 
-__all__ = ["PPO_KIND", "TrainOptions", "train"]
+__all__ = ["PPO_KIND", "TrainJob", "TrainOptions", "train"]
 
 PATIENCE_S = 300.0
 """How long a step may take in an evaluation whose environments may hang."""
@@ -67,7 +67,7 @@ def train(
     @contextmanager
     def open_job(is_wary: bool) -> Iterator[Job]:
         with opened(options, ppo, is_wary=is_wary) as trainer:
-            yield _TrainJob(options, trainer, run_dir)
+            yield TrainJob(options, trainer, run_dir)
 
     return run(
         PPO_KIND,
@@ -95,7 +95,7 @@ def _settings(options: TrainOptions, ppo: PPOOptions) -> RunSettings:
     )
 
 
-class _TrainJob(Job):
+class TrainJob(Job):
     """PPO on a fleet."""
 
     can_evaluate = True

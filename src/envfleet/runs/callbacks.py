@@ -46,6 +46,8 @@ class Evaluation:
     returns: tuple[float, ...]
     lost: tuple[str, ...] = ()
     """Why other episodes have no return: their environments failed."""
+    figures: Mapping[str, float] = field(default_factory=dict)
+    """What was measured besides, by name."""
 
     @property
     def mean(self) -> float:
