@@ -117,25 +117,26 @@ def _of_weight(pull: Tensor, taken_in: Tensor) -> Tensor:
 class Recurrence(nn.Module):
     """A memory per slot: features and a state in, features and the next state out."""
 
-    def __init__(self, kind: Memory, width: int, size: int) -> None:
+    def __init__(self, kind: Memory, width: int, size: int, num_layers: int = 1) -> None:
         super().__init__()
         self._is_lstm, self._size = kind == "lstm", size
-        self.cells = (nn.LSTM if self._is_lstm else nn.GRU)(width, size)
+        self.cells = (nn.LSTM if self._is_lstm else nn.GRU)(width, size, num_layers)
         for name, parameter in self.cells.named_parameters():
             if "bias" in name:
                 nn.init.zeros_(parameter)
             else:
                 nn.init.orthogonal_(parameter)
-        self.state_size = 2 * size if self._is_lstm else size
+        self.state_size = num_layers * (2 * size if self._is_lstm else size)
 
     def forward(self, features: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
         """Go through [time, row, feature] from `states` [row, number]."""
+        parts = states.view(len(states), -1, self._size).transpose(0, 1).contiguous()
         if self._is_lstm:
-            parts = torch.split(states[None], self._size, -1)
-            out, (short, long) = self.cells(features, tuple(part.contiguous() for part in parts))
-            return out, torch.cat((short[0], long[0]), -1)
-        out, last = self.cells(features, states[None].contiguous())
-        return out, last[0]
+            out, both = self.cells(features, parts.chunk(2))
+            last = torch.cat(both)
+        else:
+            out, last = self.cells(features, parts)
+        return out, last.transpose(0, 1).flatten(1)
 
 
 class Features(NamedTuple):
