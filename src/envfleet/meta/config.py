@@ -25,7 +25,7 @@ from envfleet.meta.options import (
 )
 from envfleet.options import from_mapping
 
-__all__ = ["MetaConfig", "RL2", "load_config", "preset_names", "read_config"]
+__all__ = ["RL2", "MetaConfig", "load_config", "preset_names", "read_config"]
 
 SECTIONS = ("env", "train", "eval", "policy")
 RL2 = "rl2"
@@ -177,9 +177,7 @@ def _parsed(text: str, what: str) -> Any:
     try:
         import yaml
     except ModuleNotFoundError as exc:
-        raise MissingExtra(
-            "configurations need PyYAML: pip install 'envfleet[train]'"
-        ) from exc
+        raise MissingExtra("configurations need PyYAML: pip install 'envfleet[train]'") from exc
     try:
         return yaml.safe_load(text)
     except yaml.YAMLError as exc:

@@ -36,9 +36,7 @@ class TrialResults:
     trials: Sequence[PlayedTrial]
 
     @classmethod
-    def of(
-        cls, trials: Sequence[PlayedTrial], flag_at: int | None, episodes: int
-    ) -> TrialResults:
+    def of(cls, trials: Sequence[PlayedTrial], flag_at: int | None, episodes: int) -> TrialResults:
         """Of trials that were played."""
         return cls(
             [trial.task for trial in trials],

@@ -35,7 +35,9 @@ __all__ = [
 ]
 
 Interval = Annotated[int, Must("a whole number, -1 or 0 for never", lambda x: x >= -1)]
-SeqLen = Annotated[int, Must("a whole number of at least 2, or -1 for all", lambda x: x > 1 or x == -1)]
+SeqLen = Annotated[
+    int, Must("a whole number of at least 2, or -1 for all", lambda x: x > 1 or x == -1)
+]
 
 
 @option_class
@@ -159,9 +161,8 @@ def updates_due(asked: int | float | None, env_steps: int) -> int:
 
 def check_tasks(options: EnvOptions) -> None:
     """Refuse names that the environment is given by other options."""
-    twice = options.env_kwargs.keys() & asdict(options).keys()
+    twice = sorted(options.env_kwargs.keys() & asdict(options).keys())
     if twice:
         raise ConfigError(
-            f"env.env_kwargs has {', '.join(sorted(twice))}, which {'is' if len(twice) == 1 else 'are'} "
-            "an option of env; move it there"
+            f"env.env_kwargs has {twice[0]}, which is an option of env; move it there"
         )

@@ -1,7 +1,7 @@
 """What a meta-RL run adds to its folder and to its report page.
 
     progress.csv    the figures once more, one row per line of metrics.jsonl, for other programs
-    trials.json     the paths of the last evaluation in the plane, and how often tasks were trained on
+    trials.json     the last evaluation's paths in the plane, and how many trials each task had
 
 The page gets the return of each episode of a trial, the tasks seen, and the paths as pictures.
 """
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from envfleet.meta.evaluate import TrialResults
+from envfleet.meta.options import EvalOptions
 from envfleet.observe.charts import line_chart, thin
 from envfleet.observe.jsonl import rewrite
 from envfleet.observe.learning_report import learning_page
@@ -32,7 +33,7 @@ from envfleet.observe.report import (
 )
 from envfleet.runs.record import read_metrics
 
-__all__ = ["FREE", "meta_page", "write_progress", "write_trials"]
+__all__ = ["FREE", "meta_page", "saves_every", "write_progress", "write_trials"]
 
 FREE = frozenset(
     {
@@ -54,6 +55,11 @@ _PICTURES = 6
 _SIDE = 300.0
 
 GoalOf = Callable[[Any], Sequence[float]]
+
+
+def saves_every(options: EvalOptions) -> int:
+    """Iterations between checkpoints."""
+    return options.save_interval if options.save_interval > 0 else options.log_interval
 
 
 def write_progress(folder: Path) -> None:
@@ -192,7 +198,7 @@ def _paths(pictures: Sequence[Mapping[str, Any]]) -> Markup:
         text = "The environment is not in the plane, or has not been evaluated yet."
         return section("Paths", empty(text))
     drawn = [_picture(one) for one in pictures]
-    note = "Of the last evaluation: a colour for each episode, a dot where it begins, a ring: the goal."
+    note = "Of the last evaluation. Each episode has a colour and begins at a dot; the ring is the goal."
     return section("Paths", tag("p", note, class_="quiet"), tag("div", *drawn, class_="multiples"))
 
 

@@ -31,7 +31,8 @@ from envfleet.meta.config import RL2, MetaConfig, words
 from envfleet.meta.evaluate import TrialResults, evaluation_plans, figures_of, goal_finder, play
 from envfleet.meta.options import EnvOptions, EvalOptions, RL2TrainOptions, RunOptions
 from envfleet.meta.parallel import ParallelEnvManager
-from envfleet.meta.report import FREE, meta_page, write_progress, write_trials
+from envfleet.meta.remedies import RL2_REMEDIES
+from envfleet.meta.report import FREE, meta_page, saves_every, write_progress, write_trials
 from envfleet.meta.rl2_env import make_rl2_env
 from envfleet.runs.callbacks import Evaluation, EvaluationStopped, RunCallback, RunOutcome
 from envfleet.runs.job import Job, JobKind, RunSettings
@@ -53,6 +54,7 @@ RL2_KIND = JobKind(
     flags=(f"policy.algo_name={RL2}",),
     free=FREE,
     lengths=("num_iters",),
+    remedies=RL2_REMEDIES,
     page=functools.partial(meta_page, title="RL²"),
     words=words,
 )
@@ -113,7 +115,7 @@ def train_rl2(
         title=config.env.env_name,
         iterations=config.train.num_iters,
         iteration_steps=steps,
-        save_every=steps * _every(config.eval),
+        save_every=steps * saves_every(config.eval),
         eval_every=steps * config.eval.log_interval,
         tensorboard=config.eval.log_tensorboard,
     )
@@ -131,10 +133,6 @@ def train_rl2(
         )
     finally:
         write_progress(run_dir)
-
-
-def _every(options: EvalOptions) -> int:
-    return options.save_interval if options.save_interval > 0 else options.log_interval
 
 
 def _options(config: MetaConfig) -> learn_options.TrainOptions:
