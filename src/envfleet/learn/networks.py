@@ -70,8 +70,8 @@ class Body(nn.Module):
         widths = [width, *hidden, size]
         layers = [nn.Linear(*pair) for pair in pairwise(widths)]
         self.layers = nn.ModuleList(layers)
-        # looked up once: a module's attributes take as long as a small layer
-        self._weights = [(layer.weight, layer.bias) for layer in layers]
+        self.weights = [(layer.weight, layer.bias) for layer in layers]
+        """Looked up once: a module's attributes take as long as a small layer."""
         if last_gain is not None:
             gains = [math.sqrt(2)] * len(hidden) + [last_gain]
             for layer, gain in zip(self.layers, gains, strict=True):
@@ -79,7 +79,7 @@ class Body(nn.Module):
 
     def forward(self, rows: Tensor) -> Tensor:
         """Its output for each row."""
-        *inner, (last, last_bias) = self._weights
+        *inner, (last, last_bias) = self.weights
         is_for_autograd = not torch.is_inference_mode_enabled()
         bend = self._bend.apply if is_for_autograd else self._bend.apply_in_place
         for weight, bias in inner:
@@ -89,7 +89,7 @@ class Body(nn.Module):
     def trace(self, rows: Tensor) -> list[Tensor]:
         """The input of every layer, and the output at the end; no autograd graph is made."""
         trace = [rows]
-        *inner, (last, last_bias) = self._weights
+        *inner, (last, last_bias) = self.weights
         for weight, bias in inner:
             trace.append(self._bend.apply_in_place(linear(trace[-1], weight, bias)))
         trace.append(linear(trace[-1], last, last_bias))
@@ -98,7 +98,7 @@ class Body(nn.Module):
     def pull(self, trace: list[Tensor], pull: Tensor) -> list[Tensor]:
         """The gradient for every parameter, from that of the output."""
         gradients: list[Tensor] = []
-        weights = self._weights
+        weights = self.weights
         for index in range(len(weights) - 1, -1, -1):
             taken_in = trace[index]
             gradients += [pull.sum(0), _of_weight(pull, taken_in)]
@@ -119,19 +119,19 @@ class Recurrence(nn.Module):
 
     def __init__(self, kind: Memory, width: int, size: int, num_layers: int = 1) -> None:
         super().__init__()
-        self._is_lstm, self._size = kind == "lstm", size
-        self.cells = (nn.LSTM if self._is_lstm else nn.GRU)(width, size, num_layers)
+        self.is_lstm, self.size = kind == "lstm", size
+        self.cells = (nn.LSTM if self.is_lstm else nn.GRU)(width, size, num_layers)
         for name, parameter in self.cells.named_parameters():
             if "bias" in name:
                 nn.init.zeros_(parameter)
             else:
                 nn.init.orthogonal_(parameter)
-        self.state_size = num_layers * (2 * size if self._is_lstm else size)
+        self.state_size = num_layers * (2 * size if self.is_lstm else size)
 
     def forward(self, features: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
         """Go through [time, row, feature] from `states` [row, number]."""
-        parts = states.view(len(states), -1, self._size).transpose(0, 1).contiguous()
-        if self._is_lstm:
+        parts = states.view(len(states), -1, self.size).transpose(0, 1).contiguous()
+        if self.is_lstm:
             out, both = self.cells(features, parts.chunk(2))
             last = torch.cat(both)
         else:

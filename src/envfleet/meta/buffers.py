@@ -115,7 +115,7 @@ class ReplayBuffer:
         """Add a trial; the oldest ones go if there is no room for it.
 
         Raises:
-            ConfigError: It has no step, more steps than the buffer holds, or arrays that do not fit.
+            ConfigError: It has no step, too many, or arrays that do not fit.
         """
         length = len(rollout)
         actions = np.asarray(rollout.actions, np.float32).reshape(length, -1)

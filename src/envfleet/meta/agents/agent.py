@@ -24,6 +24,7 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from envfleet.errors import ConfigError
+from envfleet.meta.agents.acting import MIN_ROWS, ActingNetwork
 from envfleet.meta.agents.algorithms import Algorithm, Choice, encoded, make_algorithm
 from envfleet.meta.agents.networks import Actor, Critic, TrialMemory
 from envfleet.meta.agents.options import AGENT_ARCHS, PolicyOptions
@@ -32,8 +33,6 @@ from envfleet.meta.buffers import Windows
 __all__ = ["MIN_ROWS", "Agent", "AgentState", "make_agent", "rows_are_equal"]
 
 Array = npt.NDArray[np.float32]
-MIN_ROWS = 4
-"""Fewer rows are padded to this many: matrix products of 1 to 3 rows differ in their last bits."""
 
 
 @dataclass(slots=True)
@@ -141,6 +140,7 @@ class Agent:
         # apart from the weights' generator, so that the first draws do not repeat them
         self._generator = torch.Generator(self.device).manual_seed(seed ^ 0x5EED)
         self.num_updates = 0
+        self._acting: ActingNetwork | None = None  # made when the weights have changed
 
     # ---- acting ---------------------------------------------------------------------------------
 
@@ -177,31 +177,19 @@ class Agent:
         num_rows = len(obs)
         if noise is None and not deterministic:
             raise ConfigError("act needs noise (Agent.noise draws it), or deterministic=True")
-        seen = self._rows(obs)
-        out, hidden = None, state.hidden
-        memory = self.networks.acting_memory
-        if memory is not None:
-            out, after = memory(
-                self._rows(state.action)[None],
-                self._rows(state.reward[:, None])[None],
-                seen[None],
-                self._rows(state.hidden),
-            )
-            out, hidden = out[0], after[:num_rows].cpu().numpy()
-        said = self.networks.actor(out, seen)
-        given = None if deterministic or noise is None else self._rows(noise)
+        if self._acting is None:
+            nets = self.networks
+            self._acting = ActingNetwork(nets.actor, nets.acting_memory, self.device)
+        acting = self._acting
+        said, after = acting(state.action, state.reward, obs, state.hidden)
+        given = None if deterministic or noise is None else acting.rows(noise)
         chosen = self.algorithm.act(said, given)[:num_rows]
         actions: npt.NDArray[Any] = chosen.cpu().numpy()
-        taken = chosen[:, None] if self.is_discrete else chosen
-        known = encoded(taken, self.action_dim, is_discrete=self.is_discrete).cpu().numpy()
-        return actions, AgentState(known, state.reward.copy(), hidden)
-
-    def _rows(self, values: npt.NDArray[Any]) -> Tensor:
-        missing = MIN_ROWS - len(values)
-        array = np.asarray(values, np.float32)
-        if missing > 0:
-            array = np.concatenate((array, np.zeros((missing, *array.shape[1:]), np.float32)))
-        return torch.from_numpy(array).to(self.device)
+        known: npt.NDArray[Any] = actions
+        if self.is_discrete:
+            known = np.eye(self.action_dim, dtype=np.float32)[actions]
+        hidden = state.hidden if after is None else after[:num_rows].cpu().numpy()
+        return actions, AgentState(known.copy(), state.reward.copy(), hidden)
 
     # ---- learning -------------------------------------------------------------------------------
 
@@ -211,12 +199,14 @@ class Agent:
         of_critics, of_actor = losses["qf1_loss"] + losses["qf2_loss"], losses["policy_loss"]
         for optimiser in self._optimisers:
             optimiser.zero_grad()
-        (of_critics * (0.5 if self._is_shared else 1.0) + of_actor).backward()
+        loss = of_critics * (0.5 if self._is_shared else 1.0) + of_actor
+        loss.backward()  # type: ignore[no-untyped-call]
         norms = self._gradient_norms()
         for optimiser in self._optimisers:
             optimiser.step()
         self._follow()
         self.num_updates += 1
+        self._acting = None
         figures = {**losses, **norms}
         found = torch.stack([value.detach() for value in figures.values()]).tolist()
         logged = dict(zip(figures, found, strict=True))
@@ -241,7 +231,7 @@ class Agent:
         before = _shifted(actions), _shifted(rewards), obs
 
         def remembered(memory: TrialMemory | None) -> Tensor | None:
-            return None if memory is None else memory(*before)[0]
+            return None if memory is None else memory(*before)
 
         of_critic = remembered(nets.critic_memory)
         # the shared memory learns what the critics need; the actor takes it as it is
@@ -276,7 +266,7 @@ class Agent:
 
     def _worth(self, critic: Critic, memory: Tensor | None, obs: Tensor, choice: Choice) -> Tensor:
         values = critic(memory, obs, None if self.is_discrete else choice.actions)
-        return self.algorithm.values(*values, choice)
+        return self.algorithm.values(values[0], values[1], choice)
 
     def _draw(self, shape: torch.Size) -> Tensor:
         return torch.randn(shape, generator=self._generator, device=self.device)
@@ -347,6 +337,7 @@ class Agent:
             entropy.optimiser.load_state_dict(state["alpha_optimiser"])
         self._generator.set_state(state["generator"])
         self.num_updates = state["num_updates"]
+        self._acting = None
 
 
 def _shifted(values: Tensor) -> Tensor:

@@ -52,7 +52,8 @@ class EntropyWeight:
         """Less of it if there is more entropy than wanted."""
         if self.optimiser is not None:
             self.optimiser.zero_grad()
-            (self.log.exp() * (entropy - self.target)).backward()
+            loss = self.log.exp() * (entropy - self.target)
+            loss.backward()  # type: ignore[no-untyped-call]
             self.optimiser.step()
 
 

@@ -57,13 +57,15 @@ class TrialMemory(nn.Module):
         """An embedding of size 0 leaves its input out."""
         super().__init__()
         assert options.memory is not None
+        self.dims = {"action": action_dim, "reward": 1, "obs": obs_dim}
+        """How many numbers each input has."""
         sizes = {
-            "action": (action_dim, options.action_embedding_size),
-            "reward": (1, options.reward_embedding_size),
-            "obs": (obs_dim, options.observ_embedding_size),
+            "action": options.action_embedding_size,
+            "reward": options.reward_embedding_size,
+            "obs": options.observ_embedding_size,
         }
         self.embeddings = nn.ModuleDict(
-            {name: Embedding(*size) for name, size in sizes.items() if size[1]}
+            {name: Embedding(self.dims[name], size) for name, size in sizes.items() if size}
         )
         self.width = embedded_width(options)
         self.recurrence = Recurrence(
@@ -71,23 +73,19 @@ class TrialMemory(nn.Module):
         )
         self.state_size = self.recurrence.state_size
 
-    def forward(
-        self, actions: Tensor, rewards: Tensor, obs: Tensor, states: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """What is remembered at each observation, and the states after the last.
+    def forward(self, actions: Tensor, rewards: Tensor, obs: Tensor) -> Tensor:
+        """What is remembered at each observation, from nothing on.
 
         Args:
             actions: The action before each observation; zeros before the first.
             rewards: The reward with it, [T+1, B, 1].
             obs: The observations.
-            states: What was remembered before; None is nothing.
         """
         given = {"action": actions, "reward": rewards, "obs": obs}
         seen = [embed(given[name]) for name, embed in self.embeddings.items()]
-        if states is None:
-            states = obs.new_zeros((obs.shape[1], self.state_size))
-        out, after = self.recurrence(torch.cat(seen, -1), states)
-        return out, after
+        start = obs.new_zeros((obs.shape[1], self.state_size))
+        remembered: Tensor = self.recurrence(torch.cat(seen, -1), start)[0]
+        return remembered
 
 
 def embedded_width(options: PolicyOptions) -> int:
