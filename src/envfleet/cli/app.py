@@ -49,6 +49,7 @@ COMMANDS = tuple(
     for name, module, summary in (
         ("train", "train", "train a policy by PPO, or resume a run"),
         ("eval", "evaluation", "play episodes with a run's policy"),
+        ("meta", "meta", "learn on many tasks, or resume such a run"),
         ("rollout", "rollout", "play text environments without any model"),
         ("bench", "bench", "measure steps per second, side by side with others"),
         ("tune", "tune", "find the fastest setting here and print the line to paste"),

@@ -89,7 +89,7 @@ def goal_finder(manager: ParallelEnvManager) -> Callable[[Any], Sequence[float]]
 
 
 def figures_of(found: TrialResults, split: str, suffix: str = "") -> dict[str, float]:
-    """What is logged of an evaluation: `split` is train or eval, `suffix` _sto for drawn actions."""
+    """What is logged of it; `split` is train or eval, `suffix` is _sto for drawn actions."""
     means = found.returns.mean(0)
     episodes = {
         f"metrics/return_{split}_episode_{number}{suffix}": float(mean)

@@ -276,7 +276,7 @@ class Learner:
 
     def train(self, callback: RunCallback | None = None) -> RunOutcome:
         """Learn in a folder: collect, update, evaluate and save, from the start to the end."""
-        from envfleet.meta.train import free_folder, run_learner
+        from envfleet.meta.training import free_folder, run_learner
 
         folder = Path(self.run_dir) if self.run_dir is not None else free_folder(self.config)
         return run_learner(self, folder, callback)

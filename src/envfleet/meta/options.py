@@ -163,6 +163,4 @@ def check_tasks(options: EnvOptions) -> None:
     """Refuse names that the environment is given by other options."""
     twice = sorted(options.env_kwargs.keys() & asdict(options).keys())
     if twice:
-        raise ConfigError(
-            f"env.env_kwargs has {twice[0]}, which is an option of env; move it there"
-        )
+        raise ConfigError(f"env.env_kwargs has {twice[0]}, an option of env; move it there")

@@ -198,7 +198,7 @@ def _paths(pictures: Sequence[Mapping[str, Any]]) -> Markup:
         text = "The environment is not in the plane, or has not been evaluated yet."
         return section("Paths", empty(text))
     drawn = [_picture(one) for one in pictures]
-    note = "Of the last evaluation. Each episode has a colour and begins at a dot; the ring is the goal."
+    note = "Episodes differ in colour, and each begins at a dot. The ring is the goal."
     return section("Paths", tag("p", note, class_="quiet"), tag("div", *drawn, class_="multiples"))
 
 

@@ -383,9 +383,7 @@ class _Loop:
             )
         self._last_evaluation = found
         lost = {"evaluation_lost": len(found.lost)} if found.lost else {}
-        self._note(
-            evaluation_mean=found.mean, evaluation_std=found.std, **lost, **found.figures
-        )
+        self._note(evaluation_mean=found.mean, evaluation_std=found.std, **lost, **found.figures)
         self._callback.evaluated(self._job.env_steps, found)
         is_best = math.isfinite(found.mean) and (self._best is None or found.mean >= self._best)
         if is_best:

@@ -260,4 +260,3 @@ def _required(kind: JobKind) -> set[str]:
         for field in fields(made)
         if field.default is MISSING and field.default_factory is MISSING
     }
-
