@@ -64,7 +64,7 @@ class EnvOptions:
     """How many tasks there are; None is the sum of the two below, or endless."""
     num_train_tasks: Count | None = None
     """How many of them are for training."""
-    num_eval_tasks: Count | None = None
+    num_eval_tasks: CountOrZero | None = None
     """How many are for evaluation."""
     oracle: bool = False
     """Show the task in the observation."""
