@@ -50,6 +50,7 @@ COMMANDS = tuple(
         ("train", "train", "train a policy by PPO, or resume a run"),
         ("eval", "evaluation", "play episodes with a run's policy"),
         ("match", "match", "let runs with several agents play each other, with Elo"),
+        ("meta", "meta", "learn on many tasks, or resume such a run"),
         ("rollout", "rollout", "play text environments without any model"),
         ("view", "view", "read the conversations of a rollout in a browser"),
         ("export", "export", "write a rollout in the form that another program reads"),

@@ -28,7 +28,7 @@ from envfleet.runs.record import INCIDENTS_FILE
 from envfleet.runs.run import run
 from envfleet.runs.time_report import Setup
 
-__all__ = ["PPO_KIND", "TrainOptions", "train"]
+__all__ = ["PPO_KIND", "TrainJob", "TrainOptions", "train"]
 
 PATIENCE_S = 300.0
 """How long a step may take in an evaluation whose environments may hang."""
@@ -67,7 +67,7 @@ def train(
     @contextmanager
     def open_job(is_wary: bool) -> Iterator[Job]:
         with opened(options, ppo, is_wary=is_wary) as trainer:
-            yield _TrainJob(options, trainer, run_dir)
+            yield TrainJob(options, trainer, run_dir)
 
     return run(
         PPO_KIND,
@@ -96,7 +96,7 @@ def run_settings(options: TrainOptions, ppo: PPOOptions) -> RunSettings:
     )
 
 
-class _TrainJob(Job):
+class TrainJob(Job):
     """PPO on a fleet."""
 
     can_evaluate = True
@@ -109,34 +109,43 @@ class _TrainJob(Job):
 
     @property
     def env_steps(self) -> int:  # type: ignore[override]
+        """Made so far."""
         return self._trainer.env_steps
 
     @property
     def packages(self) -> Sequence[str]:
+        """Those that its environments come from."""
         return packages(self._options.env)
 
     @property
     def incidents(self) -> Sequence[Incident]:
+        """Failures of its environments."""
         return self._trainer.envs.incidents
 
     @property
     def seconds(self) -> Mapping[str, float]:
+        """What its time went into."""
         return self._trainer.seconds
 
     @property
     def setup(self) -> Setup:
+        """The setup facts that advice about the time depends on."""
         return self._trainer.setup
 
     def state(self) -> dict[str, Any]:
+        """All that the coming iterations depend on."""
         return self._trainer.state()
 
     def load(self, state: dict[str, Any]) -> None:
+        """Continue exactly where this state was taken."""
         self._trainer.load(state)
 
     def kept_by(self, state: dict[str, Any]) -> tuple[str, ...]:
+        """How this state keeps the environments."""
         return tuple(sorted({one.method for one in state["slots"] or ()}))
 
     def iterate(self, progress: float) -> Iterated:
+        """One rollout of every slot, and an update."""
         trainer = self._trainer
         rollout = trainer.collect()
         self._lost_steps = 0 if rollout.valid.any() else self._lost_steps + rollout.valid.size
@@ -147,6 +156,7 @@ class _TrainJob(Job):
         return Iterated(episodes=rollout.episodes, figures=asdict(learned))
 
     def evaluate(self, *, is_wary: bool, should_stop: Callable[[], bool]) -> Evaluation:
+        """Play episodes with the likeliest actions."""
         options = self._options
         patience_s = PATIENCE_S if is_wary else None
         return evaluate(

@@ -76,6 +76,10 @@ class PointEnv(TaskEnv):
         """Where the point is to go."""
         return np.array([0.0, 1.0]) if self.rules.is_task_wind else self.task
 
+    def goal_of(self, number: int) -> Point:
+        """Where the goal of a task is."""
+        return self.goal if self.rules.is_task_wind else self.tasks[number]
+
     def step(self, action: npt.ArrayLike) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """Move by the action, and by the wind."""
         move = np.clip(np.asarray(action, np.float64), -MAX_MOVE, MAX_MOVE)
@@ -123,6 +127,10 @@ class GridNavi(TaskEnv):
         self.observation_space = spaces.Box(0, self.size - 1, (2,), np.float32)
         self.action_space = spaces.Discrete(len(self.moves))
         self.state: Point = np.zeros(2)
+
+    def goal_of(self, number: int) -> Point:
+        """The cell of a task."""
+        return self.tasks[number]
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """Move to a neighbour; the border holds."""

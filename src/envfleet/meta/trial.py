@@ -77,6 +77,10 @@ class VariBadWrapper(gymnasium.Wrapper[Obs, Any, Any, Any], RecordConstructorArg
                 "that returns an array, or leave oracle out"
             )
         self.observation_space = self._wrapped_space(env.observation_space)
+        shape = self.observation_space.shape
+        assert shape is not None
+        self.flag_at: int | None = shape[0] - 1 if episodes_per_task > 1 else None
+        """Where observations have the done flag, if they have one."""
         self._bounds: tuple[npt.NDArray[Any], npt.NDArray[Any]] | None = None
         if isinstance(env.action_space, spaces.Box):
             low, high = env.action_space.low, env.action_space.high

@@ -143,6 +143,8 @@ def figure(name: str) -> Figure:
         curve = f"time/seconds_{part.replace(' ', '_')}"
         return Figure(name, curve, part, f"seconds of it that were {part}")
     title = name.replace("_", " ")
+    if "/" in name:
+        return Figure(name, name, title, title)  # a learner that has names of its own for curves
     return _BY_NAME.get(name) or Figure(name, f"train/{name}", title, title)
 
 

@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,10 +22,23 @@ from envfleet.observe.video import FilmedEpisode
 from envfleet.runs.callbacks import Evaluation
 from envfleet.runs.time_report import Remedies, Setup
 
-__all__ = ["Iterated", "Job", "JobKind", "Options", "RunSettings"]
+__all__ = ["Iterated", "Job", "JobKind", "Options", "RunSettings", "flag_words"]
 
 Options = Mapping[str, Any]
 """Instances of a kind's option classes, by the same names."""
+
+
+def flag_words(owner: str, name: str, value: Any) -> Sequence[str]:
+    """An option as a flag, whichever class it is of."""
+    flag = name.replace("_", "-")
+    match value:
+        case bool():
+            return [f"--{flag}" if value else f"--no-{flag}"]
+        case list() | tuple():
+            return [f"--{flag}", ",".join(map(str, value))]
+        case dict():
+            return [f"--{flag}", json.dumps(value)]
+    return [f"--{flag}", str(value)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +59,8 @@ class JobKind:
     """Options that may change when a run goes on: no result depends on them."""
     lengths: tuple[str, ...] = ()
     """Options that say how long a run is: one at its end may be made longer."""
+    words: Callable[[str, str, Any], Sequence[str]] = flag_words
+    """How an option is typed after the command: from the name of its class, its name and value."""
     remedies: Remedies = field(default_factory=dict)
     """What to try where parts of its own take the time."""
     page: Callable[[RunRecord], JobPage] = JobPage.of

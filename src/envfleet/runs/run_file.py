@@ -228,8 +228,12 @@ def command(kind: JobKind, about: Mapping[str, Any]) -> str:
     for other in kind.lengths[:-1]:  # the last one wins over the others
         if kind.lengths[-1] in unusual and other in unusual:
             unusual.remove(other)
-    words = [word for name in needed for word in _flag(name, values[name])]
-    words += [*kind.flags, *(word for name in unusual for word in _flag(name, values[name]))]
+    owners = {name: owner for owner in kind.options for name in about[owner]}
+
+    def typed(names: Sequence[str]) -> list[str]:
+        return [word for name in names for word in kind.words(owners[name], name, values[name])]
+
+    words = [*typed(needed), *kind.flags, *typed(unusual)]
     lines = [[*kind.command, *words]]
     if earlier:
         lines[0] += ["--checkpoint-dir", _AGAIN]
@@ -237,7 +241,8 @@ def command(kind: JobKind, about: Mapping[str, Any]) -> str:
             name = next(
                 (one for one in reversed(kind.lengths) if length[one] is not None), kind.lengths[0]
             )
-            lines.append([*kind.command, "--resume", _AGAIN, *_flag(name, length[name])])
+            said = kind.words(owners[name], name, length[name])
+            lines.append([*kind.command, "--resume", _AGAIN, *said])
     return " && ".join(shlex.join(line) for line in lines)
 
 
@@ -265,15 +270,3 @@ def _required(kind: JobKind) -> set[str]:
         for field in fields(made)
         if field.default is MISSING and field.default_factory is MISSING
     }
-
-
-def _flag(name: str, value: Any) -> Sequence[str]:
-    flag = name.replace("_", "-")
-    match value:
-        case bool():
-            return [f"--{flag}" if value else f"--no-{flag}"]
-        case list() | tuple():
-            return [f"--{flag}", ",".join(map(str, value))]
-        case dict():
-            return [f"--{flag}", json.dumps(value)]
-    return [f"--{flag}", str(value)]
