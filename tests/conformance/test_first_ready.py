@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from envfleet import errors
-from envfleet.testing import Counter, NoisyStream, TaskEnv
+from envfleet.testing import Counter, NoisyStream, TaskCounter
 from tests.conformance.matrix import FORK, QUICK, THREAD, opened
 from tests.gates import gated, in_time_at_best
 
@@ -46,7 +46,7 @@ def test_recv_gives_all_in_flight_by_default(where):
 
 @pytest.mark.parametrize("where", QUICK)
 def test_rows_belong_to_the_slots_they_name(where):
-    with opened(TaskEnv, 4, **where) as envs:
+    with opened(TaskCounter, 4, **where) as envs:
         envs.reset(seed=100)
         for slots in ([2], [3, 0], [1, 3, 2, 0]):
             envs.send(np.zeros(len(slots), np.int64), slots=np.array(slots))
@@ -69,7 +69,9 @@ def test_actions_belong_to_the_slots_they_name(where):
 
 @pytest.mark.parametrize("where", QUICK)
 def test_infos_are_aligned_with_the_slots(where):
-    with opened(functools.partial(TaskEnv, length=1), 4, autoreset="same_step", **where) as envs:
+    with opened(
+        functools.partial(TaskCounter, length=1), 4, autoreset="same_step", **where
+    ) as envs:
         envs.reset(seed=0)
         envs.queue_reset(options=[{"task": 10 * slot} for slot in range(4)])
         envs.send(np.zeros(2, np.int64), slots=[3, 1])
@@ -162,7 +164,7 @@ def test_misuse_is_one_sentence_and_leaves_the_protocol_in_step(where):
 
 @pytest.mark.parametrize("where", QUICK)
 def test_named_slots_are_waited_for_and_others_left_where_they_are(where):
-    with opened(TaskEnv, 4, **where) as envs:
+    with opened(TaskCounter, 4, **where) as envs:
         envs.reset(seed=100)
         for slots in ([0, 1], [2, 3]):
             envs.send(np.zeros(2, np.int64), slots)

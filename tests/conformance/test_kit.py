@@ -17,7 +17,7 @@ from envfleet.testing import (
     NoisyStream,
     ReusingItsArray,
     SharesState,
-    TaskEnv,
+    TaskCounter,
     UnpicklableInfo,
     check_env,
 )
@@ -99,7 +99,7 @@ def test_a_bad_citizen_is_named(env, check, says):
 
 
 def test_a_good_citizen_passes_and_the_report_says_so():
-    report = check_env(TaskEnv, workers=(2,), num_envs=2)
+    report = check_env(TaskCounter, workers=(2,), num_envs=2)
     assert report
     assert report.num_episodes >= 3
     assert "FAIL" not in str(report)

@@ -15,7 +15,7 @@ from envfleet.testing import (
     MixedInfo,
     NoisyStream,
     ReusingItsArray,
-    TaskEnv,
+    TaskCounter,
     count_episodes,
     first_difference,
     fleet_driven,
@@ -103,7 +103,7 @@ def test_streams_with_views():
         )
 
 
-@pytest.mark.parametrize("env", [Counter, MixedInfo, TaskEnv, ReusingItsArray])
+@pytest.mark.parametrize("env", [Counter, MixedInfo, TaskCounter, ReusingItsArray])
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("where", QUICK)
 def test_streams_of_probes(where, mode, env):

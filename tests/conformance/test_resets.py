@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from envfleet import errors
-from envfleet.testing import Counter, Crashing, Hanging, Slow, TaskEnv
+from envfleet.testing import Counter, Crashing, Hanging, Slow, TaskCounter
 from tests.conformance.matrix import FORK, MODES, QUICK, THREAD, opened
 from tests.gates import gated, in_time_at_best
 
@@ -17,7 +17,7 @@ SEED, TASK, EPISODES, T = range(4)
 
 @pytest.fixture(params=QUICK)
 def envs(request):
-    with opened(TaskEnv, 3, **request.param) as envs:
+    with opened(TaskCounter, 3, **request.param) as envs:
         yield envs
 
 
@@ -130,7 +130,7 @@ def test_the_caller_may_change_options_after_queueing(envs):
 
 @pytest.mark.parametrize("where", QUICK)
 def test_a_plan_is_used_in_same_step_mode(where):
-    with opened(TaskEnv, 3, autoreset="same_step", **where) as envs:
+    with opened(TaskCounter, 3, autoreset="same_step", **where) as envs:
         envs.reset(seed=0)
         envs.queue_reset(options={"task": 7}, slots=[1])
         obs, _, terminated, _, infos = run_to_the_end(envs)
@@ -195,7 +195,7 @@ APART += [pytest.param({**FORK, "num_workers": 4}, id="fork")]
 @pytest.mark.parametrize("where", QUICK)
 @pytest.mark.parametrize("mode", MODES)
 def test_resets_and_steps_are_received_together(mode, where):
-    with opened(TaskEnv, 4, autoreset=mode, **where) as envs:
+    with opened(TaskCounter, 4, autoreset=mode, **where) as envs:
         envs.reset(seed=100)
         if mode != "disabled":
             envs.queue_reset(options={"task": 7}, slots=[2])
@@ -224,7 +224,7 @@ def test_resets_and_steps_are_received_together(mode, where):
 
 @pytest.mark.parametrize("where", QUICK)
 def test_a_fleet_says_which_slots_are_in_flight_or_need_a_reset(where):
-    with opened(TaskEnv, 4, autoreset="disabled", **where) as envs:
+    with opened(TaskCounter, 4, autoreset="disabled", **where) as envs:
         fleet = envs.fleet
         assert fleet.without_episode == [0, 1, 2, 3]
         envs.send_reset(seed=[1, 2, 3], slots=[0, 1, 3])
@@ -240,7 +240,7 @@ def test_a_fleet_says_which_slots_are_in_flight_or_need_a_reset(where):
 
 @pytest.mark.parametrize("where", QUICK)
 def test_rows_of_send_reset_are_those_of_reset(where):
-    with opened(TaskEnv, 4, **where) as envs:
+    with opened(TaskCounter, 4, **where) as envs:
         waited, _ = envs.reset(seed=5, options={"task": 2})
         envs.send_reset(seed=5, options={"task": 2})
         batch = envs.recv(slots=[0, 1, 2, 3])
@@ -288,7 +288,7 @@ def test_others_step_while_a_slot_resets(where, tmp_path):
 
 @pytest.mark.parametrize("where", QUICK)
 def test_a_slot_that_resets_is_in_flight(where):
-    with opened(TaskEnv, 3, **where) as envs:
+    with opened(TaskCounter, 3, **where) as envs:
         envs.reset(seed=0)
         envs.send_reset(seed=[9], slots=[1])
         for misuse in (
@@ -306,7 +306,7 @@ def test_a_slot_that_resets_is_in_flight(where):
 @pytest.mark.parametrize("where", QUICK)
 @pytest.mark.parametrize("is_waited_for", [True, False])
 def test_a_reset_that_is_dropped_has_happened(where, is_waited_for):
-    with opened(TaskEnv, 3, **where) as envs:
+    with opened(TaskCounter, 3, **where) as envs:
         envs.reset(seed=0)
         envs.step(ZERO)
         envs.send_reset(seed=[30, 31], slots=[0, 2])

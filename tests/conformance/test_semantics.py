@@ -24,7 +24,7 @@ from envfleet.testing import (
     NoisyStream,
     ReusingItsArray,
     Slow,
-    TaskEnv,
+    TaskCounter,
     TwoArgumentException,
     UnpicklableException,
     UnpicklableInfo,
@@ -245,7 +245,7 @@ def test_8_options_of_the_caller_are_not_mutated(where):
     """[V] Gymnasium pops reset_mask out of the caller's dict."""
     mask = np.array([True, False, True])
     options = {"reset_mask": mask, "task": 4}
-    with opened(TaskEnv, 3, **where) as envs:
+    with opened(TaskCounter, 3, **where) as envs:
         envs.reset(seed=0)
         obs, _ = envs.reset(options=options)
     assert options == {"reset_mask": mask, "task": 4}
@@ -253,7 +253,7 @@ def test_8_options_of_the_caller_are_not_mutated(where):
     assert obs[:, 1].tolist() == [4, 0, 4]
 
 
-class PopsItsOptions(TaskEnv):
+class PopsItsOptions(TaskCounter):
     """Removes items from its options."""
 
     def reset(self, *, seed=None, options=None):
@@ -285,14 +285,14 @@ def test_actions_of_the_caller_are_not_mutated(where):
 
 @pytest.mark.parametrize("where", QUICK)
 def test_9_an_int_seeds_slots_in_order(where):
-    with opened(TaskEnv, 3, **where) as envs:
+    with opened(TaskCounter, 3, **where) as envs:
         obs, _ = envs.reset(seed=10)
     assert obs[:, 0].tolist() == [10, 11, 12]
 
 
 @pytest.mark.parametrize("where", QUICK)
 def test_9_autoreset_gets_no_seed(where):
-    with opened(TaskEnv, 3, **where) as envs:
+    with opened(TaskCounter, 3, **where) as envs:
         envs.reset(seed=10)
         for _ in range(4):
             obs, _, _, _, _ = envs.step(ZERO)
@@ -575,7 +575,7 @@ def test_15_step_before_reset_is_named(where):
 @pytest.mark.parametrize("where", QUICK)
 def test_15_spaces_that_differ_are_named(where):
     with pytest.raises(errors.SpacesDiffer) as caught:
-        envfleet.make_vec([Counter, Counter, TaskEnv], **where)
+        envfleet.make_vec([Counter, Counter, TaskCounter], **where)
     assert caught.value.slot == 2
 
 

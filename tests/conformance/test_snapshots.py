@@ -14,7 +14,7 @@ from gymnasium import spaces, wrappers
 from gymnasium.envs.mujoco.inverted_pendulum_v5 import InvertedPendulumEnv
 
 from envfleet.errors import EnvfleetError
-from envfleet.testing import AnySpace, Counter, NoisyStream, TaskEnv
+from envfleet.testing import AnySpace, Counter, NoisyStream, TaskCounter
 from envfleet.testing.streams import slot_actions
 from envfleet.testing.values import snapshot as copied
 from envfleet.testing.values import value_difference
@@ -357,7 +357,7 @@ def test_a_slot_may_take_the_state_of_another(where):
 @pytest.mark.parametrize("where", QUICK)
 def test_a_pending_autoreset_and_queued_plans_are_part_of_the_state(where):
     zero = np.zeros(2, np.int64)
-    with opened(TaskEnv, 2, **where) as envs:
+    with opened(TaskCounter, 2, **where) as envs:
         envs.reset(seed=0)
         for _ in range(3):
             envs.step(zero)

@@ -10,7 +10,7 @@ from gymnasium import spaces
 
 from envfleet import Incident, errors
 from envfleet.engine import Deadlines, Fleet, ResetPlan
-from envfleet.testing import Counter, Crashing, Hanging, NoisyStream, TaskEnv
+from envfleet.testing import Counter, Crashing, Hanging, NoisyStream, TaskCounter
 from tests.faults.stage import MODES, Resident, kill_and_wait, opened, plans, step, zeros
 
 BACKENDS = ("serial", "thread", "process")
@@ -429,7 +429,7 @@ def test_incidents_of_a_worker_killed_in_idle_time_name_its_first_slot():
 
 
 def test_tasks_are_part_of_what_is_kept():
-    class Deadly(TaskEnv):
+    class Deadly(TaskCounter):
         def step(self, action):
             if self.task == 4:
                 raise ValueError("task 4 cannot be done")

@@ -28,7 +28,7 @@ from envfleet.testing import (
     Hanging,
     NoisyStream,
     Slow,
-    TaskEnv,
+    TaskCounter,
     VectorCounter,
 )
 from tests.faults.stage import (
@@ -329,7 +329,7 @@ def test_twenty_restarts_leave_nothing_behind():
 # ---- what the new episode begins with -----------------------------------------------------------
 
 
-class KillsAtOne(TaskEnv):
+class KillsAtOne(TaskCounter):
     """Ends its worker, or raises, at an action of 1."""
 
     def __init__(self, how):
@@ -936,7 +936,7 @@ def worker_pids(envs):
 # ---- plans and seeds ----------------------------------------------------------------------------
 
 
-class Tasks(TaskEnv):
+class Tasks(TaskCounter):
     pid = property(lambda self: os.getpid())
 
 

@@ -22,7 +22,7 @@ from gymnasium.wrappers import vector as vector_wrappers
 
 import envfleet
 from envfleet import errors
-from envfleet.testing import Counter, TaskEnv
+from envfleet.testing import Counter, TaskCounter
 
 MODES = list(AutoresetMode)
 MODE_IDS = [mode.name for mode in MODES]
@@ -290,7 +290,7 @@ class TestAutoreset:
 class TestSeeds:
     @pytest.fixture
     def envs(self):
-        with closing(fleet(TaskEnv, num_envs=3)) as envs:
+        with closing(fleet(TaskCounter, num_envs=3)) as envs:
             yield envs
 
     @pytest.mark.parametrize(
@@ -334,7 +334,7 @@ class TestSeeds:
 class TestOptions:
     @pytest.fixture
     def envs(self):
-        with closing(fleet(TaskEnv, num_envs=3)) as envs:
+        with closing(fleet(TaskCounter, num_envs=3)) as envs:
             yield envs
 
     def test_reach_every_slot(self, envs):
@@ -366,7 +366,7 @@ class TestOptions:
 class TestResetMask:
     @pytest.fixture
     def envs(self):
-        with closing(fleet(TaskEnv, num_envs=3)) as envs:
+        with closing(fleet(TaskCounter, num_envs=3)) as envs:
             envs.reset(seed=0)
             yield envs
 
@@ -396,7 +396,7 @@ class TestResetMask:
         assert rewards.tolist() == [1, 0, 0]
 
     def test_may_come_first(self):
-        with closing(fleet(TaskEnv, num_envs=3)) as envs:
+        with closing(fleet(TaskCounter, num_envs=3)) as envs:
             obs, _ = envs.reset(seed=1, options={"reset_mask": np.array([True, False, True])})
             assert obs[[0, 2], 0].tolist() == [1, 3]
             with pytest.raises(errors.ResetNeeded, match=r"slots \[1\] .* call reset"):

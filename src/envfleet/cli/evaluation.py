@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from envfleet.adapters.names import label
-from envfleet.cli.arguments import value_of
+from envfleet.cli.arguments import add_option, value_of
 from envfleet.cli.command import Context, UsageError
 from envfleet.cli.report import Report, Text
 from envfleet.errors import EnvFailed, EnvfleetError, VideoError, WorkerDied, describe_exit
@@ -40,27 +40,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "run", metavar="RUN", type=value_of(Path), help="a run's folder or a checkpoint in it"
     )
-    parser.add_argument(
-        "--episodes",
-        type=value_of(Count),
-        default=10,
-        metavar="N",
-        help="how many (default: %(default)s)",
+    add_option(parser, "--episodes", "N", Count, "how many", 10)
+    add_option(
+        parser, "--n-envs", "K", Count, "episodes played side by side, with the same returns", 1
     )
-    parser.add_argument(
-        "--n-envs",
-        type=value_of(Count),
-        default=1,
-        metavar="K",
-        help="episodes played side by side, with the same returns (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--seed",
-        type=value_of(CountOrZero),
-        default=EVALUATION_SEED,
-        metavar="N",
-        help="of the first episode (default: %(default)s)",
-    )
+    add_option(parser, "--seed", "N", CountOrZero, "of the first episode", EVALUATION_SEED)
     parser.add_argument(
         "--video", action="store_true", help="record the first episode in the run's folder"
     )

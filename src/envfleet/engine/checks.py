@@ -10,18 +10,10 @@ from gymnasium.utils.env_checker import data_equivalence
 
 from envfleet.engine.backends.base import backend_named
 from envfleet.engine.messages import EnvFacts
-from envfleet.engine.options import (
-    Autoreset,
-    Deadlines,
-    OnFailure,
-    ResetPlan,
-    StartMethod,
-    check_count,
-    check_seconds,
-    one_of,
-)
+from envfleet.engine.options import Autoreset, Deadlines, OnFailure, ResetPlan, StartMethod
 from envfleet.engine.slots import SlotSet
 from envfleet.errors import ConfigError, EnvfleetError
+from envfleet.options import Count, SecondsOrZero, check
 
 Together = tuple[range, ...]
 """The slots of each natively vectorised environment."""
@@ -82,9 +74,9 @@ def check_blocked(blocked: Mapping[int, EnvfleetError], slot_set: SlotSet) -> No
 def check_wait(min_slots: int | None, timeout_s: float | None) -> None:
     """Refuse what `recv` cannot wait for."""
     if min_slots is not None:
-        check_count("min_slots", min_slots)
+        check("min_slots", min_slots, Count)
     if timeout_s is not None:
-        check_seconds("timeout_s", timeout_s, may_be_zero=True)
+        check("timeout_s", timeout_s, SecondsOrZero | None)
 
 
 def check_page(page: object, pages: npt.NDArray[np.generic] | None) -> None:
@@ -97,9 +89,9 @@ def check_page(page: object, pages: npt.NDArray[np.generic] | None) -> None:
 
 def check_choices(start_method: str, autoreset: str, on_failure: str) -> None:
     """Refuse words that are none of the choices."""
-    one_of("start_method", start_method, StartMethod)
-    one_of("autoreset", autoreset, Autoreset)
-    one_of("on_failure", on_failure, OnFailure)
+    check("start_method", start_method, StartMethod)
+    check("autoreset", autoreset, Autoreset)
+    check("on_failure", on_failure, OnFailure)
 
 
 def check_plan(
@@ -114,7 +106,7 @@ def check_plan(
         )
     if not num_slots:
         raise ConfigError("a fleet needs at least one environment; got none")
-    check_count("num_workers", num_workers)
+    check("num_workers", num_workers, Count)
     if num_workers > num_slots:
         raise ConfigError(
             f"num_workers must be between 1 and the number of environments ({num_slots}), "
@@ -128,7 +120,7 @@ def check_plan(
             f"backend='process' and two workers or more, of which this process is one; got "
             f"backend={backend!r} and num_workers={num_workers}"
         )
-    check_count("num_here", num_here)
+    check("num_here", num_here, Count)
     if num_here > num_slots - num_workers + 1:
         raise ConfigError(
             f"num_here={num_here} leaves {max(num_slots - num_here, 0)} of {num_slots} slots for "

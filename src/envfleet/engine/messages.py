@@ -10,6 +10,13 @@ from enum import IntEnum
 from typing import Any, NamedTuple
 
 from envfleet.engine.infos import Info, Schema
+from envfleet.errors import (
+    EnvFailed,
+    EnvfleetError,
+    NoSuchAttribute,
+    RemoteTraceback,
+    SnapshotError,
+)
 
 _OLD_API = "environments of the old Gym API need a wrapper, such as shimmy's GymV21CompatibilityV0"
 _WANTED = {
@@ -150,6 +157,19 @@ class EnvFailure:
         reason = "".join(traceback.format_exception_only(exc)).strip()
         text = "".join(traceback.format_exception(exc))
         return cls(slot, doing, reason, text, error_type_of(exc))
+
+    def as_error(self, slots: Sequence[int] = ()) -> EnvfleetError:
+        """The error for the caller, with the remote traceback as its cause.
+
+        `slots` are all that the environment fills, if they are several.
+        """
+        error: EnvfleetError = EnvFailed(self.slot, self.doing, self.reason, slots)
+        if self.kind == "AttributeError" and self.doing not in ("step", "reset"):
+            error = NoSuchAttribute(self.slot, self.reason)
+        elif self.kind == SnapshotError.__name__:
+            error = SnapshotError(self.reason.partition(": ")[2])
+        error.__cause__ = RemoteTraceback(self.traceback)
+        return error
 
 
 @dataclass(slots=True)

@@ -8,28 +8,13 @@ from typing import Any, Literal, TypeAlias
 
 from envfleet.engine.detached_copy import detached_copy
 from envfleet.engine.messages import read_reset
-from envfleet.options import Count, CountOrZero, Seconds, SecondsOrZero, check, option_class
+from envfleet.options import CountOrZero, Seconds, option_class
 
 EnvFn: TypeAlias = Callable[[], Any]
 Autoreset: TypeAlias = Literal["next_step", "same_step", "disabled"]
 OnFailure: TypeAlias = Literal["raise", "restart", "resume", "fallback"]
 BackendName: TypeAlias = Literal["serial", "thread", "process"]
 StartMethod: TypeAlias = Literal["fork", "spawn", "forkserver"]
-
-
-def one_of(name: str, value: object, kind: Any) -> Any:
-    """Return `value` if the Literal `kind` lists it, else say what it may be."""
-    return check(name, value, kind)
-
-
-def check_seconds(name: str, value: float | None, *, may_be_zero: bool = False) -> None:
-    """Refuse a limit that is not a positive number of seconds (or zero, if it may be) or None."""
-    check(name, value, SecondsOrZero | None if may_be_zero else Seconds | None)
-
-
-def check_count(name: str, value: object) -> None:
-    """Refuse what is not a whole number of at least 1."""
-    check(name, value, Count)
 
 
 @option_class

@@ -24,7 +24,7 @@ from envfleet.engine.inflight import MOVES, Inflight, Pending
 from envfleet.engine.interrupts import uninterrupted
 from envfleet.engine.messages import Op, Reply
 from envfleet.engine.options import Autoreset, ResetPlan
-from envfleet.engine.recovery import Recovery, env_failed
+from envfleet.engine.recovery import Recovery
 from envfleet.engine.slots import Slots, SlotSet, SlotSets, is_enough
 from envfleet.engine.workers import Workers
 from envfleet.errors import EnvfleetError, NothingSent, ResetNeeded, StillInFlight
@@ -395,7 +395,7 @@ def _results(group: list[Pending]) -> dict[int, Any]:
             raise pending.error
         if pending.reply is not None:
             if pending.reply.failures:
-                raise env_failed(pending.reply.failures[0])
+                raise pending.reply.failures[0].as_error()
             values.update(pending.reply.values)
     return values
 

@@ -15,7 +15,6 @@ import time
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from envfleet.engine.backends.base import WorkerHandle
 from envfleet.engine.batch_reader import BatchReader
@@ -24,7 +23,8 @@ from envfleet.engine.host import ReturnOrder, SlotState
 from envfleet.engine.incident import Incident
 from envfleet.engine.inflight import MOVES, Inflight, Pending
 from envfleet.engine.messages import EnvFailure, Op
-from envfleet.engine.options import Autoreset, Deadlines, OnFailure, ResetPlan, RestartPolicy
+from envfleet.engine.options import Autoreset, Deadlines, OnFailure, RestartPolicy
+from envfleet.engine.return_orders import ReturnOrders
 from envfleet.engine.silences import Silences
 from envfleet.engine.slots import SlotSets
 from envfleet.engine.snapshot import Snapshot
@@ -33,11 +33,8 @@ from envfleet.engine.workers import Workers
 from envfleet.errors import (
     DeadlineExceeded,
     EnvConstructionFailed,
-    EnvFailed,
     EnvfleetError,
     EnvNotRegistered,
-    NoSuchAttribute,
-    RemoteTraceback,
     ResumeFailed,
     SlotQuarantined,
     SnapshotError,
@@ -100,7 +97,7 @@ class Recovery:
     ) -> None:
         self._workers, self._inflight, self._slot_sets = workers, inflight, slot_sets
         self._episodes, self._batch_reader = episodes, batch_reader
-        self._autoreset, self._deadlines = autoreset, deadlines
+        self._orders = ReturnOrders(workers, inflight, slot_sets, episodes, batch_reader, autoreset)
         self._on_failure, self._restarts = on_failure, restarts
         self._resumes = on_failure == "resume"
         self.coming: dict[int, _Loss] = {}
@@ -122,7 +119,13 @@ class Recovery:
         if native and self._on_failure == "restart":  # such a one comes back with its worker only
             event = self._event_of(pending, native[0], self._slots_of(handle))
             owed = [pending, *self._inflight.outstanding[worker]]
-            self._lose(handle, event, self._env_failed(native[0]), owed, is_known=True)
+            self._lose(
+                handle,
+                event,
+                native[0].as_error(self._together(native[0].slot)),
+                owed,
+                is_known=True,
+            )
             return
         left, is_return = set(pending.slots), pending.command.op in (Op.REBUILD, Op.RESUME)
         for failure in failures:
@@ -152,7 +155,7 @@ class Recovery:
                 self._batch_reader.attach(incident, [slot], set())
             self._rebuild(pending, slot, failure.reason)
             return
-        error = self._env_failed(failure)
+        error = failure.as_error(together)
         if verdict is Decision.QUARANTINE:
             error = self._quarantine(slot, incident, error)
         self._stop_at(error, pending, together)
@@ -185,7 +188,7 @@ class Recovery:
         """A reset that cannot work is its caller's matter, and not a failure of the slot."""
         failures_of, slot = self._episodes.failures_of, failure.slot
         failures_of[slot] = RecentFailures(failures_of[slot].failures[:-1])
-        error = self._env_failed(failure)
+        error = failure.as_error(together)
         error.add_note("It raised the same in a new environment, so it is not tried again.")
         self._stop_at(error, pending, together)
 
@@ -198,9 +201,6 @@ class Recovery:
     def _together(self, slot: int) -> Sequence[int]:
         """All slots of the environment that fills this one."""
         return self._workers.facts[slot].together or (slot,)
-
-    def _env_failed(self, failure: EnvFailure) -> EnvfleetError:
-        return env_failed(failure, self._together(failure.slot))
 
     def _take_back(self, worker: int, slot: int) -> Pending | None:
         """What the slot is to do behind a return that failed: there is no environment to do it."""
@@ -227,7 +227,7 @@ class Recovery:
         command = pending.command
         payload = command.payload
         if payload is not None:
-            payload = [self._share_of(pending, slot) for slot in left]
+            payload = [self._orders.share_of(pending, slot) for slot in left]
         pending.command = command._replace(slots=left, payload=payload)
         pending.part = self._slot_sets.part_of(left)
 
@@ -241,49 +241,24 @@ class Recovery:
         self._batch_reader.mend_rows([slot])  # its last observation may be what could not be sent
         if self._resumes:
             try:
-                order = self._way_back(slot, pending)
+                order = self._orders.resume(slot, pending)
             except ResumeFailed as exc:
                 self._end_episode(slot, exc)
                 return
         else:
-            plan = self._episodes.plan_restart(slot)
-            order = (plan, self._batch_reader.spills.get(slot), False)
+            order = self._orders.restart(slot)
         self._inflight.post_part(Op.REBUILD, part, [order])
         if pending is None:
             return
         payload = None
         if pending.command.op is Op.RESET:
-            payload = [self._plan_of(pending, slot)]
+            payload = [self._orders.plan_of(pending, slot)]
         elif pending.command.payload is not None:
             # after a restart the action is not taken, but it is read, and what it spilled is not
             # in the slab
-            payload = [self._share_of(pending, slot)]
+            payload = [self._orders.share_of(pending, slot)]
         again = self._inflight.post_part(pending.command.op, part, payload)
         again.unwanted, again.failed_before = pending.unwanted & {slot}, reason
-
-    def _way_back(self, slot: int, owed: Pending | None) -> Snapshot:
-        """The slot as it was before what it owes: driven there, a new environment can do it."""
-        episodes, control = self._episodes, self._workers.control
-        op = None if owed is None else owed.command.op
-        ended, has_begun = bool(episodes.ended[slot]), False
-        if slot in self._inflight.unreceived() and slot not in self._inflight.reset_slots:
-            # its caller knows neither the end nor the beginning that this row may be
-            ended = bool(control.terminated[slot] or control.truncated[slot])
-            is_reset_row = bool(control.invalid[slot]) and not ended
-            has_begun = ended if self._autoreset == "same_step" else is_reset_row
-        queued = episodes.queued_after(slot, has_begun=has_begun)
-        lineage = episodes.lineage_of(slot)
-        begins_anew = op is Op.RESTORE or (
-            op is Op.RESET and self._plan_of(owed, slot).seed is not None
-        )
-        if begins_anew or not episodes.has_history[slot]:
-            return Snapshot(None, None, SlotState.UNUSABLE, queued, lineage)
-        replay = episodes.way_back(slot, is_step_owed=op is Op.STEP, has_begun=has_begun)
-        reader = self._batch_reader
-        obs = reader.observation(slot) if op is None else reader.kept_obs(slot)
-        waits_for_reset = ended and self._autoreset == "next_step"
-        state = SlotState.ENDED if waits_for_reset else SlotState.RUNNING
-        return Snapshot(replay, obs, state, queued, lineage)
 
     # ---- a worker is lost -----------------------------------------------------------------------
 
@@ -299,7 +274,7 @@ class Recovery:
             slot = owed[0].slots[0] if owed and owed[0].slots else handle.first
         slots, exit_code, stack = self._slots_of(handle), handle.exit_code(), handle.stack()
         reason = describe_exit(exit_code)
-        plan = self._plan_of(owed[0], slot) if op is Op.RESET and _is_move(owed) else None
+        plan = self._orders.plan_of(owed[0], slot) if op is Op.RESET and _is_move(owed) else None
         event = FailureEvent(
             "death", handle.worker, slot, slots, op.phrase, reason, stack, exit_code, plan
         )
@@ -322,7 +297,7 @@ class Recovery:
                 f"no answer for {late.limit_s:g} s",
                 stack,
                 None,
-                self._plan_of(late.oldest, slot) if is_reset else None,
+                self._orders.plan_of(late.oldest, slot) if is_reset else None,
             )
             limit_s, option = late.limit_s, late.option
             error = DeadlineExceeded(slot, handle.worker, op.phrase, limit_s, option, stack)
@@ -465,7 +440,7 @@ class Recovery:
         for slot in slots:
             try:
                 owed = self._owed_by(worker, slot, (*MOVES, Op.RESTORE))
-                order = self._way_back(slot, owed)
+                order = self._orders.resume(slot, owed)
             except ResumeFailed as exc:
                 self._take_back(worker, slot)
                 self._end_episode(slot, exc)
@@ -480,25 +455,9 @@ class Recovery:
 
     def _bring_back(self, event: FailureEvent) -> None:
         """Tell a new worker that its slots owe a truncated row."""
-        part, control = self._slot_sets.part_of(event.slots), self._workers.control
+        part = self._slot_sets.part_of(event.slots)
         later = [(slot, plan) for slot in event.slots for plan in self._episodes.queued(slot)]
-        # an end that was written but never answered is not known to anybody
-        ended = self._episodes.ended.copy()
-        told = list(self._inflight.unreceived())
-        ended[told] = control.terminated[told] | control.truncated[told]
-        waits_for_reset = self._autoreset == "next_step"
-        if self._autoreset == "same_step":
-            in_flight = self._inflight.in_flight
-            self._batch_reader.take_back_resets([slot for slot in event.slots if in_flight[slot]])
-        orders = [
-            (
-                self._episodes.plan_restart(slot, has_ended=has_ended),
-                self._batch_reader.spills.get(slot),
-                has_ended,
-            )
-            for slot in event.slots
-            for has_ended in [waits_for_reset and bool(ended[slot])]
-        ]
+        orders = self._orders.restart_all(event.slots)
         self._inflight.post_part(Op.RESUME, part, orders)
         if later:
             slots, plans = [slot for slot, _ in later], [plan for _, plan in later]
@@ -518,19 +477,6 @@ class Recovery:
             self._inflight.lose(slot)
             self.blocked.setdefault(slot, error)
 
-    def _plan_of(self, pending: Pending | None, slot: int) -> ResetPlan:
-        """How `slot` is reset by this command: as its caller said, or by itself."""
-        if pending is None or pending.command.op is not Op.RESET:
-            return self._episodes.next_plan(slot)
-        return self._episodes.with_seed(slot, self._share_of(pending, slot))
-
-    def _share_of(self, pending: Pending, slot: int) -> Any:
-        """What a command's payload has for this slot."""
-        command = pending.command
-        handle = self._workers.handles[int(self._slot_sets.worker_of[slot])]
-        asked = command.slots if command.slots is not None else self._slots_of(handle)
-        return command.payload[list(asked).index(slot)]
-
     def _event_of(
         self, pending: Pending | None, failure: EnvFailure, slots: tuple[int, ...]
     ) -> FailureEvent:
@@ -543,7 +489,7 @@ class Recovery:
             failure.doing,
             failure.reason,
             failure.traceback,
-            plan=self._plan_of(pending, slot) if failure.doing == "reset" else None,
+            plan=self._orders.plan_of(pending, slot) if failure.doing == "reset" else None,
         )
 
     def _quarantine(self, slot: int, incident: Incident, error: EnvfleetError) -> EnvfleetError:
@@ -580,14 +526,3 @@ def _is_move(owed: Sequence[Pending]) -> bool:
 
 def _who_goes(slots: tuple[int, ...]) -> str:
     return f"slot {slots[0]} goes" if len(slots) == 1 else f"slots {slots[0]} to {slots[-1]} go"
-
-
-def env_failed(failure: EnvFailure, slots: Sequence[int] = ()) -> EnvfleetError:
-    """The error for an exception in an environment, with the remote traceback as its cause."""
-    error: EnvfleetError = EnvFailed(failure.slot, failure.doing, failure.reason, slots)
-    if failure.kind == "AttributeError" and failure.doing not in ("step", "reset"):
-        error = NoSuchAttribute(failure.slot, failure.reason)
-    elif failure.kind == SnapshotError.__name__:
-        error = SnapshotError(failure.reason.partition(": ")[2])
-    error.__cause__ = RemoteTraceback(failure.traceback)
-    return error

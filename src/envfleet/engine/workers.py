@@ -25,8 +25,7 @@ from envfleet.engine.backends.base import (
     backend_named,
 )
 from envfleet.engine.backends.encoding import always_travels
-from envfleet.engine.backends.joint import JointFastPath
-from envfleet.engine.backends.serial import SerialBackend
+from envfleet.engine.backends.serial import JointFastPath, SerialBackend
 from envfleet.engine.interrupts import uninterrupted
 from envfleet.engine.memory import Control, ControlPlan, Data, PagePlan, Slab, group_spaces
 from envfleet.engine.messages import Command, EnvFacts, EnvFailure, Op

@@ -19,7 +19,7 @@ from torch.nn.functional import linear
 
 from envfleet.learn.heads import make_head
 from envfleet.learn.inputs import Encoder, Inputs
-from envfleet.learn.sequences import Group, Stretches
+from envfleet.learn.sequences import Stretches, StretchGroup
 
 Activation = Literal["tanh", "relu"]
 Memory = Literal["lstm", "gru"]
@@ -217,7 +217,7 @@ class ActorCritic(nn.Module):
         found = [self._unrolled(*one, states) for one in zip(seen, cut.groups, strict=True)]
         return Features(*(torch.cat(parts) for parts in zip(*found, strict=True)))
 
-    def _unrolled(self, seen: Tensor, group: Group, states: Tensor) -> Features:
+    def _unrolled(self, seen: Tensor, group: StretchGroup, states: Tensor) -> Features:
         is_there = torch.from_numpy(group.is_there).to(states.device)
         padded = seen.new_zeros((*is_there.shape, seen.shape[-1]))
         padded[is_there] = seen

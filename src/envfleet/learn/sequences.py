@@ -23,7 +23,7 @@ Flags = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class StretchGroup:
     """Stretches that are gone through side by side."""
 
     rows: Numbers
@@ -40,7 +40,7 @@ class Group:
 class Stretches:
     """Where the rows of some slots stand when cut at the ends of episodes."""
 
-    groups: tuple[Group, ...]
+    groups: tuple[StretchGroup, ...]
 
     @property
     def order(self) -> Numbers:
@@ -68,7 +68,7 @@ def stretches(ended: Flags, slots: Numbers | None = None) -> Stretches:
         steps = np.arange(lengths[some].max())[:, None]
         is_there = steps < lengths[some]
         rows = np.where(is_there, steps * num_slots + firsts[some], 0)
-        groups.append(Group(rows, is_there, chosen[columns[some]], begins[some] == 0))
+        groups.append(StretchGroup(rows, is_there, chosen[columns[some]], begins[some] == 0))
     return Stretches(tuple(groups))
 
 

@@ -5,21 +5,31 @@ Law: a wrong key or value is one sentence with its full path, before anything is
 
 from __future__ import annotations
 
-import math
 import os
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
-from numbers import Integral, Real
-from typing import Any, Literal, TypeGuard, cast
+from typing import Annotated, Any, Literal, cast
 
-from envfleet.engine.options import StartMethod, one_of
+import numpy as np
+
+from envfleet.engine.options import StartMethod
 from envfleet.errors import ConfigError, EnvfleetError, StartError, did_you_mean, level_of_caller
 from envfleet.llm.config import BLOCKS, plain_config
 from envfleet.llm.parsing import ACTION_SEP, MAX_ACTIONS
 from envfleet.llm.registry import EnvType, env_type, env_types
 from envfleet.llm.turns import EpisodeFailure
+from envfleet.options import (
+    Count,
+    CountOrZero,
+    Must,
+    Seconds,
+    check,
+    from_mapping,
+    option_class,
+    options_of,
+)
 
 ManagerMode = Literal["train", "val"]
 UseMultiprocessing = bool | Literal["auto", "threads", "resets"]
@@ -163,98 +173,97 @@ class Settings:
         return sum(count for _, count in self.groups)
 
 
+@option_class
 @dataclass(frozen=True, slots=True)
 class AgentProxy:
     """How a model's responses become turns."""
 
-    max_turn: int = 5
-    action_sep: str = ACTION_SEP
-    max_actions_per_turn: int = MAX_ACTIONS
+    max_turn: Count = 5
+    action_sep: Annotated[str, Must("text", lambda text: bool(text.strip()))] = ACTION_SEP
+    max_actions_per_turn: Count = MAX_ACTIONS
     enable_think: bool = True
     """Whether a response needs a thought before its answer."""
 
 
 def read_agent_proxy(config: Any) -> AgentProxy:
     """Read the block `agent_proxy`; keys that are not there have defaults."""
-    whole, path = plain_config(config), "agent_proxy."
+    whole = plain_config(config)
     if whole.get("agent_proxy") is None:
         return AgentProxy()
     block = _mapping(whole, "agent_proxy")
     _check_keys(block, _PROXY, "agent_proxy")
-    action_sep = block.get("action_sep", ACTION_SEP)
-    if not isinstance(action_sep, str) or not action_sep.strip():
-        raise ConfigError(f"{path}action_sep must be text, got {action_sep!r}")
-    enable_think = block.get("enable_think", True)
-    if not isinstance(enable_think, bool):
-        raise ConfigError(f"{path}enable_think must be true or false, got {enable_think!r}")
-    return AgentProxy(
-        _count(block, "max_turn", path, AgentProxy().max_turn),
-        action_sep,
-        _count(block, "max_actions_per_turn", path, MAX_ACTIONS),
-        enable_think,
-    )
+    names = [option.name for option in options_of(AgentProxy) if option.name in block]
+    return from_mapping(AgentProxy, {name: _plain(block[name]) for name in names}, "agent_proxy")
+
+
+_KINDS: dict[str, Any] = {
+    "format_penalty": float,
+    "use_multiprocessing": UseMultiprocessing,
+    "max_workers": Count,
+    "sequential_env_types": Sequence[str],
+    "start_method": StartMethod | None,
+    "step_timeout_s": Seconds | None,
+    "max_restarts": CountOrZero,
+}
+"""What the options in the block `es_manager` must be."""
 
 
 def read_settings(config: Any, mode: str) -> Settings:
     """Read the options of a manager in this mode."""
-    if mode not in ("train", "val"):
-        raise ConfigError(f"mode must be train or val, got {mode!r}")
+    check("mode", mode, ManagerMode)
     whole = plain_config(config)
     manager = _mapping(whole, "es_manager")
     _check_names(whole)
-    block = _mapping(manager, mode, "es_manager.")
-    methods = manager.get("start_method")
-    if methods is not None:
-        one_of("es_manager.start_method", methods, StartMethod)
+    path = f"es_manager.{mode}"
+    block = _mapping(manager, mode, "es_manager")
     return Settings(
         mode=cast(ManagerMode, mode),
-        group_size=_count(block, "group_size", f"es_manager.{mode}."),
-        groups=_groups(whole, block, f"es_manager.{mode}."),
+        group_size=_value(block, "group_size", Count, path),
+        groups=_groups(whole, block, path),
         seed=_seed(whole, mode),
-        **{name: read(manager) for name, read in _CHANGEABLE.items()},
-        start_method=methods,
-        step_timeout_s=_timeout(manager),
-        max_restarts=_count(manager, "max_restarts", "es_manager.", 3, least=0),
+        **{name: _option(name, manager.get(name)) for name in _KINDS},
     )
 
 
 def with_option(settings: Settings, name: str, value: Any) -> Settings:
-    """The same settings with another value of one of `_CHANGEABLE`."""
-    return replace(settings, **{name: _CHANGEABLE[name]({name: value})})
+    """The same settings with another value of one option of `es_manager`; None is its default."""
+    return replace(settings, **{name: _option(name, value)})
 
 
-def _use_multiprocessing(manager: Mapping[str, Any]) -> UseMultiprocessing:
-    value = manager.get("use_multiprocessing", "auto")
-    if not isinstance(value, bool) and value not in ("auto", "threads", "resets"):
-        raise ConfigError(
-            "es_manager.use_multiprocessing must be true, false, auto, threads or resets, "
-            f"got {value!r}"
-        )
-    return cast(UseMultiprocessing, value)
+def _option(name: str, value: Any) -> Any:
+    """The value of an option in the block `es_manager`, as it is used; None is its default."""
+    defaults: dict[str, Any] = {
+        "format_penalty": -0.1,
+        "use_multiprocessing": "auto",
+        "max_workers": min(8, os.cpu_count() or 1),
+        "sequential_env_types": (),
+        "max_restarts": 3,
+    }
+    path = f"es_manager.{name}"
+    value = check(path, _plain(defaults.get(name) if value is None else value), _KINDS[name])
+    if name == "format_penalty":
+        return -abs(value)
+    return _type_names(value, path) if name == "sequential_env_types" else value
 
 
 def _groups(
     whole: Mapping[str, Any], block: Mapping[str, Any], path: str
 ) -> tuple[tuple[Tag, int], ...]:
     kinds = _mapping(block, "env_configs", path)
-    path += "env_configs."
-    names, counts = _list(kinds, "tags", path), _list(kinds, "n_groups", path)
+    wanted = _value(block, "env_groups", Count, path)
+    path += ".env_configs"
+    names = _value(kinds, "tags", Sequence[Any], path)
+    counts = [_plain(count) for count in _value(kinds, "n_groups", Sequence[CountOrZero], path)]
     if len(names) != len(counts):
         raise ConfigError(
-            f"{path}n_groups must have one number for each of the {len(names)} tags, got {counts}"
+            f"{path}.n_groups must have one number for each of the {len(names)} tags, got {counts}"
         )
-    for count in counts:
-        if not _is_whole(count) or count < 0:
-            raise ConfigError(f"{path}n_groups must hold whole numbers, got {count!r}")
-    wanted = _count(block, "env_groups", path.removesuffix("env_configs."))
     if sum(counts) != wanted:
         raise ConfigError(
-            f"{path}n_groups must add up to env_groups, but {counts} gives {sum(counts)} and "
+            f"{path}.n_groups must add up to env_groups, but {counts} gives {sum(counts)} and "
             f"env_groups is {wanted}"
         )
-    return tuple(
-        (_tag(whole, str(name)), int(count)) for name, count in zip(names, counts, strict=True)
-    )
+    return tuple((_tag(whole, str(name)), count) for name, count in zip(names, counts, strict=True))
 
 
 def _tag(whole: Mapping[str, Any], name: str) -> Tag:
@@ -262,50 +271,27 @@ def _tag(whole: Mapping[str, Any], name: str) -> Tag:
     if name not in known:
         nearest = did_you_mean(name, known) or f"; there are {', '.join(map(str, known))}"
         raise ConfigError(f"custom_envs has no environment {name!r}{nearest}")
-    entry, path = _mapping(known, name, "custom_envs."), f"custom_envs.{name}."
+    entry, path = _mapping(known, name, "custom_envs"), f"custom_envs.{name}"
     if "env_type" not in entry:
-        raise ConfigError(f"{path}env_type is missing")
+        raise ConfigError(f"{path}.env_type is missing")
     type_name, settings = str(entry["env_type"]), entry.get("env_config")
-    if settings is not None and not isinstance(settings, Mapping):
-        raise ConfigError(f"{path}env_config must be a mapping or null, got {settings!r}")
+    check(f"{path}.env_config", settings, Mapping[str, Any] | None)
     try:
         kind = env_type(type_name)
         kind.config(settings)
     except ConfigError as exc:
-        raise ConfigError(f"{path.rstrip('.')}: {exc}") from exc
+        raise ConfigError(f"{path}: {exc}") from exc
     except (TypeError, ValueError, AttributeError) as exc:  # a value of the wrong type
-        raise ConfigError(f"{path}env_config {settings!r:.100} cannot be used: {exc}") from exc
-    most = _count(entry, "max_actions_per_traj", path)
+        raise ConfigError(f"{path}.env_config {settings!r:.100} cannot be used: {exc}") from exc
+    most = _value(entry, "max_actions_per_traj", Count, path)
     return Tag(name, type_name, kind, None if settings is None else dict(settings), most)
 
 
 def _seed(whole: Mapping[str, Any], mode: str) -> int | None:
-    seeds = whole.get("seed")
-    if seeds is None:
+    seeds = check("seed", whole.get("seed"), Mapping[str, Any] | None)
+    if seeds is None or seeds.get(mode) is None:
         return None
-    if not isinstance(seeds, Mapping):
-        raise ConfigError(f"seed must be a mapping with train and val, got {seeds!r}")
-    if seeds.get(mode) is None:
-        return None
-    return _count(seeds, mode, "seed.", least=0)
-
-
-def _timeout(manager: Mapping[str, Any]) -> float | None:
-    if manager.get("step_timeout_s") is None:
-        return None
-    seconds = _number(manager, "step_timeout_s", "es_manager.", 0.0)
-    if seconds <= 0:
-        raise ConfigError(f"es_manager.step_timeout_s must be above 0 seconds, got {seconds}")
-    return seconds
-
-
-_CHANGEABLE: dict[str, Callable[[Mapping[str, Any]], Any]] = {
-    "format_penalty": lambda es: -abs(_number(es, "format_penalty", "es_manager.", -0.1)),
-    "use_multiprocessing": _use_multiprocessing,
-    "max_workers": lambda es: _count(es, "max_workers", "es_manager.", min(8, os.cpu_count() or 1)),
-    "sequential_env_types": lambda es: _type_names(es, "sequential_env_types", "es_manager."),
-}
-"""Options that can be changed while a manager runs, with the functions that read them."""
+    return cast(int, _value(seeds, mode, CountOrZero, "seed"))
 
 
 # ---- names --------------------------------------------------------------------------------------
@@ -364,49 +350,26 @@ def _check_keys(block: Mapping[str, Any], known: tuple[str, ...], path: str) -> 
 
 
 def _mapping(block: Mapping[str, Any], key: str, path: str = "") -> Mapping[str, Any]:
+    return cast(Mapping[str, Any], _value(block, key, Mapping[str, Any], path))
+
+
+def _value(block: Mapping[str, Any], key: str, kind: Any, path: str) -> Any:
+    """What a block must have under this key, checked."""
+    whole_path = f"{path}.{key}" if path else key
     if key not in block:
-        raise ConfigError(f"the configuration has no {path}{key}")
-    if not isinstance(block[key], Mapping):
-        raise ConfigError(f"{path}{key} must be a mapping, got {block[key]!r:.60}")
-    return cast(Mapping[str, Any], block[key])
+        raise ConfigError(f"the configuration has no {whole_path}")
+    return check(whole_path, _plain(block[key]), kind)
 
 
-def _list(block: Mapping[str, Any], key: str, path: str) -> list[Any]:
-    value = block.get(key)
-    if isinstance(value, str) or not isinstance(value, list | tuple):
-        raise ConfigError(f"{path}{key} must be a list, got {value!r:.60}")
-    return list(value)
+def _plain(value: Any) -> Any:
+    """A number of numpy as one of Python."""
+    return value.item() if isinstance(value, np.generic) else value
 
 
-def _type_names(block: Mapping[str, Any], key: str, path: str) -> frozenset[str]:
-    names, known = _list({key: [], **block}, key, path), env_types()
+def _type_names(names: Sequence[str], path: str) -> frozenset[str]:
+    known = env_types()
     for name in names:
         if name not in known:
             nearest = did_you_mean(str(name), known) or f"; there are {', '.join(known)}"
-            raise ConfigError(f"{path}{key}: there is no environment type {name!r}{nearest}")
+            raise ConfigError(f"{path}: there is no environment type {name!r}{nearest}")
     return frozenset(names)
-
-
-def _count(
-    block: Mapping[str, Any], key: str, path: str, default: int | None = None, *, least: int = 1
-) -> int:
-    value = block.get(key, default)
-    if value is None and key not in block:
-        raise ConfigError(f"the configuration has no {path}{key}")
-    if value is None:
-        value = default
-    if not _is_whole(value) or value < least:
-        raise ConfigError(f"{path}{key} must be a whole number from {least}, got {value!r}")
-    return int(value)
-
-
-def _is_whole(value: Any) -> TypeGuard[Integral]:
-    """Whether it is a whole number, numpy's included."""
-    return isinstance(value, Integral) and not isinstance(value, bool)
-
-
-def _number(block: Mapping[str, Any], key: str, path: str, default: float) -> float:
-    value = block.get(key, default)
-    if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
-        raise ConfigError(f"{path}{key} must be a number, got {value!r}")
-    return float(value)

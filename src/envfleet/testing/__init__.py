@@ -39,7 +39,7 @@ from envfleet.testing.simple_envs import (
     Counter,
     MixedInfo,
     NoisyStream,
-    TaskEnv,
+    TaskCounter,
     VectorCounter,
 )
 from envfleet.testing.streams import (
@@ -78,7 +78,7 @@ __all__ = [
     "StreamEvent",
     "Streams",
     "Subject",
-    "TaskEnv",
+    "TaskCounter",
     "TwoArgumentError",
     "TwoArgumentException",
     "UnpicklableException",

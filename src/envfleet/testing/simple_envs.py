@@ -197,7 +197,7 @@ class MixedInfo(Counter):
         return info
 
 
-class TaskEnv(Counter):
+class TaskCounter(Counter):
     """Says what it was reset with: observation ``[seed, task, episodes, t]``.
 
     `seed` is -1 when the last reset got none; `task` is ``options["task"]``, or stays what it

@@ -10,7 +10,7 @@ import time
 import numpy as np
 import pytest
 
-from envfleet.engine import futex, rows, rows_python
+from envfleet.engine import rows, rows_python
 from envfleet.engine.backends.process import bell as bells
 from envfleet.engine.backends.process.bell import Bell, WordBell
 from tests.gates import PATIENCE_S
@@ -111,7 +111,7 @@ def test_ringing_a_closed_bell_is_an_error_and_is_heard_by_nobody(create):
     assert [other.take() for other in others] == [0] * len(others)
 
 
-@pytest.mark.skipif(not futex.HAS_FUTEX, reason="needs futexes")
+@pytest.mark.skipif(not rows_python.HAS_FUTEX, reason="needs futexes")
 @pytest.mark.parametrize("form", [rows, rows_python])
 class TestWordBell:
     """A bell without a descriptor, on a word that two processes share."""

@@ -195,7 +195,7 @@ class TestProxy:
         ("block", "said"),
         [
             ({"max_turns": 3}, "agent_proxy has no key 'max_turns'; did you mean max_turn"),
-            ({"max_turn": 0}, "agent_proxy.max_turn must be a whole number from 1, got 0"),
+            ({"max_turn": 0}, "agent_proxy.max_turn must be a whole number of at least 1, got 0"),
             ({"max_actions_per_turn": "5"}, "max_actions_per_turn must be a whole number"),
             ({"action_sep": " "}, "agent_proxy.action_sep must be text, got ' '"),
             ({"enable_think": 1}, "agent_proxy.enable_think must be true or false, got 1"),

@@ -281,5 +281,5 @@ class TestWays:
         )
 
     def test_a_wrong_configuration_is_refused(self) -> None:
-        with pytest.raises(ConfigError, match="mode must be train or val, got 'test'"):
+        with pytest.raises(ConfigError, match="mode must be one of 'train', 'val'; got 'test'"):
             verify(games.config(("Climb", 1)), mode="test")

@@ -22,12 +22,12 @@ from envfleet.engine.backends.encoding import encode_env_fns
 from envfleet.engine.backends.process.bell import HAS_EVENTFD
 from envfleet.engine.backends.process.handle import ProcessHandle, StackDumps
 from envfleet.engine.backends.process.main import GUARD_EXIT, PAGE_SHIFT, WorkerSpec
-from envfleet.engine.futex import HAS_FUTEX
 from envfleet.engine.interrupts import uninterrupted
 from envfleet.engine.machine import open_files, usable_cores
 from envfleet.engine.messages import Op
 from envfleet.engine.options import StartMethod
 from envfleet.engine.rows import WorkerPort, collect_steps, post_steps
+from envfleet.engine.rows_python import HAS_FUTEX
 from envfleet.errors import (
     MainNotImportable,
     MissingMainGuard,

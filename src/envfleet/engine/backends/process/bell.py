@@ -14,8 +14,8 @@ from functools import partial
 
 import numpy as np
 
-from envfleet.engine.futex import wake
 from envfleet.engine.rows import wait_for_count
+from envfleet.engine.rows_python import wake
 
 HAS_EVENTFD = hasattr(os, "eventfd")
 

@@ -38,10 +38,10 @@ from envfleet.engine.backends.process.main import (
     main,
     without_watcher,
 )
-from envfleet.engine.futex import HAS_FUTEX
 from envfleet.engine.memory import unnamed_file
 from envfleet.engine.messages import Command, EnvFacts, EnvFailure, Op, Reply, WorkerStatus
 from envfleet.engine.rows import WorkerPort
+from envfleet.engine.rows_python import HAS_FUTEX
 from envfleet.errors import StillInFlight
 
 POSTED, DONE, TAKEN = range(3)
