@@ -133,6 +133,9 @@ FIGURES: tuple[Figure, ...] = (
     ),
 )
 
+_OF_GAMES = ("win_rate_", "draw_rate_", "games_")
+"""Begin the names of figures of an evaluation that plays games."""
+
 _BY_NAME = {one.name: one for one in FIGURES}
 
 
@@ -143,7 +146,8 @@ def figure(name: str) -> Figure:
         curve = f"time/seconds_{part.replace(' ', '_')}"
         return Figure(name, curve, part, f"seconds of it that were {part}")
     title = name.replace("_", " ")
-    return _BY_NAME.get(name) or Figure(name, f"train/{name}", title, title)
+    where = "eval" if name.startswith(_OF_GAMES) else "train"
+    return _BY_NAME.get(name) or Figure(name, f"{where}/{name}", title, title)
 
 
 def curves(figures: Figures) -> dict[str, float]:
