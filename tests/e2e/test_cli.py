@@ -6,6 +6,7 @@ import os
 import pty
 import re
 import select
+import shlex
 import signal
 import subprocess
 import sys
@@ -483,6 +484,13 @@ def test_every_example_of_the_page_runs(my_env, command, expected, code):
 
     if command.startswith("envfleet eval"):
         done = envfleet("train", "--config", "run.yaml", "--backend", "serial", cwd=my_env)
+        assert done.returncode == 0, done.stderr
+
+    if command.startswith("envfleet match"):
+        made = next(
+            one for one, *_ in commands_of_the_page() if "--checkpoint-dir runs/agents" in one
+        )
+        done = envfleet(*shlex.split(made)[1:], cwd=my_env)
         assert done.returncode == 0, done.stderr
 
     # also in the second of two commands on one line

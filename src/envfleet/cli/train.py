@@ -25,6 +25,7 @@ from envfleet.cli.train_args import TrainArgs, add_train_flags, read_resume_args
 from envfleet.errors import ConfigError, EnvConstructionFailed, SlotQuarantined
 from envfleet.learn.ppo import PPOOptions
 from envfleet.learn.train import train
+from envfleet.learn.train_options import TrainOptions
 from envfleet.runs.callbacks import RunCallback, RunOutcome
 from envfleet.runs.record import INCIDENTS, INCIDENTS_FILE
 
@@ -34,7 +35,7 @@ examples:
   envfleet train --env Pendulum-v1 --total-steps 2e5 --checkpoint-dir runs/p
   envfleet train --env my_envs.py:Maze --env-kwargs '{"size": 9}'
   envfleet train --env pettingzoo.classic.connect_four_v3:env
-  envfleet train --env mpe2.simple_adversary_v3:parallel_env --policies per-group
+  envfleet train --env mpe2.simple_tag_v3:parallel_env --policies per-group
   envfleet train --config run.yaml --seed 7
   envfleet train --resume runs/p
   envfleet train --resume runs/p --total-steps 4e5 --backend serial
@@ -86,8 +87,7 @@ def run(args: argparse.Namespace, context: Context) -> Report:
         asked, run_dir = read_resume_args(args), args.resume
     else:
         asked = read_train_args(args)
-        name = f"{label(asked.options.env)}-seed{asked.options.seed}"
-        run_dir = asked.start.checkpoint_dir or free_folder(Path("runs"), name)
+        run_dir = asked.start.checkpoint_dir or _free_folder(asked.options)
     # standard output is a script's with --json: what a person reads goes to standard error
     stream = sys.stderr if args.json else sys.stdout
     display: LiveView | LineView
@@ -159,6 +159,10 @@ class TooManyFailures(SlotQuarantined):
             f"and `envfleet doctor replay {shlex.quote(str(first))}` shows the first of them in "
             "one process. If such failures are to be lived with, raise --max-restarts"
         )
+
+
+def _free_folder(options: TrainOptions) -> Path:
+    return free_folder(Path("runs"), f"{label(options.env)}-seed{options.seed}")
 
 
 def _recipe_text(ppo: PPOOptions) -> str:

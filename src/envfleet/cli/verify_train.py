@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 
 from envfleet.adapters.names import label
-from envfleet.cli.command import Context
+from envfleet.cli.command import Context, UsageError
 from envfleet.cli.report import Block, Heading, Report, Table, Text
 from envfleet.cli.train_args import TrainArgs, add_train_flags, read_train_args
 from envfleet.learn.environments import opened
@@ -103,6 +103,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, context: Context) -> Report:
     """Train twice and compare."""
     asked = read_train_args(args)
+    if asked.agents is not None:
+        raise UsageError(
+            f"verify train is for environments with one agent, and {asked.options.env} has several"
+        )
     reference, other = runs_of(asked)
     iterations = other.iterations(asked.ppo)
     with (

@@ -25,24 +25,16 @@ def agent_page(run: RunRecord) -> JobPage:
         _share(last["win_rate_random"]),
         f"of {last['games_random']} games at {last['env_steps']:,} steps",
     )
-    return JobPage(page.title, (won, *page.tiles), (_games(run, games), *page.sections))
+    return JobPage(page.title, (won, *page.tiles), (_games(games), *page.sections))
 
 
-def _games(run: RunRecord, games: list[Figures]) -> Markup:
+def _games(games: list[Figures]) -> Markup:
     seats = [name for name in games[-1] if name.startswith(_SEAT)]
     shown = ["win_rate_random", "draw_rate_random", *seats, "win_rate_earlier"]
     drawn = [
         line_chart(_title(name), [thin(_title(name), found)], x_ticks=4)
         for name in shown
         if (found := points(games, name))
-    ]
-    drawn += [
-        line_chart(title, [thin(title, found)], note=note, x_ticks=4)
-        for name, title, note in (
-            ("first_agent_wins", "first agent wins", "of the games of self-play"),
-            ("draws", "draws", "of the games of self-play"),
-        )
-        if (found := points(run.iterations, name))
     ]
     head = ("steps", "games", *(_title(name) for name in shown), "earlier policy")
     rows = [

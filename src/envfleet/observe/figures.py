@@ -133,6 +133,9 @@ FIGURES: tuple[Figure, ...] = (
     ),
 )
 
+_OF_GAMES = ("win_rate_", "draw_rate_", "games_")
+"""Begin the names of figures of an evaluation that plays games."""
+
 _BY_NAME = {one.name: one for one in FIGURES}
 
 
@@ -145,7 +148,8 @@ def figure(name: str) -> Figure:
     title = name.replace("_", " ")
     if "/" in name:
         return Figure(name, name, title, title)  # a learner that has names of its own for curves
-    return _BY_NAME.get(name) or Figure(name, f"train/{name}", title, title)
+    where = "eval" if name.startswith(_OF_GAMES) else "train"
+    return _BY_NAME.get(name) or Figure(name, f"{where}/{name}", title, title)
 
 
 def curves(figures: Figures) -> dict[str, float]:

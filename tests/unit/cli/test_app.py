@@ -276,6 +276,8 @@ YES_OR_NO = {
 }
 TRAINING = YES_OR_NO | {
     "--env",
+    "--policies",
+    "--opening",
     "--config",
     "--checkpoint-dir",
     "--env-kwargs",
@@ -318,6 +320,7 @@ PLAYING = {"--config-name", "--mode", "--seed"}
 OPTIONS = {
     "train": TRAINING | {"--resume", "--live-verdict", "--trust"},
     "eval": {"--episodes", "--n-envs", "--seed", "--video"},
+    "match": {"--games", "--opening", "--seed", "--backend", "--out", "--no-film"},
     "bench": MEASURING
     | {"--speedup", "--num-workers", "--autoreset", "--contenders", "--baseline"},
     "tune": MEASURING | {"--max-workers"},

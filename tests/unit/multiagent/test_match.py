@@ -218,6 +218,11 @@ def test_from_a_name_to_a_run_that_goes_on_and_a_match(tmp_path, monkeypatch, ca
     assert json.loads(capsys.readouterr().out)["ok"]
 
 
+def test_verify_train_says_that_it_is_for_one_agent(capsys):
+    assert app.run(["verify", "train", "--env", STICKS]) == 2
+    assert "small_game:Sticks has several" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
