@@ -26,7 +26,10 @@ def own_class_of_errors() -> Iterator[None]:
 
 
 def _failed(name: str, *args: Any) -> EnvFailed:
-    return _class_of(name)(*args)
+    try:
+        return _class_of(name)(*args)
+    except TypeError:  # a few cannot be built with arguments of ours
+        return EnvFailed(*args)
 
 
 @functools.cache
@@ -34,14 +37,11 @@ def _class_of(name: str) -> type[EnvFailed]:
     kind = getattr(builtins, name, None)
     if not isinstance(kind, type) or not issubclass(kind, Exception):
         return EnvFailed  # a class of the environment's own, which may not exist here
-    try:
-        return type(
-            EnvFailed.__name__,
-            (EnvFailed, kind),
-            {"__reduce__": lambda self: (_failed, (name, *self.args))},
-        )
-    except TypeError:  # some are laid out in memory in a way of their own
-        return EnvFailed
+    return type(
+        EnvFailed.__name__,
+        (EnvFailed, kind),
+        {"__reduce__": lambda self: (_failed, (name, *self.args))},
+    )
 
 
 def or_nan(values: Array, there: Bools) -> Array:
