@@ -35,6 +35,7 @@ def test_an_error_is_of_the_environment_s_own_class_too(where):
         assert isinstance(caught.value.__cause__, errors.RemoteTraceback)
         again = pickle.loads(pickle.dumps(caught.value))
         assert isinstance(again, ValueError)
+        assert isinstance(again, errors.EnvFailed)
         assert (again.slot, str(again)) == (1, str(caught.value))
         vec.reset()
 
