@@ -28,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         name="multiagent",
         about="Several agents and Stable-Baselines3 on the fleet, in interleaved rounds.",
         full=Pace(rounds=30, seconds=0.25),
-        quick=Pace(rounds=2, seconds=0.15),
+        quick=Pace(rounds=2, seconds=0.15, part=0.01),
         rates="multiagent_rates",
     )
     return run_suite(suite, arguments)

@@ -1,10 +1,9 @@
-"""AgileRL's AsyncPettingZooVecEnv, run by the interpreter of AgileRL's own virtual environment.
+"""AgileRL's AsyncPettingZooVecEnv, run by the interpreter of a virtual environment of its own.
 
-    python -m venv agilerl && agilerl/bin/pip install agilerl==2.58.0 mpe2==1.1.1
-    ENVFLEET_AGILERL_PYTHON=agilerl/bin/python python benchmarks/multiagent.py
-
-AgileRL needs an older PettingZoo than envfleet. This file is both the contender, and the script
-that the other interpreter runs: it answers each line with seconds by a line "steps seconds".
+AgileRL needs an older PettingZoo than envfleet. So the first use makes a virtual environment with
+what `agilerl.vector` imports, about 1 GB in `~/.cache/envfleet`; ENVFLEET_AGILERL_PYTHON names the
+interpreter of another one. This file is both the contender, and the script that the other
+interpreter runs: it answers each line with seconds by a line "steps seconds".
 """
 
 from __future__ import annotations
@@ -18,6 +17,38 @@ from typing import Any
 
 VARIABLE = "ENVFLEET_AGILERL_PYTHON"
 ROOT = Path(__file__).resolve().parents[1]
+VERSION = "2.58.0"
+PACKAGES = (
+    "torch==2.13.0",
+    "tensordict==0.13.0",
+    "pettingzoo==1.26.1",
+    "mpe2==1.1.1",
+    "accelerate==1.15.0",
+    "dill==0.4.1",
+    "lazy-loader==0.6",
+    "cloudpickle==3.1.2",
+    "pytest==9.2.0",
+    "pytest-timeout==2.4.0",
+)
+"""What `agilerl.vector` and its tests import; all that AgileRL asks for would be 200 packages."""
+
+
+def interpreter() -> str:
+    """The Python of AgileRL's virtual environment, which is made if there is none."""
+    if (given := os.environ.get(VARIABLE)) is not None:
+        return given
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    folder = cache / "envfleet" / f"agilerl-{VERSION}"
+    python = folder / "bin" / "python"
+    is_done = folder / "is_complete"  # a download may have been interrupted
+    if not is_done.exists():
+        print(f"making {folder} for AgileRL", file=sys.stderr, flush=True)
+        subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True)
+        install = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        subprocess.run([*install, *PACKAGES], check=True)
+        subprocess.run([*install, "--no-deps", f"agilerl=={VERSION}"], check=True)
+        is_done.touch()
+    return str(python)
 
 
 class AgileRL:
@@ -32,10 +63,7 @@ class AgileRL:
 
     def open(self) -> None:
         """Start it and reset its environments."""
-        python = os.environ.get(VARIABLE)
-        if python is None:
-            raise RuntimeError(f"AgileRL has an interpreter of its own: set {VARIABLE} to it")
-        command = [python, __file__, self._env, str(self._num_envs)]
+        command = [interpreter(), __file__, self._env, str(self._num_envs)]
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )

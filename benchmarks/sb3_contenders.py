@@ -84,15 +84,18 @@ class Learning:
         self._stepped.close()
 
 
+GRID_WORLD: dict[str, Any] = {
+    "size": 7,
+    "agents": [{"name": "alpha", "fov_size": 5}],
+    "target_config": {"movement_speed": 1, "box_cells": 3},
+    "enable_obstacles": True,
+    "num_obstacles": 3,
+}
+"""The settings of `examples/custom_env_main.py`."""
+
+
 def grid_world() -> gymnasium.Env[Any, Any]:
     """The grid world as one environment, one step of all its agents at a time."""
     from envfleet.multiagent import FlattenMultiAgentWrapper, GridWorldEnvMultiAgent
 
-    world = GridWorldEnvMultiAgent(
-        size=7,
-        agents=[{"name": "alpha", "fov_size": 5}],
-        target_config={"movement_speed": 1, "box_cells": 3},
-        enable_obstacles=True,
-        num_obstacles=3,
-    )
-    return FlattenMultiAgentWrapper(world)
+    return FlattenMultiAgentWrapper(GridWorldEnvMultiAgent(**GRID_WORLD))

@@ -14,6 +14,7 @@ import pytest
 
 from benchmarks import (
     machine,
+    multiagent_rows,
     peer_sokoban,
     ppo,
     ppo_rows,
@@ -422,7 +423,9 @@ class TestCommand:
 
         assert reason in capsys.readouterr().err
 
-    @pytest.mark.parametrize("rows", [vector_rows.ROWS, ppo_rows.ROWS, state_manager_rows.ROWS])
+    @pytest.mark.parametrize(
+        "rows", [vector_rows.ROWS, ppo_rows.ROWS, state_manager_rows.ROWS, multiagent_rows.ROWS]
+    )
     def test_every_row_says_what_it_is_about(self, rows):
         assert all(row.__doc__ for row in rows.values())
 

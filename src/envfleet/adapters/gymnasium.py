@@ -129,7 +129,7 @@ class FleetVectorEnv(VectorEnv[Any, Any, Any]):
             values = [values] * count
         if len(values) != count:
             raise ConfigError(
-                f"set_attr needs one value, or a list of {count}; got a list of {len(values)}"
+                f"set_attr needs one value, or a list of {count} values; got {len(values)} values"
             )
         self.fleet.set_attr(name, values, slots)
 

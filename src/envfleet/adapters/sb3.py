@@ -80,6 +80,7 @@ class FleetVecEnv(VecEnv):
                     "would step one environment; build it inside the function: "
                     "[lambda: gymnasium.make(...)] * n, not [lambda: env] * n"
                 )
+            self._check_videos()
             super().__init__(
                 len(fns), self._vector.single_observation_space, self._vector.single_action_space
             )
@@ -87,6 +88,16 @@ class FleetVecEnv(VecEnv):
             self._vector.close()
             raise
         self.metadata = dict(self.fleet.facts[0].metadata)
+
+    def _check_videos(self) -> None:
+        recorders: dict[str, int] = {}
+        for slot, files in enumerate(self.fleet.apply(sb3_slot.video_files)):
+            if files is not None and (first := recorders.setdefault(files, slot)) != slot:
+                raise ConfigError(
+                    f"slots {first} and {slot} both record videos as {files}, so one would "
+                    "overwrite the other's: wrap the environment of one slot in RecordVideo, or "
+                    "give each slot a video_folder of its own"
+                )
 
     # ---- steps and resets -----------------------------------------------------------------------
 

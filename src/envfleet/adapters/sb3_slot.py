@@ -77,6 +77,15 @@ def instance_of(env: Any) -> tuple[int, int]:
     return os.getpid(), id(env.unwrapped)
 
 
+def video_files(env: Any) -> str | None:
+    """Where Gymnasium's `RecordVideo` writes, if the environment is wrapped in it."""
+    while isinstance(env, gymnasium.Wrapper):
+        if isinstance(env, gymnasium.wrappers.RecordVideo):
+            return os.path.join(env.video_folder, f"{env.name_prefix}-*")
+        env = env.env
+    return None
+
+
 def masks_of(env: Any) -> Any:
     """The action masks now; from the next step on they come with the infos."""
     if isinstance(env, SlotEnv):

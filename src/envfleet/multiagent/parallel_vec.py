@@ -7,16 +7,22 @@ infos of an episode are kept, masks say who is alive, and agents come in groups.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
-from gymnasium import spaces
 
 from envfleet.engine import Batch
-from envfleet.errors import ActionError, ConfigError, ResetNeeded
+from envfleet.errors import ActionError, ConfigError, NothingSent, ResetNeeded
 from envfleet.multiagent.agent_fleet import AgentBatch, AgentFleet, Array, Bools, Floats, Layout
 from envfleet.multiagent.agent_records import AgentLayout
+from envfleet.multiagent.agilerl_form import (
+    obs_with_nan,
+    or_nan,
+    own_class_of_errors,
+    without_nan,
+)
 from envfleet.multiagent.bare import MASK_KEY
 from envfleet.multiagent.seats import SeatLayout
 from envfleet.multiagent.slot_envs import ParallelSlot
@@ -161,6 +167,7 @@ class AsyncPettingZooVecEnv(AgentFleet):
         count = len(self.layout.agents)
         self._alive: Bools = np.zeros((self.num_envs, count), np.bool_)
         self._last_batch: ParallelBatch | None = None
+        self._called: tuple[Any, ...] | None = None
 
     # ---- AgileRL's names ------------------------------------------------------------------------
 
@@ -181,12 +188,15 @@ class AsyncPettingZooVecEnv(AgentFleet):
 
     def reset_wait(self, timeout: float | None = None) -> tuple[dict[Any, Any], dict[Any, Any]]:
         """Wait for what `reset_async` started."""
-        batch = self._recv_all(timeout)
+        with self._errors():
+            batch = self._recv_all(timeout)
         return self._shown(batch)[0], self._infos(batch)
 
     def step(self, actions: Actions) -> Step:
         """Step all slots; returns observations, rewards, terminated, truncated and infos."""
-        return self._answer(self._read(self.envs.fleet.step(self._actions(actions, None))))
+        given = self._actions(actions, None)
+        with self._errors():
+            return self._answer(self._read(self.envs.fleet.step(given)))
 
     def step_async(self, actions: Actions) -> None:
         """Start a step of all slots."""
@@ -194,7 +204,19 @@ class AsyncPettingZooVecEnv(AgentFleet):
 
     def step_wait(self, timeout: float | None = None) -> Step:
         """Wait for what `step_async` started."""
-        return self._answer(self._recv_all(timeout))
+        with self._errors():
+            return self._answer(self._recv_all(timeout))
+
+    def call_async(self, name: str, *args: Any, **kwargs: Any) -> None:
+        """Call `name` on all environments; `call_wait` gives the answers."""
+        self._called = self.call(name, *args, **kwargs)
+
+    def call_wait(self, timeout: float | None = None) -> tuple[Any, ...]:
+        """What `call_async` found."""
+        if self._called is None:
+            raise NothingSent("call_wait needs a call_async before it")
+        found, self._called = self._called, None
+        return found
 
     @property
     def last_batch(self) -> ParallelBatch:
@@ -227,6 +249,9 @@ class AsyncPettingZooVecEnv(AgentFleet):
         return self._read(self.envs.recv(min_slots, timeout_s, slots))
 
     # ---- parts ----------------------------------------------------------------------------------
+
+    def _errors(self) -> AbstractContextManager[None]:
+        return nullcontext() if self._compat is None else own_class_of_errors()
 
     def _recv_all(self, timeout: float | None) -> ParallelBatch:
         batch = self._read(self.envs.recv(None, timeout))
@@ -269,11 +294,11 @@ class AsyncPettingZooVecEnv(AgentFleet):
         is_reset = not batch.valid.any()
         there = batch.present
         seen = {
-            name: _agilerl_obs(tree, batch.alive[name] | (there[name] & ~batch.ended))
+            name: obs_with_nan(tree, batch.alive[name] | (there[name] & ~batch.ended))
             for name, tree in plain[0].items()
         }
         flags = [
-            {name: _or_nan(values, there[name] | is_reset) for name, values in one.items()}
+            {name: or_nan(values, there[name] | is_reset) for name, values in one.items()}
             for one in plain[1:]
         ]
         return seen, *flags
@@ -297,7 +322,7 @@ class AsyncPettingZooVecEnv(AgentFleet):
                 given = actions[name]
                 if self._compat is not None:
                     living = alive[:, group.numbers if self._by_group else group.numbers[place]]
-                    given = _without_nan(given, group.action_space, living, name)
+                    given = without_nan(given, group.action_space, living, name)
                 if self._by_group:
                     layout.put_group_action(records, number, given)
                 else:
@@ -367,38 +392,3 @@ def _batch_of_one(action: Any) -> Any:
     if isinstance(action, tuple):
         return tuple(_batch_of_one(part) for part in action)
     return np.asarray(action)[np.newaxis]
-
-
-def _or_nan(values: Array, there: Bools) -> Array:
-    return values if there.all() else np.where(there, values, np.nan)
-
-
-def _agilerl_obs(tree: Any, there: Bools) -> Any:
-    """NaN for those that are not there, where NaN exists; numbers have an axis of their own."""
-    if isinstance(tree, dict):
-        return {key: _agilerl_obs(part, there) for key, part in tree.items()}
-    if isinstance(tree, tuple):
-        return tuple(_agilerl_obs(part, there) for part in tree)
-    values = tree[:, np.newaxis] if tree.ndim == there.ndim else tree
-    if values.dtype.kind != "f" or there.all():
-        return values
-    values = values.copy()
-    values[~there] = np.nan
-    return values
-
-
-def _without_nan(given: Any, space: Any, alive: Bools, name: Any) -> Any:
-    """Actions as AgileRL gives them: NaN for agents that are not there."""
-    if isinstance(given, Mapping | tuple):
-        return given
-    values = np.asarray(given)
-    if isinstance(space, spaces.Discrete) and values.shape == (*alive.shape, 1):
-        values = values[..., 0]
-    if values.dtype.kind == "f":
-        is_nan = np.isnan(values).reshape(*alive.shape, -1).any(axis=-1)
-        if (is_nan & alive).any():
-            raise ActionError(f"{name!r} is alive in some slots where its action is NaN")
-        values = np.nan_to_num(values) if is_nan.any() else values
-        if space.dtype.kind in "iu" and np.array_equal(values, np.trunc(values)):
-            values = values.astype(space.dtype)
-    return values

@@ -17,7 +17,8 @@ from gymnasium import spaces
 
 from envfleet.errors import ConfigError
 from envfleet.layout import RecordSpace
-from envfleet.multiagent.agent_records import FlagWriter, flag_fields
+from envfleet.multiagent.agent_records import flag_fields
+from envfleet.multiagent.record_writers import FlagWriter
 from envfleet.multiagent.turns import Outcome
 
 
@@ -119,6 +120,9 @@ class SeatWriter:
         self._flags.put(rewards, terminated, truncated, alive, present, number)
         seen = {self.number_of[name]: (name, value) for name, value in outcome.seen.items()}
         return {"record": self._record, "seen": seen}
+
+    def write_all(self, live: list[Any], seen: Any, rewards: Any, infos: Any) -> None:
+        """None: agents may have come, who need seats."""
 
     def write_turn(
         self, live: list[Any], turn: Any, seen: Any, reward: float, info: Any

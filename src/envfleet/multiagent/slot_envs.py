@@ -15,9 +15,10 @@ import gymnasium
 from pettingzoo import AECEnv, ParallelEnv
 
 from envfleet.errors import ConfigError, OutOfOrder
-from envfleet.multiagent.agent_records import AgentLayout, RecordWriter
+from envfleet.multiagent.agent_records import AgentLayout
 from envfleet.multiagent.bare import MASK_KEY
 from envfleet.multiagent.groups import Groups, make_groups
+from envfleet.multiagent.record_writers import RecordWriter
 from envfleet.multiagent.seats import SeatLayout, SeatWriter
 from envfleet.multiagent.turns import Info, Outcome, Turns, is_any_cut
 
@@ -141,6 +142,8 @@ class ParallelSlot(_AgentSlot):
         live = list(self.env.agents)
         if any(terminated.values()) or any(truncated.values()):
             live = [name for name in live if not (terminated.get(name) or truncated.get(name))]
+        elif live and (record := self._writer.write_all(live, seen, rewards, infos)) is not None:
+            return record, float(sum(rewards.values())), False, False, self._info(infos)
         self._live = live
         outcome = Outcome(
             live=live,

@@ -26,7 +26,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from multiprocessing import forkserver, reduction, spawn
 from typing import Any, Literal
@@ -145,7 +145,8 @@ def begin(script: Script, spec: WorkerSpec, descriptors: Descriptors) -> None:
     process._config["daemon"] = False  # what the script starts is refused for a better reason
     process._inheriting = True
     try:
-        spawn.prepare(script)
+        with _no_wandb_runs():
+            spawn.prepare(script)
     except BaseException as exc:
         with contextlib.suppress(Exception):
             sys.stdout.flush()
@@ -155,6 +156,21 @@ def begin(script: Script, spec: WorkerSpec, descriptors: Descriptors) -> None:
         os._exit(GUARD_EXIT)
     del process._inheriting
     main(spec, descriptors)
+
+
+@contextlib.contextmanager
+def _no_wandb_runs() -> Iterator[None]:
+    """A script without a main guard would start a Weights & Biases run in every worker."""
+    name, off = "WANDB_MODE", "disabled"
+    before = os.environ.get(name)
+    os.environ[name] = off
+    try:
+        yield
+    finally:
+        if before is not None:
+            os.environ[name] = before
+        elif os.environ.get(name) == off:
+            del os.environ[name]
 
 
 def main(spec: WorkerSpec, descriptors: Descriptors) -> None:
