@@ -46,14 +46,17 @@ class InProcess:
     def open(self) -> None:
         self._llm = SharedLLMInferenceManager(self.engine())
         self._numbers = itertools.count()
+        self.cpu_s: list[float] = []
+        """Of this process, for each request, in each slice."""
 
     def run(self, seconds: float) -> Slice:
-        begun_s, count = time.perf_counter(), 0
+        begun_s, cpu_s, count = time.perf_counter(), time.process_time(), 0
         while (took_s := time.perf_counter() - begun_s) < seconds:
             futures = [self._llm.submit(request(next(self._numbers))) for _ in range(WINDOW)]
             for future in futures:
                 future.result()
             count += WINDOW
+        self.cpu_s.append((time.process_time() - cpu_s) / count)
         return Slice(count, took_s)
 
     def close(self) -> None:

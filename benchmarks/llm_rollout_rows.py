@@ -15,7 +15,8 @@ from envfleet.observe.progress import Progress
 
 def broker(pace: Pace, progress: Progress, title: str) -> Outcome:
     """What the broker itself costs: a script answers at once, prompts have 2 KB."""
-    contenders = [InProcess(), OverHttp(), PerRequest("loky")]
+    here, http = InProcess(), OverHttp()
+    contenders = [here, http, PerRequest("loky")]
     bounds = {"in-process": 5_000.0, "http": 1_000.0, "loky": 2_500.0}
     name = "broker, an engine that answers at once, prompts of 2 KB"
     rounds = Rounds(name, contenders, pace, progress, title)
@@ -27,7 +28,12 @@ def broker(pace: Pace, progress: Progress, title: str) -> Outcome:
             continue
         rates = tuple(part.rate for part in rounds.slices[one.key])
         lines.append(Line(work, "", target, (statistics.median(rates),), (rates,)))
-    return Outcome(lines, rounds.entries())
+    notes = [
+        f"{one.label}: {1e6 * statistics.median(one.cpu_s):.0f} us of this process for a request"
+        for one in (here, http)
+        if one.key not in rounds.failures
+    ]
+    return Outcome(lines, rounds.entries(), notes)
 
 
 def batching(pace: Pace, progress: Progress, title: str) -> Outcome:
