@@ -108,7 +108,9 @@ def test_a_model_of_pytorch_answers_by_seed_with_exact_ids_and_log_probs(tiny):
     )
     assert torch.equal(before, torch.random.get_rng_state())
     assert first.token_ids == again.token_ids != other.token_ids
-    assert tokenizer.decode(list(first.prompt_ids)) == "[system]Play.[user]What now?[assistant]<think>"
+    assert (
+        tokenizer.decode(list(first.prompt_ids)) == "[system]Play.[user]What now?[assistant]<think>"
+    )
     whole = torch.tensor([[*first.prompt_ids, *first.token_ids]])
     with torch.inference_mode():
         logits = model(whole).logits[0].log_softmax(-1)
@@ -130,7 +132,9 @@ def test_at_temperature_zero_it_equals_generate_of_transformers(tiny):
 def test_top_p_leaves_out_what_is_improbable(tiny):
     model, tokenizer = tiny
     requests = [ask(seed=s, top_p=1e-6, max_tokens=6) for s in range(3)]
-    found = answered(TransformersEngine(model, tokenizer), *requests, ask(temperature=0, max_tokens=6))
+    found = answered(
+        TransformersEngine(model, tokenizer), *requests, ask(temperature=0, max_tokens=6)
+    )
     assert len({one.token_ids for one in found}) == 1
 
 
@@ -222,7 +226,7 @@ def test_any_object_of_the_protocol_is_an_engine():
 
         async def generate(self, request):
             await asyncio.sleep(0)
-            return (await ScriptedEngine(lambda r, d: r.messages[-1].content).generate(request))
+            return await ScriptedEngine(lambda r, d: r.messages[-1].content).generate(request)
 
         async def close(self):
             pass
