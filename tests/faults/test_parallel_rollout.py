@@ -13,12 +13,15 @@ from typing import Any
 
 import pytest
 
-from envfleet.llm import parallel_rollout
+from envfleet.llm.inference.manager import SharedLLMInferenceManager
 from envfleet.llm.inference.types import GenerateRequest, Generation
 from envfleet.llm.joblib_workers import JoblibRound, WorkersLost
 from envfleet.llm.journal import read_journal
+from envfleet.llm.parallel_rollout import ParallelRolloutManager
 from envfleet.llm.same_trajectories import first_difference
+from envfleet.llm.seats import EnvSeats
 from tests.gates import PATIENCE_S
+from tests.misbehaving_server import FAULTS, MisbehavingServer
 from tests.unit.llm.rollouts import config_with, play
 from tests.unit.llm.test_parallel_rollout import Counting
 
@@ -77,13 +80,12 @@ def test_a_killed_worker_of_joblib_costs_nothing(
 
 def test_a_killed_worker_of_the_fleet_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     seats: list[Any] = []
-    make = parallel_rollout.EnvSeats
 
     def keep(*args: Any) -> Any:
-        seats.append(make(*args))
+        seats.append(EnvSeats(*args))
         return seats[-1]
 
-    monkeypatch.setattr(parallel_rollout, "EnvSeats", keep)
+    monkeypatch.setattr("envfleet.llm.parallel_rollout.EnvSeats", keep)
     wanted = play(config_with(tags=TAGS, group_size=4))
     engine = Killer({4, 15}, lambda: seats[-1].worker_pids())
     got = play(config_with(tags=TAGS, group_size=4, backend="fleet"), engine)
@@ -183,3 +185,55 @@ def _children_of(session: int) -> list[int]:
     """Processes of a session that is over, which have to end by themselves."""
     found = subprocess.run(["ps", "-o", "pid=", "-s", str(session)], capture_output=True, text=True)
     return [int(pid) for pid in found.stdout.split()]
+
+
+# ---- a server that misbehaves -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backend", [None, "threading"])
+def test_a_server_that_misbehaves_changes_nothing(backend: str | None, tmp_path: Path) -> None:
+    with MisbehavingServer() as server:
+        config = config_with(
+            f"llm.base_url={server.base_url}",
+            "llm.engine=openai",
+            "+llm.retry_delay_s=0.01",
+            "llm.max_retries=20",
+            tags=TAGS,
+            backend=backend,
+        )
+        with (
+            SharedLLMInferenceManager.from_config(config) as llm,
+            ParallelRolloutManager(config, llm) as manager,
+        ):
+            wanted = manager.rollout(seed=7)
+            server.misbehave(*FAULTS)
+            got = manager.rollout(seed=7, folder=tmp_path)
+            assert sum(llm.stats.retries.values()) == len(FAULTS)
+            assert got.failures == {}
+            assert first_difference(wanted.trajectories, got.trajectories) is None
+
+
+def test_a_server_that_stays_broken_is_a_reason_and_a_later_one_goes_on(tmp_path: Path) -> None:
+    with MisbehavingServer() as server:
+        changes = [
+            f"llm.base_url={server.base_url}",
+            "llm.engine=openai",
+            "+llm.retry_delay_s=0.001",
+            "llm.max_retries=1",
+            "agent_proxy.on_failure=mask",
+            "llm.grammar=false",
+        ]
+        config = config_with(*changes, tags=TAGS)
+        server.always_misbehave("status 500")
+        with (
+            SharedLLMInferenceManager.from_config(config) as llm,
+            ParallelRolloutManager(config, llm) as manager,
+        ):
+            broken = manager.rollout(seed=7)
+            assert broken.failures == {"engine": 4}
+            assert broken.num_masked == 4
+            failure = broken.trajectories[0].failure
+            assert failure is not None
+            assert "500" in failure.error
+            server.always_misbehave(None)
+            assert manager.rollout(seed=7).failures == {}

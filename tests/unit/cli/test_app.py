@@ -322,7 +322,7 @@ OPTIONS = {
     | {"--speedup", "--num-workers", "--autoreset", "--contenders", "--baseline"},
     "tune": MEASURING | {"--max-workers"},
     "doctor": set(),
-    "rollout": PLAYING | {"--policy", "--out"},
+    "rollout": PLAYING | {"--policy", "--out", "--resume"},
     "verify train": TRAINING,
     "verify llm": PLAYING | {"--workers", "--start-methods"},
     "verify": {
