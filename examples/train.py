@@ -22,7 +22,7 @@ def advantages(trajectories):
     for one in trajectories:
         if not one.is_masked:
             groups[one.group_id].append((one.env_id, one.total_reward))
-    found = {}
+    found: dict[int, float] = {}
     for members in groups.values():
         rewards = [reward for _, reward in members]
         centre, spread = mean(rewards), pstdev(rewards) or 1.0
