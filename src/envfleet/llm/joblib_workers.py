@@ -13,10 +13,13 @@ not (multiprocessing).
 
 from __future__ import annotations
 
+import functools
 import logging
+import math
 import os
 import queue
 import select
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -43,6 +46,9 @@ GOODBYE_S = 5.0
 """How long workers may take to end when all trajectories are over."""
 HEAR_S = 0.02
 _ADAPT_EVERY_S = 1.0
+_ALIVE_EVERY_S = 0.5
+SILENCE_S = 600.0
+"""How long a worker may be silent, where es_manager.step_timeout_s says nothing."""
 _MOST_SAID = 500
 """Characters of an error of joblib that are kept."""
 _IN_FLIGHT_S = 0.05
@@ -56,10 +62,10 @@ class WorkersLost(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """What a worker says: that it is there, something about a trajectory, or how it ended."""
+    """What a worker says: that it is there, what happens to a trajectory, or how it ended."""
 
     worker: int
-    kind: Literal["hello", "entry", "bye"]
+    kind: Literal["hello", "alive", "entry", "bye"]
     content: Any = None
 
 
@@ -67,9 +73,15 @@ class Said:
 
 
 def play_share(
-    client: InferenceClient, topic: str, rules: PlayRules, worker: int, max_live: int
+    client: InferenceClient,
+    topic: str,
+    rules: PlayRules,
+    worker: int,
+    max_live: int,
+    manager_pid: int,
 ) -> int:
     """Play trajectories until there are none; how many it were."""
+    _end_with(manager_pid)
     source = _SharedTasks(client, topic, worker)
     client.send(topic, Said(worker, "hello", os.getpid()))
     try:
@@ -79,7 +91,8 @@ def play_share(
         try:
             listener = _Reporter(client, topic, worker)
             ask = _asking(client, threads)
-            Play(rules, seats, ask, listener, source, max_live=max_live).run()
+            tick = listener.tick
+            Play(rules, seats, ask, listener, source, max_live=max_live, on_tick=tick).run()
         finally:
             threads.shutdown(wait=False, cancel_futures=True)
             seats.close()
@@ -88,6 +101,22 @@ def play_share(
         raise
     client.send(topic, Said(worker, "bye"))
     return source.num_taken
+
+
+@functools.cache
+def _end_with(manager_pid: int) -> None:
+    """End this process when the manager's ends; joblib's workers would wait for more for ever."""
+    if manager_pid == os.getpid():
+        return
+    manager = os.pidfd_open(manager_pid)
+
+    def wait() -> None:
+        poll = select.poll()
+        poll.register(manager, select.POLLIN)
+        poll.poll()
+        os._exit(1)
+
+    threading.Thread(target=wait, name="envfleet-manager-watch", daemon=True).start()
 
 
 def _asking(client: InferenceClient, threads: ThreadPoolExecutor) -> Callable[[Any], Any]:
@@ -119,8 +148,16 @@ class _Reporter:
 
     def __init__(self, client: InferenceClient, topic: str, worker: int) -> None:
         self._client, self._topic, self._worker = client, topic, worker
+        self._said_s = time.monotonic()
+
+    def tick(self) -> None:
+        """Say now and then that no environment hangs."""
+        if time.monotonic() - self._said_s >= _ALIVE_EVERY_S:
+            self._said_s = time.monotonic()
+            self._client.send(self._topic, Said(self._worker, "alive"))
 
     def _send(self, entry: dict[str, Any]) -> None:
+        self._said_s = time.monotonic()
         self._client.send(self._topic, Said(self._worker, "entry", entry))
 
     def begun(self, trajectory: Trajectory) -> None:
@@ -166,6 +203,9 @@ class JoblibRound:
         """Workers that are lost, or ended by an error."""
         self._why = "all workers were killed"
         self._adapted_s = time.monotonic()
+        self._heard_s: dict[int, float] = {}
+        """When each worker process was heard last."""
+        self._silence_s = rules.settings.step_timeout_s or SILENCE_S
 
     def run(
         self,
@@ -212,7 +252,7 @@ class JoblibRound:
             n_jobs=self._num_workers, backend=self._backend, batch_size=1, pre_dispatch="all"
         )
         calls = [
-            joblib.delayed(play_share)(client, self._topic, self._rules, worker, each)
+            joblib.delayed(play_share)(client, self._topic, self._rules, worker, each, os.getpid())
             for worker in range(self._num_workers)
         ]
         call = threading.Thread(
@@ -266,6 +306,8 @@ class JoblibRound:
         on_lost: Callable[[list[Key]], None],
     ) -> None:
         worker = said.worker
+        if worker in self._heard_s or said.kind == "hello":
+            self._heard_s[worker] = time.monotonic()
         if said.kind == "hello":
             self.pids[worker] = said.content
             _log.info("worker %d plays in process %d", worker, said.content)
@@ -285,7 +327,7 @@ class JoblibRound:
             if said.content is not None:
                 self._why = f"worker {worker} failed: {said.content}"
                 self._lose(worker, on_lost)
-        else:
+        elif said.kind == "entry":
             key = said.content["env_id"], said.content["attempt"]
             if self._share.is_owner(worker, key):
                 if said.content["kind"] == "end":
@@ -304,8 +346,12 @@ class JoblibRound:
             for worker, descriptor in self._watched.items()
             if worker not in self._gone and worker not in self._left
         }
-        for descriptor in worker_of:
+        for descriptor, worker in worker_of.items():
             poll.register(descriptor, select.POLLIN)
+            if time.monotonic() - self._heard_s[worker] > self._silence_s + _ALIVE_EVERY_S:
+                _log.warning("worker %d hangs, and is killed", worker)
+                self._heard_s[worker] = math.inf
+                signal.pidfd_send_signal(descriptor, signal.SIGKILL)
         ended = [worker_of[descriptor] for descriptor, _ in poll.poll(0)]
         if ended:
             time.sleep(_IN_FLIGHT_S)
@@ -316,6 +362,7 @@ class JoblibRound:
 
     def _lose(self, worker: int, on_lost: Callable[[list[Key]], None]) -> None:
         self._gone.add(worker)
+        self._share.active = self._num_workers  # the one that is gone may be the only active one
         keys = self._share.lost(worker)
         _log.warning(
             "worker %d is lost; %d trajectories are taken up where they stopped", worker, len(keys)
@@ -324,7 +371,11 @@ class JoblibRound:
 
     def _adapt(self) -> None:
         """Have more or fewer workers begin trajectories, by the state of the machine."""
-        if not self._is_adaptive or time.monotonic() - self._adapted_s < _ADAPT_EVERY_S:
+        if (
+            not self._is_adaptive
+            or self._gone
+            or time.monotonic() - self._adapted_s < _ADAPT_EVERY_S
+        ):
             return
         self._adapted_s = time.monotonic()
         now = MachineState(os.getloadavg()[0], usable_cores(), free_memory())
@@ -337,6 +388,7 @@ class JoblibRound:
 
 def end_idle_workers() -> None:
     """End the workers that loky keeps for later calls."""
-    with suppress(ImportError):
-        loky: Any = import_module("joblib.externals.loky")
-        loky.get_reusable_executor().shutdown(wait=True, kill_workers=True)
+    with suppress(ImportError, AttributeError):
+        kept: Any = import_module("joblib.externals.loky.reusable_executor")
+        if kept._executor is not None:
+            kept._executor.terminate(kill_workers=True)

@@ -239,7 +239,7 @@ class ParallelRolloutManager:
         """Play in joblib's workers; why they could not play to the end."""
         num_idle_rounds = 0
         while True:
-            share = WorkShare(run.take_all(), num_workers, run.expected_turns)
+            share = WorkShare(run.take_all(), num_workers, run.expected_turns, run.num_losses)
             run.give = share.add
             for worker, env_ids in enumerate(share.env_ids()):
                 _log.info("worker %d begins with environments %s", worker, env_ids)
@@ -275,6 +275,8 @@ class ParallelRolloutManager:
         if run.rules.options.rollout_mode == "lockstep":
             return max(1, run.num_unfinished)
         places: int = self.llm.stats.max_concurrency
+        if getattr(self.llm.engine, "remembers_by_place", False):
+            return max(1, min(run.num_unfinished, places))
         return max(1, min(run.num_unfinished, max(_LEAST_LIVE, 4 * places)))
 
     def _take_seats(self, run: RolloutRun, wish: UseMultiprocessing) -> EnvSeats:

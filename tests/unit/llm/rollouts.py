@@ -44,7 +44,7 @@ def config_with(
 
 def play(config: Any, engine: Any = None, **how: Any) -> ParallelRolloutResult:
     """One rollout with an engine, by default the script's."""
-    options = InferenceOptions(**{"engine": "scripted", "max_retries": 0})
+    options = InferenceOptions(engine="scripted", max_retries=0)
     with (
         SharedLLMInferenceManager(engine or ScriptedEngine(), options=options) as llm,
         ParallelRolloutManager(config, llm, **how.pop("of_manager", {})) as manager,

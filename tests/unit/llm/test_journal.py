@@ -131,7 +131,9 @@ def test_a_full_disk_is_one_clear_error_and_costs_nothing_that_was_written(tmp_p
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (room, before[1]))
-        with pytest.raises(JournalError, match=r"cannot be written: .*1 turns in it are safe.*--re"):
+        with pytest.raises(
+            JournalError, match=r"cannot be written: .*1 turns in it are safe.*--re"
+        ):
             journal.turn(one, one.turns[1])
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
