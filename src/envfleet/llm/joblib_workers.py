@@ -13,6 +13,7 @@ not (multiprocessing).
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import queue
@@ -67,9 +68,15 @@ class Said:
 
 
 def play_share(
-    client: InferenceClient, topic: str, rules: PlayRules, worker: int, max_live: int
+    client: InferenceClient,
+    topic: str,
+    rules: PlayRules,
+    worker: int,
+    max_live: int,
+    manager_pid: int,
 ) -> int:
     """Play trajectories until there are none; how many it were."""
+    _end_with(manager_pid)
     source = _SharedTasks(client, topic, worker)
     client.send(topic, Said(worker, "hello", os.getpid()))
     try:
@@ -88,6 +95,22 @@ def play_share(
         raise
     client.send(topic, Said(worker, "bye"))
     return source.num_taken
+
+
+@functools.cache
+def _end_with(manager_pid: int) -> None:
+    """End this process when the manager's ends; joblib's workers would wait for more for ever."""
+    if manager_pid == os.getpid():
+        return
+    manager = os.pidfd_open(manager_pid)
+
+    def wait() -> None:
+        poll = select.poll()
+        poll.register(manager, select.POLLIN)
+        poll.poll()
+        os._exit(1)
+
+    threading.Thread(target=wait, name="envfleet-manager-watch", daemon=True).start()
 
 
 def _asking(client: InferenceClient, threads: ThreadPoolExecutor) -> Callable[[Any], Any]:
@@ -212,7 +235,7 @@ class JoblibRound:
             n_jobs=self._num_workers, backend=self._backend, batch_size=1, pre_dispatch="all"
         )
         calls = [
-            joblib.delayed(play_share)(client, self._topic, self._rules, worker, each)
+            joblib.delayed(play_share)(client, self._topic, self._rules, worker, each, os.getpid())
             for worker in range(self._num_workers)
         ]
         call = threading.Thread(
@@ -337,6 +360,7 @@ class JoblibRound:
 
 def end_idle_workers() -> None:
     """End the workers that loky keeps for later calls."""
-    with suppress(ImportError):
-        loky: Any = import_module("joblib.externals.loky")
-        loky.get_reusable_executor().shutdown(wait=True, kill_workers=True)
+    with suppress(ImportError, AttributeError):
+        kept: Any = import_module("joblib.externals.loky.reusable_executor")
+        if kept._executor is not None:
+            kept._executor.terminate(kill_workers=True)

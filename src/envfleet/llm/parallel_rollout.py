@@ -275,6 +275,8 @@ class ParallelRolloutManager:
         if run.rules.options.rollout_mode == "lockstep":
             return max(1, run.num_unfinished)
         places: int = self.llm.stats.max_concurrency
+        if getattr(self.llm.engine, "remembers_by_place", False):
+            return max(1, min(run.num_unfinished, places))
         return max(1, min(run.num_unfinished, max(_LEAST_LIVE, 4 * places)))
 
     def _take_seats(self, run: RolloutRun, wish: UseMultiprocessing) -> EnvSeats:

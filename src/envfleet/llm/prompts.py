@@ -24,7 +24,7 @@ __all__ += ["new_messages", "prefill_of", "write_messages"]
 SYSTEM = "You're a helpful assistant. "
 _MAX_TOKENS = 100
 """The length of a response that the model is told, where the configuration says none."""
-_MOST_THOUGHT, _MOST_ANSWER = 240, 120
+_MOST_THOUGHT, _MOST_ANSWER = 150, 80
 """Characters of a thought and of a free answer that a grammar allows."""
 
 

@@ -322,7 +322,7 @@ OPTIONS = {
     | {"--speedup", "--num-workers", "--autoreset", "--contenders", "--baseline"},
     "tune": MEASURING | {"--max-workers"},
     "doctor": set(),
-    "rollout": PLAYING | {"--policy", "--out"},
+    "rollout": PLAYING | {"--policy", "--out", "--resume"},
     "view": {"--port", "--no-browser"},
     "export": {"--form", "--out", "--advantage"},
     "verify train": TRAINING,

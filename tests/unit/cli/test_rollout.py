@@ -121,7 +121,7 @@ class TestRollout:
             (("--config-name", "bandit", "es_manager.max_worker=1"), "did you mean max_workers?"),
             (("--config-name", "bandit", "max_workers"), "a change is written key=value"),
             (("--config-name", "bandit", "agent_proxy.max_turn=0"), "agent_proxy.max_turn must be"),
-            (("--policy", "rnadom"), "--policy must be one of random, first; got rnadom"),
+            (("--policy", "rnadom"), "--policy must be one of random, first, llm; got rnadom"),
             (("--mode", "test"), "--mode must be one of train, val; got test"),
             (("--config-nam", "bandit"), "did you mean --config-name?"),
             (("--config-name", "bandit", "--out", "no/such/folder"), "--out no/such/folder cannot"),

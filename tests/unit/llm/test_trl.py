@@ -1,5 +1,7 @@
 """TRL's GRPOTrainer with text environments: a real step, on tokens that the model drew."""
 
+import re
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -14,6 +16,7 @@ from envfleet.llm.inference.types import Generation
 from envfleet.llm.trl import env_reward, rollout_func, start_prompts
 from tests.unit.llm.tiny_model import tiny_model, tiny_tokenizer
 
+GUIDE = Path(__file__).parents[3] / "docs" / "training-llms.md"
 SMALL = (
     "es_manager.train.env_groups=2",
     "es_manager.train.env_configs.n_groups=[2]",
@@ -88,6 +91,19 @@ def test_a_grpo_trainer_takes_a_step(tokenizer, tmp_path, monkeypatch):
     assert logged["completions/mean_length"] == pytest.approx(sum(drawn) / 4)
     moved = [name for name, one in model.named_parameters() if not torch.equal(one, before[name])]
     assert moved
+
+
+@pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.* is deprecated:FutureWarning")
+def test_the_example_of_the_guide_runs(tmp_path, monkeypatch, capsys):
+    """Here and not with the other examples, because this process has imported TRL already."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_TELEMETRY", True)
+    monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
+    monkeypatch.chdir(tmp_path)
+    (block,) = re.findall(r"```python\n(.*?)```", GUIDE.read_text(), re.DOTALL)
+
+    exec(compile(block, str(GUIDE), "exec"), {"__name__": "__main__"})
+
+    assert "4 trajectories, mean reward" in capsys.readouterr().out
 
 
 class TestTokens:

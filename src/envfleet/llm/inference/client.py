@@ -1,7 +1,7 @@
 """How worker processes reach the manager: a client that pickles as the path of a unix socket.
 
-    generate ─► (ticket, "generate", request) ─► manager's loop ─► (ticket, is_answer, answer)
-    send     ─► (ticket, topic, payload)      ─► a handler      ─► (ticket, is_answer, result)
+    generate ─► ticket, ("generate", request) ─► manager's loop ─► ticket, answer or error
+    send     ─► ticket, (topic, payload)      ─► a handler      ─► ticket, result or error
 
 Law: a thread has one connection of its own, and answers may come in any order. When a connection
 ends, the manager cancels what it had asked. The socket has no name in the file system, so nothing
@@ -20,15 +20,30 @@ from typing import Any
 from envfleet.errors import InferenceError
 from envfleet.llm.inference.types import GenerateRequest, Generation
 
-LENGTH = struct.Struct("!I")
+_HEAD = struct.Struct("!QQ")
 GENERATE = "generate"
 _CREDENTIALS = struct.Struct("3i")
 
 
-def frame(message: Any) -> bytes:
-    """One message as it travels: its length, and its pickle."""
+def frame(ticket: int, message: Any) -> bytes:
+    """One message as it travels: its length, its ticket, and its pickle."""
     data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
-    return LENGTH.pack(len(data)) + data
+    return _HEAD.pack(len(data), ticket) + data
+
+
+def taken(received: bytearray, data: bytes) -> list[tuple[int, bytes]]:
+    """Add bytes to those received; take out the messages that are whole: ticket and pickle."""
+    received += data
+    found, start = [], 0
+    while len(received) - start >= _HEAD.size:
+        length, ticket = _HEAD.unpack_from(received, start)
+        end = start + _HEAD.size + length
+        if len(received) < end:
+            break
+        found.append((ticket, bytes(received[start + _HEAD.size : end])))
+        start = end
+    del received[:start]
+    return found
 
 
 def is_same_user(connection: Any) -> bool:
@@ -125,7 +140,7 @@ class _Connection:
 
     def post(self, kind: str, payload: Any) -> int:
         ticket, self._next_ticket = self._next_ticket, self._next_ticket + 1
-        data = frame((ticket, kind, payload))
+        data = frame(ticket, (kind, payload))
         try:
             self._socket.sendall(data)
         except BaseException as exc:  # half a message may be on its way
@@ -170,22 +185,7 @@ class _Connection:
             self.close()
             raise _gone(ConnectionError("it ended"))
         for ticket, reply in taken(self._received, data):
-            self._replies[ticket] = reply
-
-
-def taken(received: bytearray, data: bytes) -> list[Any]:
-    """Add bytes to those received, and take out the messages that are whole."""
-    received += data
-    found, start = [], 0
-    while len(received) - start >= LENGTH.size:
-        (length,) = LENGTH.unpack_from(received, start)
-        end = start + LENGTH.size + length
-        if len(received) < end:
-            break
-        found.append(pickle.loads(memoryview(received)[start + LENGTH.size : end]))
-        start = end
-    del received[:start]
-    return found
+            self._replies[ticket] = pickle.loads(reply)
 
 
 def _gone(exc: OSError) -> InferenceError:

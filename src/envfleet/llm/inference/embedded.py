@@ -53,6 +53,8 @@ class EmbeddedEngine:
     """
 
     is_deterministic = False
+    remembers_by_place = True
+    """A conversation that finds its place taken by another has to be read again from its start."""
 
     def __init__(
         self,

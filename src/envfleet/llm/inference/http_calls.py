@@ -96,25 +96,26 @@ class JsonServer:
                     text = await response.content.read(_MOST_READ)
                     raise self._refused(response.status, text, response.headers)
                 yield response
+        # none of aiohttp's errors is kept as a cause: some hold the headers, and so the key
         except InferenceError:
             raise
-        except aiohttp.ClientConnectorCertificateError as exc:
-            raise InferenceError("engine", f"{self._place()} has no valid certificate") from exc
-        except aiohttp.InvalidURL as exc:
-            raise InferenceError("engine", "llm.base_url is not an address") from exc
+        except aiohttp.ClientConnectorCertificateError:
+            raise InferenceError("engine", f"{self._place()} has no valid certificate") from None
+        except aiohttp.InvalidURL:
+            raise InferenceError("engine", "llm.base_url is not an address") from None
         except aiohttp.ClientConnectorError as exc:
             raise InferenceError(
                 "engine",
                 f"{self._place()} cannot be reached ({exc.strerror or exc.os_error}). Check that "
                 "the server runs, and llm.base_url",
                 is_retryable=True,
-            ) from exc
+            ) from None
         except (aiohttp.ClientError, OSError, ValueError) as exc:
             raise InferenceError(
                 "engine",
                 f"the connection to {self._place()} was cut ({type(exc).__name__})",
                 is_retryable=True,
-            ) from exc
+            ) from None
 
     def _place(self) -> str:
         return without_credentials(self._base_url)

@@ -75,12 +75,13 @@ class _Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._transport is None:
             return
-        try:
-            messages = taken(self._received, data)
-        except Exception:  # not one of our clients, or a class that is not known here
-            self._transport.abort()
-            raise
-        for ticket, kind, payload in messages:
+        for ticket, message in taken(self._received, data):
+            try:
+                kind, payload = pickle.loads(message)
+            except Exception as exc:
+                problem = f"what a client sent cannot be read: {type(exc).__name__}: {exc}"
+                self._reply(ticket, InferenceError("engine", problem))
+                continue
             if kind == GENERATE:
                 self._ask(ticket, payload)
             else:
@@ -110,9 +111,10 @@ class _Connection(asyncio.Protocol):
         if self._transport is None:
             return
         try:
-            data = frame((ticket, reply))
-            pickle.loads(data[4:]) if isinstance(reply, Exception) else None
+            data = frame(ticket, reply)
+            if isinstance(reply, Exception):
+                pickle.loads(pickle.dumps(reply))  # some can be written and not read again
         except Exception as exc:
             problem = f"{type(reply).__name__}: {reply}, which cannot be pickled ({exc})"
-            data = frame((ticket, InferenceError("engine", problem)))
+            data = frame(ticket, InferenceError("engine", problem))
         self._transport.write(data)

@@ -1,0 +1,239 @@
+"""Workers and whole processes of a rollout are killed; nothing that was played is lost."""
+
+import logging
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envfleet.llm.inference.manager import SharedLLMInferenceManager
+from envfleet.llm.inference.types import GenerateRequest, Generation
+from envfleet.llm.joblib_workers import JoblibRound, WorkersLost
+from envfleet.llm.journal import read_journal
+from envfleet.llm.parallel_rollout import ParallelRolloutManager
+from envfleet.llm.same_trajectories import first_difference
+from envfleet.llm.seats import EnvSeats
+from tests.gates import PATIENCE_S
+from tests.misbehaving_server import FAULTS, MisbehavingServer
+from tests.unit.llm.rollouts import config_with, play
+from tests.unit.llm.test_parallel_rollout import Counting
+
+TAGS = ("SimpleSokoban", "FrozenLake")
+LATENCY_S = 0.01
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    give_up_s = time.monotonic() + PATIENCE_S
+    while not is_so():
+        assert time.monotonic() < give_up_s
+        time.sleep(0.005)
+
+
+class Killer(Counting):
+    """Kills a worker when it has been asked so many times."""
+
+    def __init__(self, at: set[int], pids: Any) -> None:
+        super().__init__()
+        self._latency = lambda request, dice: LATENCY_S
+        self._at, self._pids = at, pids
+        self.killed: list[int] = []
+
+    async def generate(self, request: GenerateRequest) -> Generation:
+        if sum(self.asked.values()) in self._at:
+            for pid in [pid for pid in self._pids() if pid not in self.killed][-1:]:
+                self.killed.append(pid)
+                os.kill(pid, signal.SIGKILL)
+        return await super().generate(request)
+
+
+@pytest.mark.parametrize(
+    ("backend", "at"), [("loky", {12}), ("multiprocessing", {3}), ("multiprocessing", {5, 20})]
+)
+def test_a_killed_worker_of_joblib_costs_nothing(
+    backend: str, at: set[int], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "envfleet.llm.rollout")
+
+    def pids() -> list[int]:
+        return [int(pid) for pid in re.findall(r"plays in process (\d+)", caplog.text)]
+
+    wanted = play(config_with(tags=TAGS, group_size=4))
+    engine = Killer(at, pids)
+    config = config_with(tags=TAGS, group_size=4, backend=backend)
+    got = play(config, engine, folder=tmp_path)
+    assert engine.killed
+    assert "is lost" in caplog.text
+    assert got.fallback is None
+    assert first_difference(wanted.trajectories, got.trajectories) is None
+    assert got.metrics == wanted.metrics
+    journalled = read_journal(tmp_path)
+    assert first_difference(wanted.trajectories, journalled.trajectories) is None
+    assert not journalled.earlier
+
+
+def test_a_killed_worker_of_the_fleet_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    seats: list[Any] = []
+
+    def keep(*args: Any) -> Any:
+        seats.append(EnvSeats(*args))
+        return seats[-1]
+
+    monkeypatch.setattr("envfleet.llm.parallel_rollout.EnvSeats", keep)
+    wanted = play(config_with(tags=TAGS, group_size=4))
+    engine = Killer({4, 15}, lambda: seats[-1].worker_pids())
+    got = play(config_with(tags=TAGS, group_size=4, backend="fleet"), engine)
+    assert len(engine.killed) == 2
+    assert first_difference(wanted.trajectories, got.trajectories) is None
+    assert max(engine.asked.values()) == 1
+
+
+def test_workers_that_cannot_start_leave_the_rollout_to_this_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def lost(self: JoblibRound, *args: Any) -> None:
+        raise WorkersLost("no worker started")
+
+    monkeypatch.setattr(JoblibRound, "run", lost)
+    got = play(config_with(tags=TAGS, backend="loky"))
+    assert got.backend == "sequential"
+    assert got.fallback == "the loky backend of joblib has no workers left: no worker started"
+    assert first_difference(play(config_with(tags=TAGS)).trajectories, got.trajectories) is None
+
+
+def test_what_workers_played_before_they_were_lost_is_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two rounds are cut off in the middle, and this process ends what they began."""
+    rounds: list[int] = []
+    whole = JoblibRound.run
+
+    def cut(self: JoblibRound, on_entry: Any, on_lost: Any, is_done: Any, on_tick: Any) -> None:
+        rounds.append(0)
+        if len(rounds) > 1:
+            raise WorkersLost("they were cut off")
+
+        def limited(entry: dict[str, Any]) -> None:
+            on_entry(entry)
+            rounds[0] += 1
+            if rounds[0] == 9:
+                on_lost(self._share.lost(0) + self._share.lost(1))
+                raise WorkersLost("they were cut off")
+
+        whole(self, limited, on_lost, is_done, on_tick)
+
+    monkeypatch.setattr(JoblibRound, "run", cut)
+    engine = Counting()
+    engine._latency = lambda request, dice: LATENCY_S
+    got = play(config_with(tags=TAGS, backend="threading"), engine)
+    assert got.fallback is not None
+    assert first_difference(play(config_with(tags=TAGS)).trajectories, got.trajectories) is None
+
+
+PROGRAM = """
+import sys
+from tests.unit.llm.rollouts import config_with, play
+from envfleet.llm.inference.scripted import ScriptedEngine
+
+if __name__ == "__main__":
+    engine = ScriptedEngine(latency=lambda request, dice: 0.02)
+    backend = None if sys.argv[2] == "none" else sys.argv[2]
+    play(config_with(tags=("SimpleSokoban", "FrozenLake"), group_size=4, backend=backend), engine,
+         folder=sys.argv[1])
+"""
+
+
+@pytest.mark.parametrize(
+    ("backend", "num_lines"), [("none", 12), ("none", 30), ("multiprocessing", 25)]
+)
+def test_a_killed_program_goes_on_where_it_was(
+    backend: str, num_lines: int, tmp_path: Path
+) -> None:
+    path = tmp_path / "journal.jsonl"
+    program = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, str(tmp_path), backend], start_new_session=True
+    )
+    try:
+        wait_until(lambda: path.exists() and path.read_bytes().count(b"\n") >= num_lines)
+        program.kill()
+    finally:
+        program.kill()
+        program.wait()
+    kept = {
+        (one.env_id, turn.number)
+        for one in read_journal(tmp_path).trajectories
+        for turn in one.turns
+    }
+    assert kept
+    engine = Counting()
+    got = play(config_with(tags=TAGS, group_size=4), engine, folder=tmp_path)
+    wanted = play(config_with(tags=TAGS, group_size=4))
+    assert first_difference(wanted.trajectories, got.trajectories) is None
+    asked = {(int(env), int(turn)) for env, _, turn in (name.split(".") for name in engine.asked)}
+    assert not asked & kept
+    assert max(engine.asked.values()) == 1
+    wait_until(lambda: not _children_of(program.pid))
+
+
+def _children_of(session: int) -> list[int]:
+    """Processes of a session that is over, which have to end by themselves."""
+    found = subprocess.run(["ps", "-o", "pid=", "-s", str(session)], capture_output=True, text=True)
+    return [int(pid) for pid in found.stdout.split()]
+
+
+# ---- a server that misbehaves -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backend", [None, "threading"])
+def test_a_server_that_misbehaves_changes_nothing(backend: str | None, tmp_path: Path) -> None:
+    with MisbehavingServer() as server:
+        config = config_with(
+            f"llm.base_url={server.base_url}",
+            "llm.engine=openai",
+            "+llm.retry_delay_s=0.01",
+            "llm.max_retries=20",
+            tags=TAGS,
+            backend=backend,
+        )
+        with (
+            SharedLLMInferenceManager.from_config(config) as llm,
+            ParallelRolloutManager(config, llm) as manager,
+        ):
+            wanted = manager.rollout(seed=7)
+            server.misbehave(*FAULTS)
+            got = manager.rollout(seed=7, folder=tmp_path)
+            assert sum(llm.stats.retries.values()) == len(FAULTS)
+            assert got.failures == {}
+            assert first_difference(wanted.trajectories, got.trajectories) is None
+
+
+def test_a_server_that_stays_broken_is_a_reason_and_a_later_one_goes_on(tmp_path: Path) -> None:
+    with MisbehavingServer() as server:
+        changes = [
+            f"llm.base_url={server.base_url}",
+            "llm.engine=openai",
+            "+llm.retry_delay_s=0.001",
+            "llm.max_retries=1",
+            "agent_proxy.on_failure=mask",
+            "llm.grammar=false",
+        ]
+        config = config_with(*changes, tags=TAGS)
+        server.always_misbehave("status 500")
+        with (
+            SharedLLMInferenceManager.from_config(config) as llm,
+            ParallelRolloutManager(config, llm) as manager,
+        ):
+            broken = manager.rollout(seed=7)
+            assert broken.failures == {"engine": 4}
+            assert broken.num_masked == 4
+            failure = broken.trajectories[0].failure
+            assert failure is not None
+            assert "500" in failure.error
+            server.always_misbehave(None)
+            assert manager.rollout(seed=7).failures == {}

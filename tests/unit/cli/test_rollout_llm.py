@@ -1,0 +1,90 @@
+"""`envfleet rollout` with a model: the folder, the report, going on."""
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envfleet.cli import app
+from envfleet.llm.journal import JOURNAL_FILE, read_journal
+from envfleet.llm.same_trajectories import first_difference
+
+WORDS = ("rollout", "--config-name", "bandit", "--mode", "val", "--plain")
+SCRIPTED = ("es_manager.val.env_groups=2", "es_manager.val.env_configs.n_groups=[2]")
+LLM = (*SCRIPTED, "llm.engine=scripted")
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def run(*words: str) -> int:
+    return app.run([*WORDS, *words])
+
+
+def test_a_rollout_ends_with_metrics_a_report_and_its_folder(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run(*LLM) == 0
+    out = capsys.readouterr().out
+    assert "played by scripted" in out
+    assert "bound" in out
+    folder = Path("runs/bandit-seed123")
+    assert f"Report: {folder}/report.html" in out
+    assert f"envfleet view {folder}" in out
+    page = (folder / "report.html").read_text()
+    assert "Conversations" in page
+    assert "&lt;think&gt;" in page
+    about = json.loads((folder / "run.json").read_text())
+    assert about["engine"] == "scripted"
+    assert about["outcome"]["tags"][0]["num_envs"] == 2
+    assert about["command"].endswith("--seed 123 " + shlex.join(LLM))
+    run(*LLM)
+    assert Path("runs/bandit-seed123-2").is_dir()
+
+
+def test_a_rollout_goes_on_from_its_folder(capsys: pytest.CaptureFixture[str]) -> None:
+    run(*LLM, "--out", "one")
+    whole = read_journal(Path("one")).trajectories
+    path = Path("one", JOURNAL_FILE)
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[:3]))
+    assert run("--resume", "one") == 0
+    assert first_difference(whole, read_journal(Path("one")).trajectories) is None
+
+
+def test_results_for_scripts_are_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(*LLM, "--json", "--seed", "5") == 0
+    document: dict[str, Any] = json.loads(capsys.readouterr().out)
+    assert document["seed"] == 5
+    assert document["engine"] == "scripted"
+    assert document["folder"] == "runs/bandit-seed5"
+    assert document["failures"] == {}
+    assert document["verdict"]
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (("--resume", "nowhere"), "nowhere/run.json cannot be read: No such file"),
+        ((*LLM, "--out", "full"), "--out full is not empty"),
+        ((*SCRIPTED, "--policy", "llm", "llm.engine=gpt"), "llm.engine must be"),
+        ((*LLM, "agent_proxy.on_failure=wait"), "agent_proxy.on_failure must be"),
+    ],
+)
+def test_mistakes_are_one_sentence(
+    words: tuple[str, ...], complaint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("full").mkdir()
+    Path("full/file").touch()
+    assert run(*words) in (1, 2)
+    assert complaint in capsys.readouterr().err
+
+
+def test_changes_are_refused_when_a_rollout_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
+    run(*LLM, "--out", "one")
+    assert run("--resume", "one", "agent_proxy.max_turn=2") == 2
+    assert "leave out 'agent_proxy.max_turn=2'" in capsys.readouterr().err
