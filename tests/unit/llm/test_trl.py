@@ -94,6 +94,7 @@ def test_a_grpo_trainer_takes_a_step(tokenizer, tmp_path, monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.* is deprecated:FutureWarning")
+@pytest.mark.leaves_thread("tqdm, which the trainer uses, keeps a thread of its own")
 def test_the_example_of_the_guide_runs(tmp_path, monkeypatch, capsys):
     """Here and not with the other examples, because this process has imported TRL already."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_TELEMETRY", True)
