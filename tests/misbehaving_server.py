@@ -244,7 +244,7 @@ def _events(body, answer, owned_by):
             if start == 0:
                 event["prompt_token_ids"] = list(answer.prompt_ids or ())
         yield event
-    delta = {"delta": {}} if is_chat else {"text": ""}
+    delta: dict[str, Any] = {"delta": {}} if is_chat else {"text": ""}
     yield {"choices": [{"index": 0, **delta, "finish_reason": answer.stop_reason}]}
     usage = {
         "prompt_tokens": answer.num_prompt_tokens,

@@ -11,7 +11,8 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = (
     *("failures.md", "fleet.md", "gymnasium.md", "layout.md", "ppo.md", "runs.md", "testing.md"),
-    *("llm-plugins.md", "meta-rl.md", "multi-agent.md", "sb3.md", "state-manager.md", "text-environments.md"),
+    *("meta-rl.md", "multi-agent.md", "sb3.md", "state-manager.md", "text-environments.md"),
+    *("llm-plugins.md", "llm-rollouts.md"),
     *sorted(f"environments/{page.name}" for page in (DOCS / "environments").glob("*.md")),
 )
 

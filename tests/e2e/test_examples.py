@@ -59,6 +59,31 @@ def test_the_manager_s_self_test_passes_here(tmp_path):
     assert last == "✅ ALL TESTS PASSED!"
 
 
+SMALL = ("es_manager.train.env_groups=2", "es_manager.train.env_configs.n_groups=[2]")
+
+
+def test_sequential_and_parallel_rollouts_are_compared(tmp_path):
+    words = ("--config-name", "base-parallel", *SMALL, "es_manager.train.group_size=2")
+    script = EXAMPLES / "test_parallel_rollout.py"
+    printed = run("-W", "error", script, *words, folder=tmp_path).stdout
+
+    assert "sequential       lockstep" in printed
+    assert "loky: trajectories are equal" in printed
+    assert "fleet: metrics equal: True" in printed
+    assert printed.splitlines()[-1].startswith("✅ equal; parallel is ")
+
+
+def test_a_training_loop_gets_rollouts_and_advantages(tmp_path):
+    words = ("--config-name", "base-parallel", *SMALL, "llm.engine=scripted")
+    backend = "agent_proxy.parallel_backend=auto"
+    printed = run("-W", "error", EXAMPLES / "train.py", *words, backend, folder=tmp_path).stdout
+
+    first, second, last = printed.splitlines()
+    assert first.startswith("iteration 1: 32 trajectories from seed 10000, mean reward ")
+    assert second.startswith("iteration 2: 32 trajectories from seed 10002, mean reward ")
+    assert "bound: " in last
+
+
 BREAK_A_WORKER = """
 import runpy, sys
 from envfleet.llm import remote

@@ -196,7 +196,7 @@ def test_a_server_that_misbehaves_changes_nothing(backend: str | None, tmp_path:
         config = config_with(
             f"llm.base_url={server.base_url}",
             "llm.engine=openai",
-            "+llm.retry_delay_s=0.01",
+            "llm.retry_delay_s=0.01",
             "llm.max_retries=20",
             tags=TAGS,
             backend=backend,
@@ -218,7 +218,7 @@ def test_a_server_that_stays_broken_is_a_reason_and_a_later_one_goes_on(tmp_path
         changes = [
             f"llm.base_url={server.base_url}",
             "llm.engine=openai",
-            "+llm.retry_delay_s=0.001",
+            "llm.retry_delay_s=0.001",
             "llm.max_retries=1",
             "agent_proxy.on_failure=mask",
             "llm.grammar=false",

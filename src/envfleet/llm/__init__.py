@@ -10,17 +10,22 @@ from envfleet.llm.registry import register_env
 
 if TYPE_CHECKING:
     from envfleet.llm.inference.manager import SharedLLMInferenceManager
+    from envfleet.llm.parallel_rollout import ParallelRolloutManager
 
 __all__ = [
     "EnvStateManager",
     "EnvStatus",
+    "ParallelRolloutManager",
     "SharedLLMInferenceManager",
     "TextEnv",
     "TextEnvConfig",
     "load_config",
     "register_env",
 ]
-_LATER = {"SharedLLMInferenceManager": "envfleet.llm.inference.manager"}
+_LATER = {
+    "ParallelRolloutManager": "envfleet.llm.parallel_rollout",
+    "SharedLLMInferenceManager": "envfleet.llm.inference.manager",
+}
 """Names that are imported when they are first asked for, and their modules."""
 
 if not TYPE_CHECKING:  # to a type checker every name would be a good one

@@ -37,6 +37,7 @@ _CHILD = Path(__file__).with_name("embedded_child.py")
 _START_S = 60.0
 _STOP_S = 3.0
 _WINDOW_S = 60.0
+_NOTICED_S = 1.0
 _MOST_LINES = 20
 """Of what the child printed, for errors."""
 
@@ -104,20 +105,18 @@ class EmbeddedEngine:
         await self._ready.wait()
         if self._given_up is not None:
             raise self._given_up
-        server = self._server
-        if server is None:
+        child, server = self._child, self._server
+        if child is None or server is None:
             raise InferenceError("engine", "the embedded model was closed")
-        prompt_ids = request.prompt_ids or await self._prompt_ids(server, request)
-        num_needed = len(prompt_ids) + request.sampling.max_tokens
-        if num_needed > self._context_tokens:
-            raise InferenceError(
-                "engine",
-                f"the conversation and its answer may have {num_needed:,} tokens, and the embedded "
-                f"model holds {self._context_tokens:,}. Set agent_proxy.max_context_window, lower "
-                "llm.max_tokens, or raise llm.context_tokens",
-            )
-        async with self._room.of(num_needed):
-            return await self._complete(server, request, prompt_ids, begun_s)
+        try:
+            return await self._answer(server, request, begun_s)
+        except InferenceError as exc:
+            if exc.is_retryable:
+                # let its death be noticed first, so that the next attempt waits for another child
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_NOTICED_S):
+                        await child.wait()
+            raise
 
     async def close(self) -> None:
         """End the child."""
@@ -129,6 +128,21 @@ class EmbeddedEngine:
         self._ready.set()  # who waits learns that it was closed
 
     # ---- asking ---------------------------------------------------------------------------------
+
+    async def _answer(
+        self, server: JsonServer, request: GenerateRequest, begun_s: float
+    ) -> Generation:
+        prompt_ids = request.prompt_ids or await self._prompt_ids(server, request)
+        num_needed = len(prompt_ids) + request.sampling.max_tokens
+        if num_needed > self._context_tokens:
+            raise InferenceError(
+                "engine",
+                f"the conversation and its answer may have {num_needed:,} tokens, and the embedded "
+                f"model holds {self._context_tokens:,}. Set agent_proxy.max_context_window, lower "
+                "llm.max_tokens, or raise llm.context_tokens",
+            )
+        async with self._room.of(num_needed):
+            return await self._complete(server, request, prompt_ids, begun_s)
 
     async def _prompt_ids(self, server: JsonServer, request: GenerateRequest) -> tuple[int, ...]:
         messages = [{"role": one.role, "content": one.content} for one in request.messages]

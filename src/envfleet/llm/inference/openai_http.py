@@ -60,11 +60,12 @@ class OpenAIEngine:
             self._kind = str(first.get("owned_by", "")).lower()
             self._model = self._model or str(first["id"])
         except (InferenceError, LookupError, TypeError, AttributeError) as exc:
+            why = exc.problem if isinstance(exc, InferenceError) else "its list is empty or odd"
             if self._model is None:
                 raise InferenceError(
                     "engine",
-                    f"{without_credentials(self._base_url)} does not say which models it has "
-                    f"({exc}). Name one by llm.model",
+                    f"{without_credentials(self._base_url)} does not say which models it has, so "
+                    f"name one by llm.model ({why})",
                 ) from exc
 
     async def generate(self, request: GenerateRequest) -> Generation:

@@ -76,6 +76,11 @@ class InferenceOptions:
             raise ConfigError("llm.engine cassette needs llm.cassette, the file to replay")
         if self.base_url is not None and not self.base_url.startswith(("http://", "https://")):
             raise ConfigError("llm.base_url must start with http:// or https://")
+        if self.base_url is not None and "@" in self.base_url.split("/")[2]:
+            raise ConfigError(
+                "llm.base_url must not hold a user or a password, which would be written into "
+                "records; put a key into the environment variable that llm.api_key_env names"
+            )
         if self.base_url is not None and self.engine not in ("embedded", "openai"):
             raise ConfigError(
                 f"llm.base_url is for llm.engine openai, not {self.engine}; leave one of them out"

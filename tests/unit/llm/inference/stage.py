@@ -2,8 +2,11 @@
 
 import asyncio
 import queue
+from typing import Any
 
 from envfleet.errors import InferenceError
+from envfleet.llm import SharedLLMInferenceManager
+from envfleet.llm.inference.options import InferenceOptions
 from envfleet.llm.inference.types import GenerateRequest, Generation, Message, Sampling
 
 PATIENCE_S = 60.0
@@ -22,6 +25,11 @@ def ask(name="0", text="What now?", *, seed=0, prefill="", prompt_ids=None, **kw
     )
 
 
+def managed(engine: Any, **options: Any) -> Any:
+    """A manager whose engine has more than the protocol says."""
+    return SharedLLMInferenceManager(engine, options=InferenceOptions(**options))
+
+
 class ToldEngine:
     """Answers a request when the test says so; `begun` has the names in the order they came."""
 
@@ -30,8 +38,8 @@ class ToldEngine:
 
     def __init__(self, max_concurrency=1):
         self.max_concurrency = max_concurrency
-        self.begun = queue.Queue()
-        self.ended = queue.Queue()
+        self.begun: queue.Queue[str] = queue.Queue()
+        self.ended: queue.Queue[str] = queue.Queue()
         """Names of requests that were cancelled."""
         self.is_closed = False
         self._futures = {}

@@ -13,8 +13,7 @@ import pytest
 from envfleet.errors import ConfigError, InferenceError
 from envfleet.llm import SharedLLMInferenceManager
 from envfleet.llm.inference.scripted import ScriptedEngine
-from tests.unit.llm.inference.stage import PATIENCE_S, ToldEngine, ask
-
+from tests.unit.llm.inference.stage import PATIENCE_S, ToldEngine, ask, managed
 
 ROOT = Path(__file__).parents[4]
 
@@ -46,7 +45,7 @@ def test_a_client_pickles_as_the_path_of_a_socket():
 
 
 def test_a_client_may_have_many_requests_under_way():
-    with SharedLLMInferenceManager(ToldEngine(3)) as llm, llm.client() as client:
+    with managed(ToldEngine(3)) as llm, llm.client() as client:
         tickets = {name: client.begin(ask(name)) for name in "abc"}
         assert sorted(llm.engine.next() for _ in range(3)) == ["a", "b", "c"]
         with pytest.raises(TimeoutError):
@@ -58,7 +57,7 @@ def test_a_client_may_have_many_requests_under_way():
 
 
 def test_errors_of_the_manager_are_raised_in_the_worker():
-    with SharedLLMInferenceManager(ToldEngine()) as llm, llm.client() as client:
+    with managed(ToldEngine()) as llm, llm.client() as client:
         begun = client.begin(ask("a"))
         llm.engine.next()
         llm.engine.fail("a", InferenceError("engine", "no such model"))
@@ -105,7 +104,7 @@ def test_threads_of_one_client_do_not_mix_answers():
 
 
 def test_a_worker_that_is_killed_frees_the_places_it_had():
-    with SharedLLMInferenceManager(ToldEngine(1)) as llm:
+    with managed(ToldEngine(1)) as llm:
         code = (
             "import pickle, sys; sys.path.insert(0, '.');"
             "from tests.unit.llm.inference.stage import ask;"
@@ -127,7 +126,7 @@ def test_a_worker_that_is_killed_frees_the_places_it_had():
 
 
 def test_a_client_whose_manager_is_gone_says_so():
-    with SharedLLMInferenceManager(ToldEngine()) as llm:
+    with managed(ToldEngine()) as llm:
         client = llm.client()
         ended = []
 

@@ -182,7 +182,7 @@ def test_requests_that_come_while_a_batch_is_under_way_form_the_next_one():
 
 
 def test_answers_as_ids_are_decoded_and_kept(tiny):
-    model, tokenizer = tiny
+    _, tokenizer = tiny
 
     class IdGroup:
         def generate_sequences(self, lm_inputs):

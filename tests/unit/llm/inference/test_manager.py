@@ -15,15 +15,13 @@ from envfleet.errors import ConfigError, InferenceError
 from envfleet.llm import SharedLLMInferenceManager
 from envfleet.llm.inference.options import InferenceOptions
 from envfleet.llm.inference.scripted import ScriptedEngine
-from tests.unit.llm.inference.stage import PATIENCE_S, ToldEngine, ask
+from tests.unit.llm.inference.stage import PATIENCE_S, ToldEngine, ask, managed
 
 QUICK = {"retry_delay_s": 0.001}
 
 
 def told(num_places=1, **options):
-    return SharedLLMInferenceManager(
-        ToldEngine(num_places), options=InferenceOptions(**{**QUICK, **options})
-    )
+    return managed(ToldEngine(num_places), **{**QUICK, **options})
 
 
 def test_many_threads_ask_at_once_and_each_gets_its_own_answer():
@@ -287,6 +285,7 @@ def test_importing_the_room_needs_no_http_library():
         ({"engine": "openai"}, "needs llm.base_url"),
         ({"engine": "scripted", "base_url": "http://a"}, "is for llm.engine openai"),
         ({"base_url": "localhost:8000"}, "must start with http://"),
+        ({"base_url": "http://me:pass@host/v1"}, r"must not hold a user.*llm\.api_key_env"),
         ({"engine": "cassette"}, "needs llm.cassette"),
         ("scripted", "llm must hold options"),
     ],

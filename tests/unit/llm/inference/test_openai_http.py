@@ -1,4 +1,4 @@
-"""Servers that speak OpenAI's protocol: what is asked of them, and what is read from their answers."""
+"""Servers that speak OpenAI's protocol: what they are asked, and how their answers are read."""
 
 import pytest
 
@@ -78,7 +78,7 @@ def test_an_answer_at_the_limit_says_so():
 
 def test_a_server_that_lists_no_models_needs_a_name():
     with MisbehavingServer(lists_models=False) as server:
-        with pytest.raises(InferenceError, match=r"does not say.*Name one by llm\.model"):
+        with pytest.raises(InferenceError, match=r"does not say.*name one by llm\.model"):
             manager(server)
         with manager(server, model="mine") as llm:
             assert llm.generate(ask()).model_version == "mine"
