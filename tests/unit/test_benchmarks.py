@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 
 from benchmarks import (
+    llm_rollout,
+    llm_rollout_rows,
     machine,
     peer_sokoban,
     ppo,
@@ -422,7 +424,10 @@ class TestCommand:
 
         assert reason in capsys.readouterr().err
 
-    @pytest.mark.parametrize("rows", [vector_rows.ROWS, ppo_rows.ROWS, state_manager_rows.ROWS])
+    @pytest.mark.parametrize(
+        "rows",
+        [vector_rows.ROWS, ppo_rows.ROWS, state_manager_rows.ROWS, llm_rollout_rows.ROWS],
+    )
     def test_every_row_says_what_it_is_about(self, rows):
         assert all(row.__doc__ for row in rows.values())
 
@@ -648,6 +653,21 @@ class TestPPO:
         assert [line["target"]["bound"] for line in learned["lines"] + raced["lines"]] == [500, 3]
         assert [line["failure"] for line in learned["lines"] + raced["lines"]] == [None, None]
         assert len(raced["entries"]) == 1 + len(sb3_ways(ppo_rows.CARTPOLE))
+
+
+class TestLlmRollout:
+    def test_a_quick_run_asks_the_broker_in_every_way_and_the_embedded_model(self, tmp_path):
+        out = tmp_path / "run.json"
+        little = ["--rounds", "1", "--seconds", "0.05", "--rows", "broker,batching"]
+
+        code = llm_rollout.main(["--quick", *little, "--json", str(out)])
+
+        broker, batching = json.loads(out.read_text())["rows"].values()
+        lines = broker["lines"] + batching["lines"]
+        assert code == 0
+        assert [line["target"]["bound"] for line in lines] == [5000, 1000, 2500, 1.14]
+        assert [line["failure"] for line in lines] == [None] * 4
+        assert all(line["values"][0] > 0 for line in lines)
 
 
 class TestStateManager:

@@ -24,9 +24,7 @@ class Letters:
         return {"input_ids": [ord(one) for one in text]}
 
     def apply_chat_template(self, messages, *, tokenize, add_generation_prompt):
-        shown = [
-            one for one in messages if one["role"] != "assistant" or not self._drops_answers
-        ]
+        shown = [one for one in messages if one["role"] != "assistant" or not self._drops_answers]
         return "".join(f"{one['role'][0]}:{one['content']}$" for one in shown) + "a:"
 
 

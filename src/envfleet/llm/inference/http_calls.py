@@ -61,7 +61,7 @@ class JsonServer:
     async def stream(self, path: str, body: Mapping[str, Any]) -> AsyncIterator[dict[str, Any]]:
         """The events that the server answers, each as it comes; a cut stream just ends."""
         async with self._answer("POST", path, body) as response:
-            async for line in response.content:
+            async for line in _lines(response):
                 if not line.startswith(b"data:"):
                     continue
                 data = line[5:].strip()
@@ -83,7 +83,6 @@ class JsonServer:
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=0),  # the broker limits them
                 timeout=aiohttp.ClientTimeout(total=None),  # the broker has the deadline
-                read_bufsize=_LONGEST_LINE,
             )
         key = self._key()
         headers = {} if key is None else {"Authorization": f"Bearer {key}"}
@@ -169,6 +168,18 @@ def retry_after_s(header: str | None, now_s: float) -> float | None:
 def _aiohttp() -> Any:
     install = "pip install 'envfleet[llm]'"
     return import_extra("aiohttp", wanted_by="a model behind an address", install=install)
+
+
+async def _lines(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+    """The lines of a body as they come, several at a time if they come together."""
+    rest = b""
+    async for data in response.content.iter_any():
+        *lines, rest = (rest + data).split(b"\n")
+        for line in lines:
+            yield line
+        if len(rest) > _LONGEST_LINE:
+            raise _garbage(rest)
+    yield rest
 
 
 async def _whole(response: aiohttp.ClientResponse) -> Any:
