@@ -35,6 +35,7 @@
      ├─ JournalError (RuntimeError)         the journal of a rollout cannot be written or read
      ├─ RolloutFailed (RuntimeError)        a trajectory failed, and `on_failure` is "raise"
      ├─ InferenceError (RuntimeError)       a language model gave no answer
+     ├─ OpenEnvError (ConnectionError)      an OpenEnv server cannot be used
      └─ VideoError (RuntimeError)           a video cannot be made
 
 Each class takes its data as constructor arguments and keeps them as attributes, so it can be
@@ -55,10 +56,10 @@ __all__ = [
     "EnvFailed", "EnvNotImportable", "EnvNotPicklable", "EnvNotRegistered", "EnvfleetError",
     "FleetClosed", "InferenceError", "JournalError", "LayoutMismatch", "MainNotImportable",
     "MissingExtra", "MissingMainGuard", "NoSuchAttribute", "NotAnswered", "NotEnoughSharedMemory",
-    "NotFinite", "NothingCollected", "NothingSent", "OutOfOrder", "RemoteTraceback", "ResetNeeded",
-    "ResumeFailed", "RolloutFailed", "SlotQuarantined", "SnapshotError", "SpacesDiffer",
-    "StartError", "StartTimeout", "StillInFlight", "TooManyOpenFiles", "VideoError", "WorkerDied",
-    "did_you_mean", "level_of_caller",
+    "NotFinite", "NothingCollected", "NothingSent", "OpenEnvError", "OutOfOrder", "RemoteTraceback",
+    "ResetNeeded", "ResumeFailed", "RolloutFailed", "SlotQuarantined", "SnapshotError",
+    "SpacesDiffer", "StartError", "StartTimeout", "StillInFlight", "TooManyOpenFiles", "VideoError",
+    "WorkerDied", "did_you_mean", "level_of_caller",
 ]  # fmt: skip
 
 
@@ -503,6 +504,17 @@ class RolloutFailed(EnvfleetError, RuntimeError):
             f"{self.turn + 1} ({self.reason}): {self.error}. agent_proxy.on_failure is raise; "
             "retry, mask and refill go on with the others"
         )
+
+
+class OpenEnvError(EnvfleetError, ConnectionError):
+    """An OpenEnv server cannot be reached, did not answer in time, or refused a message."""
+
+    def __init__(self, url: str, problem: str) -> None:
+        super().__init__(url, problem)
+        self.url, self.problem = url, problem
+
+    def __str__(self) -> str:
+        return f"{self.url} {self.problem}"
 
 
 class InferenceError(EnvfleetError, RuntimeError):

@@ -37,6 +37,7 @@ _OURS = {
     "countdown": ("envfleet.llm.environments.countdown", "CountdownEnv"),
     "frozen_lake": ("envfleet.llm.environments.frozen_lake", "FrozenLakeEnv"),
     "metamathqa": ("envfleet.llm.environments.metamathqa", "MetaMathQAEnv"),
+    "openenv": ("envfleet.llm.openenv.client", "OpenEnvTextEnv"),
     "reasoning_gym": ("envfleet.llm.environments.reasoning_gym", "ReasoningGymEnv"),
     "sokoban": ("envfleet.llm.environments.sokoban", "SokobanEnv"),
     "textworld": ("envfleet.llm.environments.textworld", "TextWorldEnv"),

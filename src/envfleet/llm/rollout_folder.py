@@ -21,6 +21,7 @@ from envfleet.errors import JournalError
 from envfleet.llm.journal import JOURNAL_FILE
 from envfleet.llm.metrics import TagSummary
 from envfleet.llm.parallel_rollout import ParallelRolloutResult
+from envfleet.llm.timeline import timeline_chart
 from envfleet.llm.trajectories import Trajectory
 from envfleet.observe import facts
 from envfleet.observe.jsonl import rewrite
@@ -134,6 +135,7 @@ def _page(folder: Path, about: Mapping[str, Any], result: ParallelRolloutResult)
     )
     sections = (
         section("Results", table(_COLUMNS, [_row(one) for one in result.tags])),
+        section("Timeline", timeline_chart(result.trajectories), _how_to_trace(folder)),
         section("Conversations", *_samples(result.trajectories), _how_to_view(folder)),
         section("Where it was played", *(tag("p", line) for line in result.plan)),
     )
@@ -179,6 +181,11 @@ def _conversation(trajectory: Trajectory) -> Markup:
 
 def _how_to_view(folder: Path) -> Markup:
     return tag("p", f"All of them: envfleet view {folder}")
+
+
+def _how_to_trace(folder: Path) -> Markup:
+    command = f"envfleet export {folder} --form trace --out trace.json"
+    return tag("p", f"All of it, for chrome://tracing and ui.perfetto.dev: {command}")
 
 
 def _told(failures: Mapping[str, int]) -> str:

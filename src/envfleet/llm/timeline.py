@@ -114,9 +114,13 @@ def end_of(trajectory: Trajectory) -> float:
 
 
 def timeline_chart(trajectories: Sequence[Trajectory], most: int = MOST_LANES) -> Markup:
-    """A picture of the rollout, those that ended first on top; a part of them if there are many."""
-    ordered = sorted(trajectories, key=lambda one: (end_of(one), one.env_id))
-    shown = _spread(ordered, most)
+    """A picture of the rollout, those that ended first on top; a part of them if there are many.
+
+    Trajectories that are read from disk are held one at a time, but for those that are drawn.
+    """
+    ends_s = [end_of(one) for one in trajectories]
+    ordered = sorted(range(len(ends_s)), key=lambda place: (ends_s[place], place))
+    shown = [trajectories[place] for place in _spread(ordered, most)]
     lanes = [
         Lane(f"environment {one.env_id}", tuple(_part(phase, turn) for turn, phase in _all(one)))
         for one in shown
@@ -136,7 +140,7 @@ def _part(phase: Phase, turn: TrajectoryTurn) -> Part:
     return Part(phase.name, phase.begin_s, phase.begin_s + phase.seconds, text)
 
 
-def _spread(ordered: Sequence[Trajectory], most: int) -> list[Trajectory]:
+def _spread(ordered: Sequence[int], most: int) -> list[int]:
     """Evenly chosen, the first and the last among them."""
     if len(ordered) <= most:
         return list(ordered)

@@ -23,7 +23,6 @@ from dataclasses import replace
 from typing import Any, Self
 
 from envfleet.errors import ConfigError, RolloutFailed
-from envfleet.llm.config import plain_config
 from envfleet.llm.export.rows import token_runs
 from envfleet.llm.inference.manager import SharedLLMInferenceManager
 from envfleet.llm.inference.transformers_engine import TransformersEngine
@@ -31,14 +30,13 @@ from envfleet.llm.inference.types import Engine
 from envfleet.llm.play import Play
 from envfleet.llm.play_rules import PlayRules, TrajectoryTask, read_rules
 from envfleet.llm.seats import EnvSeats
-from envfleet.llm.settings import read_settings
+from envfleet.llm.starts import read_start, start_texts
 from envfleet.llm.token_prompts import TokenAsk, TokenPrompts
 from envfleet.llm.trajectories import Trajectory, TrajectoryTurn
 
 __all__ = ["RolloutFunc", "env_reward", "rollout_func", "start_prompts"]
 
 MakeEngine = Callable[[Any], Engine]
-_BETWEEN = ", seed "
 _TOKENS = ("prompt_ids", "completion_ids", "logprobs", "env_mask")
 _ABOUT = ("env_reward", "env_success", "env_tag")
 
@@ -54,13 +52,8 @@ def start_prompts(
         mode: "train" or "val".
         seed: Of the first row, others follow; by default that of the configuration.
     """
-    settings = read_settings(plain_config(config), mode)
-    tags = [tag.name for tag, count in settings.groups for _ in range(count)]
-    first = seed if seed is not None else settings.seed or 0
-    return [
-        {"prompt": f"{tags[number % len(tags)]}{_BETWEEN}{first + number}"}
-        for number in range(num_prompts)
-    ]
+    texts = start_texts(config, num_prompts, mode=mode, seed=seed)
+    return [{"prompt": text} for text in texts]
 
 
 def env_reward(
@@ -171,7 +164,7 @@ class RolloutFunc:
         groups = {prompt: number for number, prompt in enumerate(dict.fromkeys(map(str, prompts)))}
         found = []
         for place, prompt in enumerate(prompts):
-            tag, seed = _start_of(prompt, self._rules)
+            tag, seed = read_start(prompt, self._rules)
             env_id = (first + place) * step + int(accelerator.process_index)
             found.append(TrajectoryTask(env_id, groups[str(prompt)], tag, seed))
         return found
@@ -244,16 +237,6 @@ class _Ended:
 
     def ended(self, trajectory: Trajectory) -> None:
         self.trajectories.append(trajectory)
-
-
-def _start_of(prompt: Any, rules: PlayRules) -> tuple[str, int]:
-    tag, _, seed = str(prompt).rpartition(_BETWEEN)
-    if not isinstance(prompt, str) or tag not in rules.tags or not seed.isdecimal():
-        raise ConfigError(
-            f"the prompt {prompt!r:.60} names no environment and seed, such as "
-            f"'{next(iter(rules.tags))}{_BETWEEN}7'; make the data set with start_prompts"
-        )
-    return tag, int(seed)
 
 
 def _failed(one: Trajectory) -> Exception:

@@ -1,11 +1,14 @@
 """TRL's GRPOTrainer with text environments: a real step, on tokens that the model drew."""
 
+import re
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 from datasets import Dataset
-from trl import GRPOConfig, GRPOTrainer
+from trl.trainer.grpo_config import GRPOConfig
+from trl.trainer.grpo_trainer import GRPOTrainer
 
 from envfleet.errors import ConfigError, RolloutFailed
 from envfleet.llm import load_config
@@ -13,8 +16,7 @@ from envfleet.llm.inference.types import Generation
 from envfleet.llm.trl import env_reward, rollout_func, start_prompts
 from tests.unit.llm.tiny_model import tiny_model, tiny_tokenizer
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # TRL's own and its packages'
-
+GUIDE = Path(__file__).parents[3] / "docs" / "training-llms.md"
 SMALL = (
     "es_manager.train.env_groups=2",
     "es_manager.train.env_configs.n_groups=[2]",
@@ -48,7 +50,10 @@ def trainer_like(tokenizer, model=None, *, temperature=1.0):
     )
 
 
-def test_a_grpo_trainer_takes_a_step(tokenizer, tmp_path):
+@pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.* is deprecated:FutureWarning")
+def test_a_grpo_trainer_takes_a_step(tokenizer, tmp_path, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_TELEMETRY", True)
+    monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
     config = config_of()
     model = tiny_model(tokenizer)
     before = {name: one.detach().clone() for name, one in model.named_parameters()}
@@ -71,6 +76,7 @@ def test_a_grpo_trainer_takes_a_step(tokenizer, tmp_path):
                 logging_steps=1,
                 use_cpu=True,
                 bf16=False,
+                activation_checkpointing=False,
                 disable_tqdm=True,
             ),
         )
@@ -87,6 +93,20 @@ def test_a_grpo_trainer_takes_a_step(tokenizer, tmp_path):
     assert moved
 
 
+@pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.* is deprecated:FutureWarning")
+@pytest.mark.leaves_thread("tqdm, which the trainer uses, keeps a thread of its own")
+def test_the_example_of_the_guide_runs(tmp_path, monkeypatch, capsys):
+    """Here and not with the other examples, because this process has imported TRL already."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_TELEMETRY", True)
+    monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
+    monkeypatch.chdir(tmp_path)
+    (block,) = re.findall(r"```python\n(.*?)```", GUIDE.read_text(), re.DOTALL)
+
+    exec(compile(block, str(GUIDE), "exec"), {"__name__": "__main__"})
+
+    assert "4 trajectories, mean reward" in capsys.readouterr().out
+
+
 class TestTokens:
     def test_completions_are_what_the_model_drew_and_saw(self, tokenizer):
         """Compared with the model's own probabilities of the whole sequence."""
@@ -97,7 +117,7 @@ class TestTokens:
         (trajectory,) = play.trajectories
         assert len(trajectory.turns) == 2
 
-        drawn = [one for turn in trajectory.turns for one in turn.generation.token_ids]
+        drawn = [one for turn in trajectory.turns for one in turn.generation.token_ids or ()]
         assert [one for one, is_drawn in zip(ids, mask, strict=True) if is_drawn] == drawn
         with torch.no_grad():
             logits = trainer.model(torch.tensor([[*prompt, *ids]])).logits[0]
@@ -202,12 +222,13 @@ class TestWrongUse:
 
 
 def test_start_prompts_take_the_tags_in_turn():
-    config = load_config(
-        "mixed", ["es_manager.train.env_groups=2", "es_manager.train.group_size=1"]
-    ) if False else config_of()
+    config = config_of(
+        "es_manager.train.env_configs.tags=[FrozenLake,Bandit]",
+        "es_manager.train.env_configs.n_groups=[1,1]",
+    )
 
     assert [row["prompt"] for row in start_prompts(config, 3, seed=5)] == [
         "FrozenLake, seed 5",
-        "FrozenLake, seed 6",
+        "Bandit, seed 6",
         "FrozenLake, seed 7",
     ]
