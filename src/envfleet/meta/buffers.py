@@ -189,8 +189,12 @@ class ReplayBuffer:
         if new:
             self._file.append(b"".join(self._bytes_of(*one) for one in new))
         self._num_written = self.num_added
-        lengths = np.array([length for _, length in self._kept], np.int64)
-        return {"file": self._file.mark(), "lengths": lengths, "num_added": self.num_added}
+        return {
+            "file": self._file.mark(),
+            "lengths": np.array([length for _, length in self._kept], np.int64),
+            "widths": self._widths,
+            "num_added": self.num_added,
+        }
 
     def load(self, folder: Path, state: Mapping[str, Any]) -> None:
         """Become the buffer that was saved, and go on with its file.
@@ -201,12 +205,12 @@ class ReplayBuffer:
         file = GrowingFile(folder / FILE_NAME)
         file.go_on(state["file"])
         lengths = [int(length) for length in state["lengths"]]
-        sizes = [self._floats_of(length) for length in lengths]
-        data = np.frombuffer(file.read(file.length - 4 * sum(sizes)) if sizes else b"", np.float32)
-        if data.size != sum(sizes) or sum(lengths) > self.max_steps:
+        if list(state["widths"]) != self._widths or sum(lengths) > self.max_steps:
             raise CheckpointError(
                 str(file.path), "holds rollouts of another shape, or more than fit into this buffer"
             )
+        sizes = [self._floats_of(length) for length in lengths]
+        data = np.frombuffer(file.read(file.length - 4 * sum(sizes)) if sizes else b"", np.float32)
         self._kept.clear()
         self._next_row = self.num_steps = 0
         width, end = self._obs.shape[1], 0
@@ -219,6 +223,10 @@ class ReplayBuffer:
             self.add_rollout(Rollout(obs.reshape(-1, width), actions, rewards, terms))
         self._file, self._num_written = file, state["num_added"]
         self.num_added = state["num_added"]
+
+    @property
+    def _widths(self) -> list[int]:
+        return [self._obs.shape[1], self._actions.shape[1]]
 
     def _floats_of(self, length: int) -> int:
         return (length + 1) * self._obs.shape[1] + length * (self._actions.shape[1] + 2)

@@ -197,9 +197,10 @@ class Agent:
         """Improve critics and actor by one step each; what there is to log of it."""
         losses, entropy = self.losses(batch)
         of_critics, of_actor = losses["qf1_loss"] + losses["qf2_loss"], losses["policy_loss"]
+        of_memories = losses.get("reward_prediction_loss", 0.0) * self.options.reward_prediction
         for optimiser in self._optimisers:
             optimiser.zero_grad()
-        loss = of_critics * (0.5 if self._is_shared else 1.0) + of_actor
+        loss = of_memories + of_critics * (0.5 if self._is_shared else 1.0) + of_actor
         loss.backward()  # type: ignore[no-untyped-call]
         norms = self._gradient_norms()
         for optimiser in self._optimisers:
@@ -261,8 +262,32 @@ class Agent:
             "qf2_loss": second,
             "policy_loss": -(worth * mask).sum() / count,
         }
+        if self.options.reward_prediction and nets.critic_memory is not None:
+            memories = [(nets.critic_memory, of_critic), (nets.actor_memory, of_actor)]
+            losses["reward_prediction_loss"] = self._prediction_loss(
+                memories, torch.cat((obs[:-1], actions, obs[1:]), -1), rewards, mask
+            )
         entropies = algorithm.entropies(choice)
         return losses, None if entropies is None else (entropies.detach() * mask).sum() / count
+
+    def _prediction_loss(
+        self,
+        known: list[tuple[TrialMemory | None, Tensor | None]],
+        steps: Tensor,
+        rewards: Tensor,
+        mask: Tensor,
+    ) -> Tensor:
+        """How badly memories at each step tell the reward of another step of their window."""
+        lengths = mask.sum(0)[:, 0]
+        draws = torch.rand(mask.shape[:2], generator=self._generator, device=self.device)
+        others, windows = (draws * lengths).long(), torch.arange(len(lengths), device=self.device)
+        asked, answers = steps[others, windows], rewards[others, windows]
+        loss = torch.zeros((), device=self.device)
+        for memory, remembered in known:
+            if memory is not None and memory.predictor is not None and remembered is not None:
+                told = memory.predictor(torch.cat((remembered[:-1], asked), -1))
+                loss = loss + ((told - answers) * mask).square().sum() / mask.sum().clamp(min=1.0)
+        return loss
 
     def _worth(self, critic: Critic, memory: Tensor | None, obs: Tensor, choice: Choice) -> Tensor:
         values = critic(memory, obs, None if self.is_discrete else choice.actions)

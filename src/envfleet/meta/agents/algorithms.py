@@ -63,8 +63,14 @@ class Algorithm:
     is_discrete: ClassVar[bool] = False
     has_target_actor: ClassVar[bool] = False
 
-    def __init__(self, action_dim: int, entropy: EntropyWeight | None = None) -> None:
+    def __init__(
+        self,
+        action_dim: int,
+        entropy: EntropyWeight | None = None,
+        noise_correlation: float = 0.0,
+    ) -> None:
         self.action_dim, self.entropy = action_dim, entropy
+        self._noise_correlation = noise_correlation
 
     @property
     def output_dim(self) -> int:
@@ -73,7 +79,13 @@ class Algorithm:
 
     def noise(self, rng: np.random.Generator, num_steps: int) -> npt.NDArray[np.float32]:
         """What `act` needs for so many steps of one row, [num_steps, action_dim]."""
-        return rng.standard_normal((num_steps, self.action_dim), np.float32)
+        noise = rng.standard_normal((num_steps, self.action_dim), np.float32)
+        kept = np.float32(self._noise_correlation)
+        if kept:
+            new = np.sqrt(1 - kept * kept)  # the deviation stays 1
+            for step in range(1, num_steps):
+                noise[step] = kept * noise[step - 1] + new * noise[step]
+        return noise
 
     def act(self, said: Tensor, noise: Tensor | None) -> Tensor:
         """Actions as environments get them; without noise the best ones."""
@@ -108,7 +120,7 @@ class SAC(Algorithm):
 
     def __init__(self, options: SACOptions, action_dim: int) -> None:
         target = -float(action_dim) if options.target_entropy is None else options.target_entropy
-        super().__init__(action_dim, EntropyWeight(options, target))
+        super().__init__(action_dim, EntropyWeight(options, target), options.noise_correlation)
 
     @property
     def output_dim(self) -> int:
@@ -178,7 +190,7 @@ class TD3(Algorithm):
     has_target_actor = True
 
     def __init__(self, options: TD3Options, action_dim: int) -> None:
-        super().__init__(action_dim)
+        super().__init__(action_dim, noise_correlation=options.noise_correlation)
         self._options = options
 
     def act(self, said: Tensor, noise: Tensor | None) -> Tensor:

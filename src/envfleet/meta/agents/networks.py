@@ -72,6 +72,11 @@ class TrialMemory(nn.Module):
             options.memory, self.width, options.rnn_hidden_size, options.rnn_num_layers
         )
         self.state_size = self.recurrence.state_size
+        self.predictor: Body | None = None
+        """From what is remembered and a step (o_t, a_t, o_{t+1}) to its reward."""
+        if options.reward_prediction:
+            width = options.rnn_hidden_size + 2 * obs_dim + action_dim
+            self.predictor = layers(width, options.dqn_layers, 1, LAST_OF_CRITIC)
 
     def forward(self, actions: Tensor, rewards: Tensor, obs: Tensor) -> Tensor:
         """What is remembered at each observation, from nothing on.

@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from envfleet.errors import ConfigError
 from envfleet.options import (
     Count,
     CountOrZero,
+    Must,
     NotNegative,
     Positive,
     Share,
@@ -29,6 +30,8 @@ __all__ = [
     "TD3Options",
     "policy_options",
 ]
+
+Correlation = Annotated[float, Must("a number from 0 to below 1", lambda x: 0 <= x < 1)]
 
 
 class AGENT_ARCHS(StrEnum):
@@ -55,6 +58,9 @@ class SACOptions:
     """What the entropy is steered to; None is minus the number of actions' dimensions."""
     alpha_lr: Positive = 3e-4
     """Learning rate of the weight."""
+    noise_correlation: Correlation = 0.0
+    """How much of the exploration noise of a step is that of the step before. With much of it an
+    agent explores in long strides, not by trembling."""
 
 
 @option_class
@@ -83,6 +89,9 @@ class TD3Options:
     """Deviation of the noise that is added to the target actor's actions."""
     target_noise_clip: NotNegative = 0.5
     """That noise is cut to this."""
+    noise_correlation: Correlation = 0.0
+    """How much of the exploration noise of a step is that of the step before. With much of it an
+    agent explores in long strides, not by trembling."""
 
 
 @option_class
@@ -110,6 +119,9 @@ class PolicyOptions:
     """Units of the critics' hidden layers."""
     policy_layers: tuple[Count, ...] = (128, 128)
     """Units of the actor's hidden layers."""
+    reward_prediction: NotNegative = 0.0
+    """Weight of one more loss for memories: they tell the rewards of other steps of the window, of
+    which observations and action are given. It makes them find out the task much sooner."""
     lr: Positive = 3e-4
     """Learning rate of actor and critics."""
     gamma: Share = 0.99
