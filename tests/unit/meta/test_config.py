@@ -1,5 +1,7 @@
 """Configurations of meta-RL: presets, changes, and mistakes that are named."""
 
+from typing import Any
+
 import pytest
 
 from envfleet.errors import ConfigError
@@ -12,7 +14,9 @@ from envfleet.meta.trial import make_env
 @pytest.mark.parametrize("name", preset_names())
 def test_every_preset_is_a_configuration_of_an_environment_that_is_there(name):
     config = load_config(name)
-    env = make_env(config.env.env_name, config.env.max_rollouts_per_task, **config.env.task_args)
+    env: Any = make_env(
+        config.env.env_name, config.env.max_rollouts_per_task, **config.env.task_args
+    )
     assert env.unwrapped.eval_tasks
     if config.is_rl2:
         assert config.policy.n_steps % env.horizon_bamdp == 0  # whole trials
@@ -78,12 +82,9 @@ def test_changes_are_over_the_file_and_flags_over_both():
 
 
 def test_updates_keep_their_kind():
-    assert isinstance(
-        load_config("point_robot/rnn", ["train.num_updates_per_iter=1"]).train.num_updates_per_iter,
-        int,
-    )
-    asked = load_config("point_robot/rnn", ["train.num_updates_per_iter=1.0"])
-    assert isinstance(asked.train.num_updates_per_iter, float)
+    for text, kind in (("1", int), ("1.0", float)):
+        train: Any = load_config("point_robot/rnn", [f"train.num_updates_per_iter={text}"]).train
+        assert type(train.num_updates_per_iter) is kind
 
 
 def test_what_is_typed_for_an_option_is_read_back():

@@ -5,6 +5,7 @@ Only the first line differs: the two functions are imported from `envfleet.meta`
 
 import textwrap
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import yaml
@@ -106,8 +107,8 @@ train:
 """
 
 
-def as_written(code: str, **names: object) -> dict[str, object]:
-    found: dict[str, object] = {"np": np, **names}
+def as_written(code: str, **names: Any) -> dict[str, Any]:
+    found: dict[str, Any] = {"np": np, **names}
     exec(textwrap.dedent(code), found)
     return found
 

@@ -1,5 +1,7 @@
 """RL²: what it observes, against a loop by hand."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -9,7 +11,7 @@ from envfleet.meta.rl2_env import make_rl2_env
 
 @pytest.mark.parametrize("name", ["PointRobot-v0", "GridNavi-v0"])
 def test_observations_are_the_trial_s_with_the_previous_action_and_reward(name):
-    args = {"num_eval_tasks": 3, "max_episode_steps": 4}
+    args: Any = {"num_eval_tasks": 3, "max_episode_steps": 4}
     wide, plain = make_rl2_env(name, 2, **args), make_env(name, 2, **args)
     options = {"task": 1}
     obs, _ = wide.reset(seed=5, options=options)
@@ -32,8 +34,8 @@ def test_observations_are_the_trial_s_with_the_previous_action_and_reward(name):
 
 
 def test_a_reset_without_a_task_draws_another_one():
-    env = make_rl2_env("PointRobot-v0", 2, num_eval_tasks=3)
-    goals = set()
+    env: Any = make_rl2_env("PointRobot-v0", 2, num_eval_tasks=3)
+    goals: set[tuple[float, ...]] = set()
     for _ in range(5):
         env.reset(seed=0 if not goals else None)
         goals.add(tuple(env.unwrapped.task))

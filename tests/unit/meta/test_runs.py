@@ -9,6 +9,8 @@ import signal
 import subprocess
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -224,10 +226,8 @@ class TestTheFolder:
 
 
 def test_trials_without_a_plane_have_no_pictures(tmp_path):
-    class Found:
-        trials, tasks, returns = [None], [0], np.zeros((1, 2))
-
-    write_trials(tmp_path, Found, None, {"0": 3})
+    found: Any = SimpleNamespace(trials=[None], tasks=[0], returns=np.zeros((1, 2)))
+    write_trials(tmp_path, found, None, {"0": 3})
     assert json.loads((tmp_path / "trials.json").read_text()) == {
         "tasks_seen": {"0": 3},
         "pictures": [],
