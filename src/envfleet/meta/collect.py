@@ -190,6 +190,13 @@ def play_many(
     return [done[plan.number] for plan in plans]
 
 
+def _has(batch: Batch, name: str) -> bool:
+    """Whether some row has an info of this name; putting all infos together takes much longer."""
+    return any(name in schema.keys for schema, _, _ in batch.packed.groups) or any(
+        name in info for _, info in batch.plain
+    )
+
+
 class _Table:
     """The trials that are being played, one per slot."""
 
@@ -285,8 +292,8 @@ class _Table:
         self._rewards[slots, times] = rewards
         self._times[slots] = times = times + 1
         self._obs[slots, times] = obs
-        for name in SUCCESSES if batch.packed.groups or batch.plain else ():
-            if name in batch.infos:
+        for name in SUCCESSES:
+            if _has(batch, name):
                 self._is_success[batch.slots] |= np.asarray(batch.infos[name], np.bool_)
 
     def _finish(self, slots: Array, terminated: Array) -> None:

@@ -130,6 +130,7 @@ class Learner:
                 num_workers=num_parallel_workers,
                 seed=self.seed,
                 num_processes=self.config.env.num_processes,
+                step_timeout_s=self.config.env.step_timeout_s,
                 **kwargs,
             )
 

@@ -82,7 +82,7 @@ class PointEnv(TaskEnv):
 
     def step(self, action: npt.ArrayLike) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """Move by the action, and by the wind."""
-        move = np.clip(np.asarray(action, np.float64), -MAX_MOVE, MAX_MOVE)
+        move = np.minimum(np.maximum(np.asarray(action, np.float64), -MAX_MOVE), MAX_MOVE)
         self.state = self.state + move + (self.task if self.rules.is_task_wind else 0.0)
         return self.state.astype(np.float32), self._reward(), False, False, {}
 

@@ -21,6 +21,7 @@ from envfleet.options import (
     Must,
     NotNegative,
     Positive,
+    Seconds,
     Seed,
     option_class,
 )
@@ -74,6 +75,9 @@ class EnvOptions:
     """Environments that run side by side; no result depends on it."""
     num_processes: Count | None = None
     """Among how many processes they are dealt; None is the number of usable cores."""
+    step_timeout_s: Seconds | None = None
+    """Seconds that one step may take in a worker before the worker is replaced; None is ten
+    minutes."""
     env_kwargs: dict[str, Any] = field(default_factory=dict)
     """More keyword arguments for the environment."""
 

@@ -39,6 +39,7 @@ FREE = frozenset(
     {
         "num_parallel_workers",
         "num_processes",
+        "step_timeout_s",
         "eval_stochastic",
         "log_interval",
         "save_interval",

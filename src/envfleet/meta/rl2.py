@@ -156,6 +156,7 @@ def _options(config: MetaConfig) -> learn_options.TrainOptions:
         num_episodes=config.train.num_iters,
         seed=config.run.seed,
         device="cpu",
+        step_timeout_s=env.step_timeout_s if workers > 1 else None,
         backend="serial" if workers == 1 else "process",
         num_workers=min(workers, config.train.num_rollouts_per_iter),
     )

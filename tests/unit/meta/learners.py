@@ -14,14 +14,14 @@ ENV = {
     "num_eval_tasks": 3,
     "env_kwargs": {"max_episode_steps": 7},
 }
-POLICIES = {
+POLICIES: dict[str, dict[str, Any]] = {
     "markov": {"seq_model": "mlp"},
     "memory": {"seq_model": "gru", "rnn_hidden_size": 8},
     "shared": {"seq_model": "lstm", "rnn_hidden_size": 8, "separate": False},
     "memory-markov": {"seq_model": "lstm-mlp", "rnn_hidden_size": 8},
     "td3": {"seq_model": "gru", "rnn_hidden_size": 8, "algo_name": "td3"},
 }
-DISCRETE = {"seq_model": "gru", "rnn_hidden_size": 8, "algo_name": "sacd"}
+DISCRETE: dict[str, Any] = {"seq_model": "gru", "rnn_hidden_size": 8, "algo_name": "sacd"}
 
 
 def small(policy: str = "memory", *, seed: int = 0, **changed: Any) -> Learner:

@@ -2,6 +2,7 @@
 
 import os
 import signal
+from typing import Any
 
 import numpy as np
 import pytest
@@ -190,7 +191,7 @@ class TestUpdates:
         with small() as learner:
             learner.collect_rollouts(2)
             plan = learner.plan(9)
-            act = {"deterministic": True, "seconds": Seconds()}
+            act: Any = {"deterministic": True, "seconds": Seconds()}
             before = play_one(learner.train_env, learner.agent, plan, **act)
             learner.update(3)
             after = play_one(learner.train_env, learner.agent, plan, **act)
