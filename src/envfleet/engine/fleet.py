@@ -115,13 +115,13 @@ class Fleet:
         )
         parts = workers, self._inflight, self._slot_sets, self._episodes, self._batch_reader
         self._recovery = Recovery(
-            *parts,
+            parts,
             autoreset=autoreset,
             deadlines=deadlines,
             on_failure=on_failure,
             restarts=restarts,
         )
-        self._receiver = Receiver(*parts, self._recovery, autoreset=autoreset, poison=poison)
+        self._receiver = Receiver(parts, self._recovery, autoreset=autoreset, poison=poison)
         self._has_pages = workers.data.pages is not None
         # natively vectorised slots cannot be replayed one by one
         is_native = all(facts.native for facts in workers.facts)

@@ -16,17 +16,15 @@ import numpy.typing as npt
 
 from envfleet.engine.backends.base import WorkerHandle
 from envfleet.engine.batch import Batch, any_set
-from envfleet.engine.batch_reader import BatchReader
 from envfleet.engine.checks import check_blocked, check_whole, together_of
-from envfleet.engine.episodes import Episodes
 from envfleet.engine.host import SlotState
-from envfleet.engine.inflight import MOVES, Inflight, Pending
+from envfleet.engine.inflight import MOVES, Pending
 from envfleet.engine.interrupts import uninterrupted
 from envfleet.engine.messages import Op, Reply
 from envfleet.engine.options import Autoreset, ResetPlan
 from envfleet.engine.recovery import Recovery
-from envfleet.engine.slots import Slots, SlotSet, SlotSets, is_enough
-from envfleet.engine.workers import Workers
+from envfleet.engine.return_orders import FleetParts
+from envfleet.engine.slots import Slots, SlotSet, is_enough
 from envfleet.errors import EnvfleetError, NothingSent, ResetNeeded, StillInFlight
 
 Flags = npt.NDArray[np.bool_]
@@ -36,22 +34,13 @@ class Receiver:
     """Waits for workers and keeps all records in step with what they answer."""
 
     def __init__(
-        self,
-        workers: Workers,
-        inflight: Inflight,
-        slot_sets: SlotSets,
-        episodes: Episodes,
-        batch_reader: BatchReader,
-        recovery: Recovery,
-        *,
-        autoreset: Autoreset,
-        poison: bool,
+        self, parts: FleetParts, recovery: Recovery, *, autoreset: Autoreset, poison: bool
     ) -> None:
-        self._workers, self._inflight, self._slot_sets = workers, inflight, slot_sets
-        self._episodes, self._batch_reader, self._recovery = episodes, batch_reader, recovery
+        self._workers, self._inflight, self._slot_sets, self._episodes, self._batch_reader = parts
+        self._recovery = recovery
         self._autoreset, self._poison = autoreset, poison
-        self._together = together_of(workers.facts)
-        self._is_native = all(facts.native for facts in workers.facts)
+        self._together = together_of(self._workers.facts)
+        self._is_native = all(facts.native for facts in self._workers.facts)
         self._begins_plainly = autoreset != "disabled" and not self._is_native
         """Slots may begin episodes by themselves, and those may be noted all at once."""
         self.wait_s = self.copy_s = 0.0

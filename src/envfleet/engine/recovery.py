@@ -17,19 +17,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from envfleet.engine.backends.base import WorkerHandle
-from envfleet.engine.batch_reader import BatchReader
-from envfleet.engine.episodes import Episodes, FailureEvent
+from envfleet.engine.episodes import FailureEvent
 from envfleet.engine.host import ReturnOrder, SlotState
 from envfleet.engine.incident import Incident
-from envfleet.engine.inflight import MOVES, Inflight, Pending
+from envfleet.engine.inflight import MOVES, Pending
 from envfleet.engine.messages import EnvFailure, Op
 from envfleet.engine.options import Autoreset, Deadlines, OnFailure, RestartPolicy
-from envfleet.engine.return_orders import ReturnOrders
+from envfleet.engine.return_orders import FleetParts, ReturnOrders
 from envfleet.engine.silences import Silences
-from envfleet.engine.slots import SlotSets
 from envfleet.engine.snapshot import Snapshot
 from envfleet.engine.supervision import Decision, RecentFailures, decide
-from envfleet.engine.workers import Workers
 from envfleet.errors import (
     DeadlineExceeded,
     EnvConstructionFailed,
@@ -84,20 +81,15 @@ class Recovery:
 
     def __init__(
         self,
-        workers: Workers,
-        inflight: Inflight,
-        slot_sets: SlotSets,
-        episodes: Episodes,
-        batch_reader: BatchReader,
+        parts: FleetParts,
         *,
         autoreset: Autoreset,
         deadlines: Deadlines,
         on_failure: OnFailure,
         restarts: RestartPolicy,
     ) -> None:
-        self._workers, self._inflight, self._slot_sets = workers, inflight, slot_sets
-        self._episodes, self._batch_reader = episodes, batch_reader
-        self._orders = ReturnOrders(workers, inflight, slot_sets, episodes, batch_reader, autoreset)
+        self._workers, self._inflight, self._slot_sets, self._episodes, self._batch_reader = parts
+        self._orders = ReturnOrders(parts, autoreset)
         self._on_failure, self._restarts = on_failure, restarts
         self._resumes = on_failure == "resume"
         self.coming: dict[int, _Loss] = {}
@@ -106,7 +98,7 @@ class Recovery:
         """Slots that are lost for good, and why."""
         self.errors: list[EnvfleetError] = []
         """To be raised to the caller, oldest first."""
-        self.silences = Silences(workers, inflight, deadlines)
+        self.silences = Silences(self._workers, self._inflight, deadlines)
 
     # ---- an environment raised ------------------------------------------------------------------
 
@@ -119,13 +111,8 @@ class Recovery:
         if native and self._on_failure == "restart":  # such a one comes back with its worker only
             event = self._event_of(pending, native[0], self._slots_of(handle))
             owed = [pending, *self._inflight.outstanding[worker]]
-            self._lose(
-                handle,
-                event,
-                native[0].as_error(self._together(native[0].slot)),
-                owed,
-                is_known=True,
-            )
+            error = native[0].as_error(self._together(native[0].slot))
+            self._lose(handle, event, error, owed, is_known=True)
             return
         left, is_return = set(pending.slots), pending.command.op in (Op.REBUILD, Op.RESUME)
         for failure in failures:
@@ -143,7 +130,7 @@ class Recovery:
         """The environment that fills these slots raised, in `pending` or while it came back."""
         slot = failure.slot
         if failure.doing == Op.RESUME.phrase and failure.kind == SnapshotError.__name__:
-            self._end_episode(slot, ResumeFailed(slot, failure.reason.partition(": ")[2]))
+            self._stop_at(ResumeFailed(slot, failure.reason.partition(": ")[2]), None, [slot])
             return
         if self._is_repeated(pending, failure):
             self._give_back_reset(pending, failure, together)
@@ -171,7 +158,7 @@ class Recovery:
             self.errors.append(error)
 
     def _is_repeated(self, pending: Pending | None, failure: EnvFailure) -> bool:
-        """Whether a reset raised what it raised before, in an environment brought to one place.
+        """Whether a reset raised the same in the environment that this one was made to replace.
 
         Then it always will: its plan asks for something that does not exist, for example.
         """
@@ -191,12 +178,6 @@ class Recovery:
         error = failure.as_error(together)
         error.add_note("It raised the same in a new environment, so it is not tried again.")
         self._stop_at(error, pending, together)
-
-    def _end_episode(self, slot: int, error: EnvfleetError) -> None:
-        """The slot cannot go on where it was: its caller hears of it, and has to reset it."""
-        self._inflight.lose(slot)
-        self._episodes.lose([slot])
-        self.errors.append(error)
 
     def _together(self, slot: int) -> Sequence[int]:
         """All slots of the environment that fills this one."""
@@ -243,7 +224,7 @@ class Recovery:
             try:
                 order = self._orders.resume(slot, pending)
             except ResumeFailed as exc:
-                self._end_episode(slot, exc)
+                self._stop_at(exc, None, [slot])
                 return
         else:
             order = self._orders.restart(slot)
@@ -327,8 +308,7 @@ class Recovery:
                 outstanding.append(pending)
             else:
                 pending.is_done, pending.error = True, error
-        now_s = time.monotonic()
-        since_s = now_s if since_s is None else since_s
+        since_s = time.monotonic() if since_s is None else since_s
         self._replace(_Loss(handle.worker, event, error, is_known, since_s))
 
     def _is_asked_again(self, pending: Pending) -> bool:
@@ -443,7 +423,7 @@ class Recovery:
                 order = self._orders.resume(slot, owed)
             except ResumeFailed as exc:
                 self._take_back(worker, slot)
-                self._end_episode(slot, exc)
+                self._stop_at(exc, None, [slot])
                 queued = self._episodes.queued(slot)
                 order = Snapshot(None, None, SlotState.UNUSABLE, queued)
             orders.append(order)

@@ -20,21 +20,15 @@ from envfleet.engine.slots import SlotSets
 from envfleet.engine.snapshot import Snapshot
 from envfleet.engine.workers import Workers
 
+FleetParts = tuple[Workers, Inflight, SlotSets, Episodes, BatchReader]
+"""What those who see to answers and failures of a fleet work on."""
+
 
 class ReturnOrders:
     """Finds out how lost slots go on."""
 
-    def __init__(
-        self,
-        workers: Workers,
-        inflight: Inflight,
-        slot_sets: SlotSets,
-        episodes: Episodes,
-        batch_reader: BatchReader,
-        autoreset: Autoreset,
-    ) -> None:
-        self._workers, self._inflight, self._slot_sets = workers, inflight, slot_sets
-        self._episodes, self._batch_reader = episodes, batch_reader
+    def __init__(self, parts: FleetParts, autoreset: Autoreset) -> None:
+        self._workers, self._inflight, self._slot_sets, self._episodes, self._batch_reader = parts
         self._autoreset = autoreset
 
     def restart(self, slot: int, *, has_ended: bool = False) -> ReturnOrder:
