@@ -55,6 +55,8 @@ def one_run(env: str, recipe: Recipe, seed: int, part: float) -> tuple[float, in
         total_steps=steps,
         seed=seed,
         device="cpu",
+        # in a process that may have no children; every backend gives the same policy
+        backend="serial",
         save_every=steps,
         eval_every=steps,
         eval_episodes=2,

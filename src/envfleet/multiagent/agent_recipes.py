@@ -12,10 +12,12 @@ _GAME = Recipe(
     1_000_000,
     PPOOptions(
         n_steps=64,
-        batch_size=1024,
+        batch_size=256,
         learning_rate=1e-3,
-        ent_coef=0.06,
-        hidden=(256, 256),
+        gae_lambda=0.8,
+        ent_coef=0.1,
+        hidden=(128, 128),
+        activation="relu",
     ),
     eval_episodes=100,
 )
