@@ -140,6 +140,12 @@ def test_equal_spaces_are_equal_and_pickle() -> None:
     assert are_equal(space, nearly)  # as Gymnasium judges its boxes
 
 
+def test_spaces_with_equal_fields_share_one_dtype() -> None:
+    first, second = (RecordSpace({"turn": Discrete(3), "reward": Box(0, 1, (2,))}) for _ in "ab")
+    assert first.dtype is second.dtype
+    assert first.dtype is not RecordSpace({"turn": Discrete(3)}).dtype
+
+
 def test_gymnasium_batches_records() -> None:
     space = agents_space()
     batched = batch_space(space, 4)
