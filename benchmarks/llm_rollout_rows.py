@@ -8,6 +8,7 @@ from __future__ import annotations
 import statistics
 
 from benchmarks.inference import Embedded, InProcess, OverHttp, PerRequest
+from benchmarks.llm_rollout_async import ASYNC_ROWS
 from benchmarks.rounds import Outcome, Pace, Rounds, Row
 from benchmarks.tables import Line, Target
 from envfleet.observe.progress import Progress
@@ -50,4 +51,5 @@ def batching(pace: Pace, progress: Progress, title: str) -> Outcome:
 ROWS: dict[str, Row] = {
     "broker": broker,
     "batching": batching,
+    **ASYNC_ROWS,
 }

@@ -182,6 +182,24 @@ def test_the_embedded_model_answers_with_exact_ids_and_keeps_to_a_grammar(gramma
     llm.close()
 
 
+def test_a_real_llama_cpp_server_gives_over_its_address_what_the_embedded_engine_gives(
+    monkeypatch, grammar
+):
+    with embedded_manager() as llm:
+        server = llm.engine._server
+        monkeypatch.setenv("MODEL_KEY", server._key())
+        block = {"base_url": f"{server._base_url}/v1", "api_key_env": "MODEL_KEY"}
+        with SharedLLMInferenceManager.from_config({"llm": block}) as other:
+            request = ask(prefill="<think>", grammar=grammar, max_tokens=40, temperature=0)
+            one, two = llm.generate(request), other.generate(request)
+            assert (one.text, one.stop_reason) == (two.text, two.stop_reason)
+            assert one.num_prompt_tokens == two.num_prompt_tokens
+            assert one.token_ids[: len(two.token_ids)] == two.token_ids  # without the end's own
+            assert one.log_probs[: len(two.log_probs)] == pytest.approx(two.log_probs, abs=0.01)
+            with pytest.raises(InferenceError, match=r"exceeds.*agent_proxy\.max_context_window"):
+                other.generate(ask(text="word " * 3000))
+
+
 def test_a_killed_model_is_started_again_and_its_requests_are_answered():
     with embedded_manager() as llm:
         first = llm.engine.pid

@@ -13,15 +13,18 @@ from typing import Any
 
 import pytest
 
+from envfleet.llm.environments.base import Mode, Step
 from envfleet.llm.inference.manager import SharedLLMInferenceManager
 from envfleet.llm.inference.types import GenerateRequest, Generation
 from envfleet.llm.joblib_workers import JoblibRound, WorkersLost
 from envfleet.llm.journal import read_journal
 from envfleet.llm.parallel_rollout import ParallelRolloutManager
+from envfleet.llm.registry import register_env
 from envfleet.llm.same_trajectories import first_difference
 from envfleet.llm.seats import EnvSeats
 from tests.gates import PATIENCE_S
 from tests.misbehaving_server import FAULTS, MisbehavingServer
+from tests.unit.llm.games import Climb
 from tests.unit.llm.rollouts import config_with, play
 from tests.unit.llm.test_parallel_rollout import Counting
 
@@ -92,6 +95,43 @@ def test_a_killed_worker_of_the_fleet_costs_nothing(monkeypatch: pytest.MonkeyPa
     assert len(engine.killed) == 2
     assert first_difference(wanted.trajectories, got.trajectories) is None
     assert max(engine.asked.values()) == 1
+
+
+class Hanging(Climb):
+    """Hangs in its first step, with one seed."""
+
+    def _begin(self, seed: int, mode: Mode) -> None:
+        super()._begin(seed, mode)
+        self._hangs = seed == 7
+
+    def _act(self, action: Any) -> Step:
+        if self._hangs:
+            time.sleep(PATIENCE_S)
+        return super()._act(action)
+
+
+def test_a_worker_that_hangs_is_killed_and_costs_its_own_trajectory_only(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    register_env("hanging-climb", Hanging)
+    config = config_with(
+        "+custom_envs.Hanging.env_type=hanging-climb",
+        "+custom_envs.Hanging.max_actions_per_traj=6",
+        "es_manager.step_timeout_s=1",
+        "es_manager.max_restarts=2",
+        "agent_proxy.on_failure=mask",
+        tags=("Hanging", "FrozenLake", "SimpleSokoban"),
+        group_size=1,
+        backend="multiprocessing",
+    )
+    got = play(config)
+    assert "hangs, and is killed" in caplog.text
+    assert got.failures == {"env": 1}
+    failure = got.trajectories[0].failure
+    assert failure is not None
+    assert failure.error == "its worker was lost 3 times"
+    wanted = play(config_with(tags=("Countdown", "FrozenLake", "SimpleSokoban"), group_size=1))
+    assert first_difference(wanted.trajectories[1:], got.trajectories[1:]) is None
 
 
 def test_workers_that_cannot_start_leave_the_rollout_to_this_process(

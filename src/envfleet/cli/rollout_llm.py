@@ -12,7 +12,7 @@ from typing import Any
 
 from envfleet.cli.command import Context, UsageError
 from envfleet.cli.llm_arguments import config_of
-from envfleet.cli.report import Block, Code, Heading, Report, Text, plural
+from envfleet.cli.report import Block, Code, Heading, Report, Text
 from envfleet.llm.config import plain_config
 from envfleet.llm.inference.manager import SharedLLMInferenceManager
 from envfleet.llm.journal import read_header
@@ -72,12 +72,7 @@ def run_llm(
             )
             with ParallelRolloutManager(config, llm, mode=mode) as manager:
                 num_envs = manager.num_trajectories
-                context.say(
-                    Text(
-                        f"{plural(num_envs, 'trajectory').replace('ys', 'ies')}, {llm.name}, "
-                        f"in {folder}"
-                    )
-                )
+                context.say(Text(f"{num_envs} trajectories with {llm.name}, kept in {folder}"))
                 with context.progress.bar("rollout", num_envs) as bar:
                     watch = _Watch(bar, context, shorten)
                     try:

@@ -15,9 +15,11 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
 import os
 import queue
 import select
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -44,6 +46,9 @@ GOODBYE_S = 5.0
 """How long workers may take to end when all trajectories are over."""
 HEAR_S = 0.02
 _ADAPT_EVERY_S = 1.0
+_ALIVE_EVERY_S = 0.5
+SILENCE_S = 600.0
+"""How long a worker may be silent, where es_manager.step_timeout_s says nothing."""
 _MOST_SAID = 500
 """Characters of an error of joblib that are kept."""
 _IN_FLIGHT_S = 0.05
@@ -57,10 +62,10 @@ class WorkersLost(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """What a worker says: that it is there, something about a trajectory, or how it ended."""
+    """What a worker says: that it is there, what happens to a trajectory, or how it ended."""
 
     worker: int
-    kind: Literal["hello", "entry", "bye"]
+    kind: Literal["hello", "alive", "entry", "bye"]
     content: Any = None
 
 
@@ -86,7 +91,8 @@ def play_share(
         try:
             listener = _Reporter(client, topic, worker)
             ask = _asking(client, threads)
-            Play(rules, seats, ask, listener, source, max_live=max_live).run()
+            tick = listener.tick
+            Play(rules, seats, ask, listener, source, max_live=max_live, on_tick=tick).run()
         finally:
             threads.shutdown(wait=False, cancel_futures=True)
             seats.close()
@@ -142,8 +148,16 @@ class _Reporter:
 
     def __init__(self, client: InferenceClient, topic: str, worker: int) -> None:
         self._client, self._topic, self._worker = client, topic, worker
+        self._said_s = time.monotonic()
+
+    def tick(self) -> None:
+        """Say now and then that no environment hangs."""
+        if time.monotonic() - self._said_s >= _ALIVE_EVERY_S:
+            self._said_s = time.monotonic()
+            self._client.send(self._topic, Said(self._worker, "alive"))
 
     def _send(self, entry: dict[str, Any]) -> None:
+        self._said_s = time.monotonic()
         self._client.send(self._topic, Said(self._worker, "entry", entry))
 
     def begun(self, trajectory: Trajectory) -> None:
@@ -189,6 +203,9 @@ class JoblibRound:
         """Workers that are lost, or ended by an error."""
         self._why = "all workers were killed"
         self._adapted_s = time.monotonic()
+        self._heard_s: dict[int, float] = {}
+        """When each worker process was heard last."""
+        self._silence_s = rules.settings.step_timeout_s or SILENCE_S
 
     def run(
         self,
@@ -289,6 +306,8 @@ class JoblibRound:
         on_lost: Callable[[list[Key]], None],
     ) -> None:
         worker = said.worker
+        if worker in self._heard_s or said.kind == "hello":
+            self._heard_s[worker] = time.monotonic()
         if said.kind == "hello":
             self.pids[worker] = said.content
             _log.info("worker %d plays in process %d", worker, said.content)
@@ -308,7 +327,7 @@ class JoblibRound:
             if said.content is not None:
                 self._why = f"worker {worker} failed: {said.content}"
                 self._lose(worker, on_lost)
-        else:
+        elif said.kind == "entry":
             key = said.content["env_id"], said.content["attempt"]
             if self._share.is_owner(worker, key):
                 if said.content["kind"] == "end":
@@ -327,8 +346,12 @@ class JoblibRound:
             for worker, descriptor in self._watched.items()
             if worker not in self._gone and worker not in self._left
         }
-        for descriptor in worker_of:
+        for descriptor, worker in worker_of.items():
             poll.register(descriptor, select.POLLIN)
+            if time.monotonic() - self._heard_s[worker] > self._silence_s + _ALIVE_EVERY_S:
+                _log.warning("worker %d hangs, and is killed", worker)
+                self._heard_s[worker] = math.inf
+                signal.pidfd_send_signal(descriptor, signal.SIGKILL)
         ended = [worker_of[descriptor] for descriptor, _ in poll.poll(0)]
         if ended:
             time.sleep(_IN_FLIGHT_S)
@@ -339,6 +362,7 @@ class JoblibRound:
 
     def _lose(self, worker: int, on_lost: Callable[[list[Key]], None]) -> None:
         self._gone.add(worker)
+        self._share.active = self._num_workers  # the one that is gone may be the only active one
         keys = self._share.lost(worker)
         _log.warning(
             "worker %d is lost; %d trajectories are taken up where they stopped", worker, len(keys)
@@ -347,7 +371,11 @@ class JoblibRound:
 
     def _adapt(self) -> None:
         """Have more or fewer workers begin trajectories, by the state of the machine."""
-        if not self._is_adaptive or time.monotonic() - self._adapted_s < _ADAPT_EVERY_S:
+        if (
+            not self._is_adaptive
+            or self._gone
+            or time.monotonic() - self._adapted_s < _ADAPT_EVERY_S
+        ):
             return
         self._adapted_s = time.monotonic()
         now = MachineState(os.getloadavg()[0], usable_cores(), free_memory())

@@ -239,7 +239,7 @@ class ParallelRolloutManager:
         """Play in joblib's workers; why they could not play to the end."""
         num_idle_rounds = 0
         while True:
-            share = WorkShare(run.take_all(), num_workers, run.expected_turns)
+            share = WorkShare(run.take_all(), num_workers, run.expected_turns, run.num_losses)
             run.give = share.add
             for worker, env_ids in enumerate(share.env_ids()):
                 _log.info("worker %d begins with environments %s", worker, env_ids)

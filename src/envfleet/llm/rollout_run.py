@@ -79,7 +79,8 @@ class RolloutRun:
         self._live: dict[Key, Trajectory] = {}
         self._kept: dict[int, Trajectory] = {}
         """Those that are over, where there is no journal to keep them."""
-        self._num_losses: dict[Key, int] = {}
+        self.num_losses: dict[Key, int] = {}
+        """How often trajectories were lost with their workers; a `WorkShare` counts."""
         self._sample: Trajectory | None = None
         self._told_s = 0.0
         self.num_events = 0
@@ -190,9 +191,8 @@ class RolloutRun:
         """Workers that played these trajectories are gone."""
         again = []
         for key in keys:
-            self._num_losses[key] = self._num_losses.get(key, 0) + 1
             trajectory = self._live.get(key)
-            if self._num_losses[key] > self.rules.settings.max_restarts:
+            if self.num_losses[key] > self.rules.settings.max_restarts:
                 self._give_up(key)
             elif trajectory is not None:
                 again.append(taken_up(trajectory))
@@ -211,7 +211,7 @@ class RolloutRun:
         if trajectory is None:
             trajectory = self._fresh(key).new_trajectory()
             self.begun(trajectory)
-        count = self._num_losses[key]
+        count = self.num_losses[key]
         error = f"its worker was lost {count} times"
         trajectory.failure = TrajectoryFailure(reason="env", error=error)
         trajectory.is_done, trajectory.final_state = True, ""

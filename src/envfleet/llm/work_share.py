@@ -2,7 +2,8 @@
 
 Every worker begins with a share of its own, the longest trajectories first. One that has no more
 takes from the worker that has most left. A worker that rests, because the machine is short of
-memory or of cores, leaves its share to the others.
+memory or of cores, leaves its share to the others. A trajectory that was lost twice with its worker
+may be what the workers died of: from then on it is played alone, so that no other is lost with it.
 
 Law: a trajectory belongs to one worker at a time, and every trajectory is played to its end.
 """
@@ -17,6 +18,8 @@ from pathlib import Path
 
 from envfleet.llm.play_rules import TrajectoryTask
 
+SUSPECT_AFTER = 2
+"""How often a trajectory is lost before it is played alone."""
 _LEAST_MEMORY = 0.1
 """Share of the memory that must be free for another worker; below half of it one has to rest."""
 
@@ -43,6 +46,7 @@ class WorkShare:
         tasks: Sequence[TrajectoryTask],
         num_workers: int,
         expected: Callable[[TrajectoryTask], float] = lambda task: 0.0,
+        num_losses: dict[Key, int] | None = None,
     ) -> None:
         """Share out tasks.
 
@@ -50,6 +54,7 @@ class WorkShare:
             tasks: All of them.
             num_workers: How many workers ask.
             expected: How long a trajectory is expected to be, in any unit.
+            num_losses: How often trajectories were lost with their workers, counted on here.
         """
         self._lock = threading.Lock()
         self._expected = expected
@@ -57,6 +62,7 @@ class WorkShare:
             deque(sorted(one, key=expected, reverse=True)) for one in split(tasks, num_workers)
         ]
         self._owner: dict[Key, int] = {}
+        self.num_losses = {} if num_losses is None else num_losses
         self.active = num_workers
         """How many workers may begin trajectories."""
         self.num_stolen = 0
@@ -71,15 +77,23 @@ class WorkShare:
         with self._lock:
             if worker >= self.active:
                 return None
+            own = [key for key, owner in self._owner.items() if owner == worker]
+            if any(map(self._is_suspect, own)):
+                return None
             share = self._shares[worker]
             if not share:
                 share = max(self._shares, key=len)
-                self.num_stolen += bool(share)
-            if not share:
-                return None
-            task = share.popleft()
-            self._owner[task.env_id, task.attempt] = worker
-            return task
+            for task in share:
+                key = task.env_id, task.attempt
+                if not own or not self._is_suspect(key):
+                    self.num_stolen += share is not self._shares[worker]
+                    share.remove(task)
+                    self._owner[key] = worker
+                    return task
+            return None
+
+    def _is_suspect(self, key: Key) -> bool:
+        return self.num_losses.get(key, 0) >= SUSPECT_AFTER
 
     def add(self, tasks: Iterable[TrajectoryTask]) -> None:
         """More tasks, for those who have least to do."""
@@ -103,6 +117,7 @@ class WorkShare:
             keys = [key for key, owner in self._owner.items() if owner == worker]
             for key in keys:
                 del self._owner[key]
+                self.num_losses[key] = self.num_losses.get(key, 0) + 1
             return keys
 
     @property

@@ -342,6 +342,22 @@ def test_a_worker_with_nothing_left_takes_from_the_one_with_most() -> None:
     assert not share.is_owner(0, (1, 0))
 
 
+def test_a_trajectory_that_was_lost_twice_is_played_alone() -> None:
+    tasks: Any = [Task(number) for number in range(3)]
+    share = WorkShare(tasks, 1)
+    assert share.next(0) is tasks[0]
+    share.lost(0)
+    share.add(tasks[:1])
+    assert [share.next(0) for _ in range(3)] == [tasks[1], tasks[2], tasks[0]]
+    share.lost(0)
+    share.add(tasks[:1])  # lost twice now
+    share.add(tasks[1:])
+    assert share.next(0) is tasks[0]
+    assert share.next(0) is None
+    share.ended((0, 0))
+    assert [share.next(0) for _ in range(2)] == tasks[1:]
+
+
 def test_a_resting_worker_gets_nothing() -> None:
     tasks: Any = [Task(number) for number in range(4)]
     share = WorkShare(tasks, 2)

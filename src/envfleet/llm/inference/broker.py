@@ -26,6 +26,8 @@ from envfleet.llm.inference.stats import InferenceStats
 from envfleet.llm.inference.types import Engine, GenerateRequest, Generation, GenerationTimes
 
 Outcome = Generation | InferenceError
+_HAIR_S = 0.001
+"""A timer of asyncio may go off a moment too early."""
 
 
 @dataclass(slots=True, eq=False)
@@ -79,7 +81,7 @@ class Broker:
         if self._first_s is None:
             self._first_s = now_s
             if self._options.time_budget_s is not None:
-                self._loop.call_later(self._options.time_budget_s, self._start_more)
+                self._loop.call_later(self._options.time_budget_s, self._end_waiting)
         if self._is_closed:
             self._end(job, _closed())
             return job
@@ -105,7 +107,7 @@ class Broker:
 
     def stats(self) -> InferenceStats:
         """The counts up to now. May be called from other threads."""
-        num_waiting = sum(not job.is_over for job in tuple(self._waiting))
+        past_s = self._loop.time() - self._last_change_s
         return InferenceStats(
             num_requests=self._counts["requests"],
             num_answers=self._counts["answers"],
@@ -115,35 +117,32 @@ class Broker:
             retries=dict(self._retries),
             num_prompt_tokens=self._counts["prompt_tokens"],
             num_tokens=self._counts["tokens"],
-            num_queued=num_waiting,
+            num_queued=max(0, len(self._jobs) - self._num_in_flight),
             num_in_flight=self._num_in_flight,
             max_in_flight=self._max_in_flight,
             max_concurrency=self._max_concurrency,
-            busy_s=self._busy_s,
-            occupied_s=self._occupied_s,
+            busy_s=self._busy_s + (past_s if self._num_in_flight else 0.0),
+            occupied_s=self._occupied_s + past_s * self._num_in_flight,
             engine_restarts=getattr(self._engine, "num_restarts", 0),
         )
 
     # ---- to the engine and back -----------------------------------------------------------------
 
     def _start_more(self) -> None:
-        """Give free places to those who wait, in their order."""
-        while self._waiting and self._num_in_flight < self._max_concurrency:
-            if self._hold_until_s > self._loop.time():
-                return  # a call of this function is due then
+        """Give free places to those who wait, in their order; none if a budget is spent."""
+        while self._waiting:
+            spent = self._spent_budget()
+            is_full = self._num_in_flight >= self._max_concurrency
+            if spent is None and (is_full or self._hold_until_s > self._loop.time()):
+                return  # it is called again when a place is free, and when the hold is over
             job = heapq.heappop(self._waiting)
             if job.is_over:
                 continue
-            spent = self._spent_budget()
             if spent is not None:
                 self._end(job, spent)
                 continue
             self._count_places(+1)
             job.attempt = self._loop.create_task(self._attempt(job))
-        if self._waiting and self._spent_budget() is not None:  # those without a place, too
-            for job in [job for job in self._waiting if not job.is_over]:
-                self._end(job, self._spent_budget() or _closed())
-            self._waiting.clear()
 
     async def _attempt(self, job: Job) -> None:
         begun_s = self._loop.time()
@@ -160,7 +159,7 @@ class Broker:
             if not limit.expired():
                 outcome = _unexpected(exc)
             elif limit_s == left_s:
-                outcome = self._spent_budget() or _closed()
+                outcome = self._spent_time()
             else:
                 outcome = InferenceError(
                     "timeout",
@@ -200,10 +199,9 @@ class Broker:
             return
         self._retries[error.reason] += 1
         if error.retry_after_s is not None:  # the server is full: others would be refused as well
-            self._hold_until_s = max(
-                self._hold_until_s, self._loop.time() + min(error.retry_after_s, delay_s)
-            )
-            self._loop.call_at(self._hold_until_s, self._start_more)
+            until_s = self._loop.time() + error.retry_after_s
+            self._hold_until_s = max(self._hold_until_s, until_s)
+            self._loop.call_at(self._hold_until_s + _HAIR_S, self._start_more)
         job.timer = self._loop.call_later(delay_s, self._wait_again, job)
 
     def _wait_again(self, job: Job) -> None:
@@ -259,6 +257,11 @@ class Broker:
 
     # ---- budgets --------------------------------------------------------------------------------
 
+    def _end_waiting(self) -> None:
+        """The time is over; attempts that are under way end by their own limit."""
+        for job in [job for job in self._jobs if job.attempt is None]:
+            self._end(job, self._spent_time())
+
     def _budget_left_s(self, now_s: float) -> float:
         limit_s, first_s = self._options.time_budget_s, self._first_s
         if limit_s is None or first_s is None:
@@ -274,13 +277,14 @@ class Broker:
                 f"the token budget is spent ({used:,} of {limit:,}); what was answered before is "
                 "kept. To go on, raise llm.token_budget",
             )
-        if self._budget_left_s(self._loop.time()) <= 0:
-            return InferenceError(
-                "budget",
-                f"the time budget of {self._options.time_budget_s:g} s is spent; what was answered "
-                "before is kept. To go on, raise llm.time_budget_s",
-            )
-        return None
+        return self._spent_time() if self._budget_left_s(self._loop.time()) <= 0 else None
+
+    def _spent_time(self) -> InferenceError:
+        return InferenceError(
+            "budget",
+            f"the time budget of {self._options.time_budget_s:g} s is spent; what was answered "
+            "before is kept. To go on, raise llm.time_budget_s",
+        )
 
 
 def _closed() -> InferenceError:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import threading
 import weakref
 from collections.abc import Callable
@@ -178,9 +179,9 @@ class _Running:
         self.server: SocketServer
         self._loop = asyncio.new_event_loop()
         self._started: Future[None] = Future()
-        self._stop: asyncio.Event
         self._lock = threading.Lock()
         self._is_closed = False
+        self._pid = os.getpid()
         self._thread = threading.Thread(target=self._run, name="envfleet-inference", daemon=True)
 
     def start(self) -> None:
@@ -190,6 +191,12 @@ class _Running:
 
     def post(self, call: Callable[[], None]) -> None:
         """Have something called in the loop's thread."""
+        if os.getpid() != self._pid:
+            raise InferenceError(
+                "engine",
+                "this is a copy of the inference manager in a forked process, where nothing "
+                "answers; give workers its client(), made before the fork",
+            )
         with self._lock:
             if not self._is_closed:
                 self._loop.call_soon_threadsafe(call)
@@ -198,6 +205,8 @@ class _Running:
 
     def close(self) -> None:
         """End all; may be called twice, and from the loop's own thread."""
+        if os.getpid() != self._pid:
+            return  # a forked copy: what runs belongs to the parent
         with self._lock:
             is_first, self._is_closed = not self._is_closed, True
             if is_first and self._thread.ident is not None:

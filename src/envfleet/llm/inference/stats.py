@@ -21,6 +21,7 @@ class InferenceStats:
     num_tokens: int = 0
     """Written by the model."""
     num_queued: int = 0
+    """Waiting for a place at the engine, or for their next attempt."""
     num_in_flight: int = 0
     max_in_flight: int = 0
     """The most that there were at once."""

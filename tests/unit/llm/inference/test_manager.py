@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import weakref
+from pathlib import Path
 
 import pytest
 
@@ -213,6 +214,21 @@ def test_a_spent_time_budget_stops_what_is_under_way_and_what_waits():
         assert llm.engine.begun.empty()
 
 
+def test_a_server_that_is_full_holds_back_the_others_too_but_not_the_budget():
+    with told(2, time_budget_s=0.3, retry_delay_s=0.001) as llm:
+        first = llm.submit(ask("a"))
+        assert llm.engine.next() == "a"
+        llm.engine.fail("a", InferenceError("engine", "full", True, 60.0))
+        while llm.stats.num_retries == 0:
+            pass
+        second = llm.submit(ask("b"))
+        for future in (first, second):
+            with pytest.raises(InferenceError, match="time budget"):
+                future.result(PATIENCE_S)
+        assert llm.engine.begun.empty()
+        assert llm.stats.num_queued == 0
+
+
 def test_close_ends_every_request_with_an_error_and_refuses_more():
     llm = told(1)
     futures = [llm.submit(ask(name)) for name in "ab"]
@@ -261,6 +277,35 @@ def test_a_program_that_forgets_to_close_ends_all_the_same():
         env={**os.environ},
     )
     assert (done.stdout, done.stderr) == ("scripted\n", "")
+
+
+def test_a_copy_in_a_forked_process_refuses_at_once_and_its_client_works():
+    code = """
+import os, sys
+from envfleet.errors import InferenceError
+from envfleet.llm import SharedLLMInferenceManager
+from tests.unit.llm.inference.stage import ask
+llm = SharedLLMInferenceManager.from_config({"llm": {"engine": "scripted"}})
+client = llm.client()
+first = client.generate(ask()).text
+if os.fork() == 0:
+    try:
+        llm.generate(ask())
+    except InferenceError as exc:
+        print("forked process" in str(exc), client.generate(ask()).text == first, flush=True)
+    sys.exit()
+os.wait()
+print(client.generate(ask()).text == first, llm.generate(ask()).text == first)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=True,
+        cwd=Path(__file__).parents[4],
+    )
+    assert done.stdout.split() == ["True"] * 4, done.stderr
 
 
 def test_a_manager_does_not_pickle_and_says_what_does():
