@@ -11,13 +11,14 @@ from benchmarks.inference import Embedded, InProcess, OverHttp, PerRequest
 from benchmarks.llm_rollout_async import ASYNC_ROWS
 from benchmarks.rounds import Outcome, Pace, Rounds, Row
 from benchmarks.tables import Line, Target
+from envfleet.cli.measure import Contender
 from envfleet.observe.progress import Progress
 
 
 def broker(pace: Pace, progress: Progress, title: str) -> Outcome:
     """What the broker itself costs: a script answers at once, prompts have 2 KB."""
     here, http = InProcess(), OverHttp()
-    contenders = [here, http, PerRequest("loky")]
+    contenders: list[Contender] = [here, http, PerRequest("loky")]
     bounds = {"in-process": 5_000.0, "http": 1_000.0, "loky": 2_500.0}
     name = "broker, an engine that answers at once, prompts of 2 KB"
     rounds = Rounds(name, contenders, pace, progress, title)

@@ -194,6 +194,8 @@ def test_a_real_llama_cpp_server_gives_over_its_address_what_the_embedded_engine
             one, two = llm.generate(request), other.generate(request)
             assert (one.text, one.stop_reason) == (two.text, two.stop_reason)
             assert one.num_prompt_tokens == two.num_prompt_tokens
+            assert two.token_ids is not None
+            assert two.log_probs is not None
             assert one.token_ids[: len(two.token_ids)] == two.token_ids  # without the end's own
             assert one.log_probs[: len(two.log_probs)] == pytest.approx(two.log_probs, abs=0.01)
             with pytest.raises(InferenceError, match=r"exceeds.*agent_proxy\.max_context_window"):

@@ -132,7 +132,8 @@ class _Connection:
             raise _gone(exc) from exc
 
     def __del__(self) -> None:
-        self.close()
+        if hasattr(self, "_socket"):
+            self.close()
 
     def close(self) -> None:
         self.is_closed = True

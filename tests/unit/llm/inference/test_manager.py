@@ -4,10 +4,12 @@ import asyncio
 import gc
 import os
 import pickle
+import random
 import subprocess
 import sys
 import threading
 import weakref
+from concurrent.futures import CancelledError
 from pathlib import Path
 
 import pytest
@@ -227,6 +229,48 @@ def test_a_server_that_is_full_holds_back_the_others_too_but_not_the_budget():
                 future.result(PATIENCE_S)
         assert llm.engine.begun.empty()
         assert llm.stats.num_queued == 0
+
+
+def test_every_request_ends_once_whatever_happens_to_it():
+    dice = random.Random(1)
+
+    class Capricious(ScriptedEngine):
+        async def generate(self, request):
+            await asyncio.sleep(dice.random() * 0.003)
+            what = dice.random()
+            if what < 0.2:
+                raise InferenceError("engine", "a hiccup", is_retryable=True)
+            if what < 0.25:
+                raise InferenceError("engine", "never")
+            if what < 0.3:
+                await asyncio.sleep(60)
+            return await super().generate(request)
+
+    options = {"request_timeout_s": 0.05, "max_retries": 2, "max_concurrency": 7}
+    with managed(Capricious(), **QUICK, **options) as llm:
+        futures = [
+            llm.submit(ask(n, seed=n, priority=(n % 5,), timeout_s=dice.choice([None, 0.1])))
+            for n in range(300)
+        ]
+        is_cancelled = [future.cancel() for future in dice.sample(futures, 60)]
+        ends = {"cancelled": 0, "answers": 0, "failures": 0}
+        for future in futures:
+            try:
+                future.result(PATIENCE_S)
+                ends["answers"] += 1
+            except InferenceError:
+                ends["failures"] += 1
+            except CancelledError:
+                ends["cancelled"] += 1
+        assert ends["cancelled"] == sum(is_cancelled) > 0
+        while llm.stats.num_queued + llm.stats.num_in_flight:
+            pass  # a cancelled one is forgotten a moment after its future
+        found = llm.stats
+    assert min(ends.values()) > 0
+    assert found.num_answers == ends["answers"]
+    assert sum(found.failures.values()) == ends["failures"]
+    assert found.num_requests == found.num_answers + ends["failures"] + found.num_cancelled
+    assert found.max_in_flight == 7
 
 
 def test_close_ends_every_request_with_an_error_and_refuses_more():
