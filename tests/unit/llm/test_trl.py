@@ -153,6 +153,17 @@ class TestTokens:
         assert first == second
         assert first["completion_ids"][0] != first["completion_ids"][1]
 
+    def test_environments_in_workers_give_the_same_tokens(self, tokenizer):
+        def played(*changes):
+            prompts = ["FrozenLake, seed 3", "FrozenLake, seed 4"]
+            with rollout_func(config_of(*changes)) as play:
+                first = play(prompts, trainer_like(tokenizer))
+                second = play(prompts * 2, trainer_like(tokenizer))  # more than before
+            return first, second
+
+        away = ("agent_proxy.use_parallel_rollout=true", "es_manager.use_multiprocessing=true")
+        assert played(*away, "es_manager.max_workers=2") == played()
+
     def test_a_model_that_was_training_goes_on_training(self, tokenizer):
         trainer = trainer_like(tokenizer)
         trainer.model.train()
