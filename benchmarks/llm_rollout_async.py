@@ -180,7 +180,7 @@ def scheduling(pace: Pace, progress: Progress, title: str) -> Outcome:
 
 def environments(pace: Pace, progress: Progress, title: str) -> Outcome:
     """Steps of 50 ms of processor time must be hidden behind the model."""
-    num, median_s = max(16, round(128 * pace.part)), 1.0
+    num, median_s = max(16, round(128 * pace.part)), 1.0 if pace.part == 1 else 0.1
     ratios = []
     with served(median_s) as url:
         here = config_for("benchmark-endless", num, f"llm.base_url={url}")
