@@ -65,9 +65,8 @@ def run(args: argparse.Namespace, context: Context) -> Report:
         blocks.append(
             Text(
                 f"{plural(told.num_cut, 'row')} {'begins' if told.num_cut == 1 else 'begin'} in "
-                "mid-conversation, because a prompt did "
-                "not begin with the tokens so far: the chat template rewrites earlier answers, or "
-                "the context window left them out.",
+                "mid-conversation, because the prompt of a turn did not begin with the tokens so "
+                "far: the conversation was written anew, or the context window cut it.",
                 "warn",
             )
         )

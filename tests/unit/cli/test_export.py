@@ -5,6 +5,7 @@ import json
 import pytest
 
 from envfleet.cli import main
+from envfleet.llm.export import FORMS
 from envfleet.llm.journal import Journal
 from tests.unit.llm.made_trajectories import trajectory, turn
 
@@ -71,3 +72,22 @@ def test_a_folder_that_holds_no_rollout_is_one_sentence(capsys, tmp_path):
 
     assert main(words) == 1
     assert "name the folder of a rollout" in capsys.readouterr().err
+
+
+@pytest.mark.leaves_thread("tqdm, which datasets uses, keeps a thread of its own")
+def test_a_rollout_with_a_model_can_be_exported_in_every_form(capsys, tmp_path):
+    folder = tmp_path / "played"
+    small = ("es_manager.train.env_groups=2", "es_manager.train.env_configs.n_groups=[2]")
+    words = ["--config-name", "frozen_lake", "--policy", "llm", "--out", str(folder)]
+    more = ("llm.engine=scripted", "es_manager.train.group_size=2")
+    assert main(["rollout", *words, *small, *more, "--json"]) == 0
+    played = json.loads(capsys.readouterr().out)
+
+    for form in (*FORMS, "trace"):
+        told = exported(capsys, folder, "--form", form, "--out", tmp_path / form)
+        assert told["num_trajectories"] == played["num_envs"] == 4
+        assert told["num_left_out"] == 0
+        assert (tmp_path / form).exists()
+    page = (folder / "report.html").read_text()
+    assert 'class="chart lanes"' in page
+    assert "environment 3" in page

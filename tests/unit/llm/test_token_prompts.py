@@ -64,7 +64,7 @@ def test_conversations_grow_each_for_itself():
 
     def ask(request):
         asked.append(letters(request.prompt_ids))
-        future = Future()
+        future: Future[Generation] = Future()
         ids = tuple(map(ord, f"{len(asked)}$"))
         future.set_result(Generation(text="", stop_reason="stop", token_ids=ids))
         return future

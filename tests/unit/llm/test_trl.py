@@ -1,14 +1,13 @@
-"""TRL's GRPOTrainer with text environments: a real step, on tokens that the model drew."""
+"""TRL's GRPOTrainer with text environments: a real step, on tokens that the model drew.
+
+TRL takes seconds to import, so tests do so, and not this file, which all workers of a run import.
+"""
 
 import re
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import torch
-from datasets import Dataset
-from trl.trainer.grpo_config import GRPOConfig
-from trl.trainer.grpo_trainer import GRPOTrainer
 
 from envfleet.errors import ConfigError, RolloutFailed
 from envfleet.llm import load_config
@@ -52,6 +51,11 @@ def trainer_like(tokenizer, model=None, *, temperature=1.0):
 
 @pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.* is deprecated:FutureWarning")
 def test_a_grpo_trainer_takes_a_step(tokenizer, tmp_path, monkeypatch):
+    import torch
+    from datasets import Dataset
+    from trl.trainer.grpo_config import GRPOConfig
+    from trl.trainer.grpo_trainer import GRPOTrainer
+
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_TELEMETRY", True)
     monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
     config = config_of()
@@ -96,7 +100,7 @@ def test_a_grpo_trainer_takes_a_step(tokenizer, tmp_path, monkeypatch):
 @pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.* is deprecated:FutureWarning")
 @pytest.mark.leaves_thread("tqdm, which the trainer uses, keeps a thread of its own")
 def test_the_example_of_the_guide_runs(tmp_path, monkeypatch, capsys):
-    """Here and not with the other examples, because this process has imported TRL already."""
+    """Here and not with the other examples, because this process may have imported TRL already."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_TELEMETRY", True)
     monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
     monkeypatch.chdir(tmp_path)
@@ -110,6 +114,8 @@ def test_the_example_of_the_guide_runs(tmp_path, monkeypatch, capsys):
 class TestTokens:
     def test_completions_are_what_the_model_drew_and_saw(self, tokenizer):
         """Compared with the model's own probabilities of the whole sequence."""
+        import torch
+
         trainer = trainer_like(tokenizer)
         with rollout_func(config_of()) as play:
             told = play(["FrozenLake, seed 3"], trainer)
@@ -146,6 +152,17 @@ class TestTokens:
         first, second = played(), played()
         assert first == second
         assert first["completion_ids"][0] != first["completion_ids"][1]
+
+    def test_environments_in_workers_give_the_same_tokens(self, tokenizer):
+        def played(*changes):
+            prompts = ["FrozenLake, seed 3", "FrozenLake, seed 4"]
+            with rollout_func(config_of(*changes)) as play:
+                first = play(prompts, trainer_like(tokenizer))
+                second = play(prompts * 2, trainer_like(tokenizer))  # more than before
+            return first, second
+
+        away = ("agent_proxy.use_parallel_rollout=true", "es_manager.use_multiprocessing=true")
+        assert played(*away, "es_manager.max_workers=2") == played()
 
     def test_a_model_that_was_training_goes_on_training(self, tokenizer):
         trainer = trainer_like(tokenizer)

@@ -233,6 +233,13 @@ class TestServer:
         with ViewServer(tmp_path) as server:
             assert json.loads(ask(server, f"/{server.token}/list")[2])["rows"][0]["reward"] == "inf"
 
+    def test_a_journal_that_is_gone_is_told(self, server, folder):
+        (folder / "journal.jsonl").unlink()
+
+        status, _, body = ask(server, f"/{server.token}/conversation?env_id=0")
+        assert status == 400
+        assert b"has changed since it was read" in body
+
     def test_a_taken_port_is_one_sentence(self, server, folder):
         with pytest.raises(ConfigError, match=f"port {server.port} cannot be used"):
             ViewServer(folder, server.port)

@@ -1,8 +1,7 @@
-"""A language model and a tokenizer of a few thousand numbers, made on the spot."""
+"""A language model and a tokenizer of a few thousand numbers, made on the spot.
 
-import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+What takes seconds to import is imported in functions: every worker of a test run imports this file.
+"""
 
 CHATML = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}"
@@ -12,6 +11,9 @@ CHATML = (
 
 def tiny_tokenizer():
     """One token for each byte, and ChatML's marks."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     inner = Tokenizer(models.BPE(vocab={one: i for i, one in enumerate(alphabet)}, merges=[]))
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -26,6 +28,9 @@ def tiny_tokenizer():
 
 def tiny_model(tokenizer, seed=0):
     """A Llama with random weights."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=len(tokenizer),

@@ -43,8 +43,8 @@ class OpenEnvServer:
             env: The name of an environment type, as `env_type` in configurations, or a function
                 that makes an environment with Gymnasium's `reset` and `step` and text to see.
             settings: Of the environment type, where they differ from its defaults.
-            host: The interface to listen on. OpenEnv has no passwords: whoever reaches another
-                one than the default can play.
+            host: The interface to listen on. OpenEnv has no passwords: on another interface than
+                this machine's own, every machine that reaches it can play.
             port: 0 takes a free one.
             max_sessions: How many connections there may be at once.
         """

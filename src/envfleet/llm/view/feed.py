@@ -188,10 +188,13 @@ class JournalFeed:
         with self._lock:
             places = list(self._places.get((env_id, attempt), ()))
         found: dict[Key, Trajectory] = {}
-        with self._path.open("rb") as file:
-            for place, size in places:
-                file.seek(place)
-                apply_entry(found, data_of(file.read(size)))
+        try:
+            with self._path.open("rb") as file:
+                for place, size in places:
+                    file.seek(place)
+                    apply_entry(found, data_of(file.read(size)))
+        except (OSError, ValueError) as exc:
+            raise JournalError(str(self._path), f"has changed since it was read: {exc}") from exc
         return found.get((env_id, attempt))
 
     def all_keys(self) -> list[Key]:

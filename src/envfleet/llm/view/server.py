@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import secrets
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
@@ -83,7 +84,9 @@ class _Server(ThreadingHTTPServer):
     view: ViewServer
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A browser went away in the middle of an answer: nothing to say about."""
+        """Say what went wrong, unless a browser went away in the middle of an answer."""
+        if not isinstance(sys.exc_info()[1], ConnectionError | TimeoutError):
+            super().handle_error(request, client_address)
 
 
 class _Refused(Exception):
