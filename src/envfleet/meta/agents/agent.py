@@ -26,8 +26,8 @@ from torch import Tensor, nn
 from envfleet.errors import ConfigError
 from envfleet.meta.agents.acting import MIN_ROWS, ActingNetwork
 from envfleet.meta.agents.algorithms import Algorithm, Choice, encoded, make_algorithm
-from envfleet.meta.agents.networks import Actor, Critic, TrialMemory
-from envfleet.meta.agents.options import AGENT_ARCHS, PolicyOptions
+from envfleet.meta.agents.networks import Critic, Networks, TrialMemory
+from envfleet.meta.agents.options import PolicyOptions
 from envfleet.meta.buffers import Windows
 
 __all__ = ["MIN_ROWS", "Agent", "AgentState", "make_agent", "rows_are_equal"]
@@ -67,43 +67,6 @@ class AgentState:
         """Remember nothing in these rows: a trial begins."""
         for array in (self.action, self.reward, self.hidden):
             array[rows] = 0
-
-
-class Networks(nn.Module):
-    """Actor and critic, with the memories they have; a shared one is the critic's."""
-
-    def __init__(
-        self, options: PolicyOptions, obs_dim: int, output_dim: int, action_dim: int, discrete: bool
-    ) -> None:
-        super().__init__()
-        is_memory = options.arch is AGENT_ARCHS.Memory
-        has_critic_memory = options.arch is not AGENT_ARCHS.Markov
-        self.is_shared = is_memory and not options.separate
-
-        def memory(*, is_there: bool) -> TrialMemory | None:
-            return TrialMemory(options, obs_dim, action_dim) if is_there else None
-
-        self.critic_memory = memory(is_there=has_critic_memory)
-        self.actor_memory = memory(is_there=is_memory and not self.is_shared)
-        self.critic = Critic(
-            options, obs_dim, action_dim, has_memory=has_critic_memory, is_discrete=discrete
-        )
-        self.actor = Actor(options, obs_dim, output_dim, has_memory=is_memory)
-
-    @property
-    def acting_memory(self) -> TrialMemory | None:
-        """What the actor remembers with."""
-        return self.critic_memory if self.is_shared else self.actor_memory
-
-    def of_critic(self) -> list[Tensor]:
-        """The parameters of the critic, and of its memory if that is its own."""
-        own = None if self.is_shared else self.critic_memory
-        return [*self.critic.parameters(), *(own.parameters() if own is not None else ())]
-
-    def of_actor(self) -> list[Tensor]:
-        """The parameters of the actor, and of its memory if that is its own."""
-        own = self.actor_memory
-        return [*self.actor.parameters(), *(own.parameters() if own is not None else ())]
 
 
 class Agent:

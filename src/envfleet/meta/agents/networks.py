@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from envfleet.learn.networks import Body, Recurrence
-from envfleet.meta.agents.options import PolicyOptions
+from envfleet.meta.agents.options import AGENT_ARCHS, PolicyOptions
 
-__all__ = ["Actor", "Critic", "TrialMemory"]
+__all__ = ["Actor", "Critic", "Networks", "TrialMemory"]
 
 HIDDEN_BIAS = 0.1
 LAST_OF_CRITIC, LAST_OF_ACTOR = 3e-3, 1e-3
@@ -158,3 +158,40 @@ class Critic(nn.Module):
         if self.shortcut is not None and memory is not None:
             seen = torch.cat((memory, self.shortcut(seen)), -1)
         return self.first(seen), self.second(seen)
+
+
+class Networks(nn.Module):
+    """Actor and critic, with the memories they have; a shared one is the critic's."""
+
+    def __init__(
+        self, options: PolicyOptions, obs_dim: int, output_dim: int, action_dim: int, discrete: bool
+    ) -> None:
+        super().__init__()
+        is_memory = options.arch is AGENT_ARCHS.Memory
+        has_critic_memory = options.arch is not AGENT_ARCHS.Markov
+        self.is_shared = is_memory and not options.separate
+
+        def memory(*, is_there: bool) -> TrialMemory | None:
+            return TrialMemory(options, obs_dim, action_dim) if is_there else None
+
+        self.critic_memory = memory(is_there=has_critic_memory)
+        self.actor_memory = memory(is_there=is_memory and not self.is_shared)
+        self.critic = Critic(
+            options, obs_dim, action_dim, has_memory=has_critic_memory, is_discrete=discrete
+        )
+        self.actor = Actor(options, obs_dim, output_dim, has_memory=is_memory)
+
+    @property
+    def acting_memory(self) -> TrialMemory | None:
+        """What the actor remembers with."""
+        return self.critic_memory if self.is_shared else self.actor_memory
+
+    def of_critic(self) -> list[Tensor]:
+        """The parameters of the critic, and of its memory if that is its own."""
+        own = None if self.is_shared else self.critic_memory
+        return [*self.critic.parameters(), *(own.parameters() if own is not None else ())]
+
+    def of_actor(self) -> list[Tensor]:
+        """The parameters of the actor, and of its memory if that is its own."""
+        own = self.actor_memory
+        return [*self.actor.parameters(), *(own.parameters() if own is not None else ())]
