@@ -11,7 +11,14 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = (
     *("failures.md", "fleet.md", "gymnasium.md", "layout.md", "ppo.md", "runs.md", "testing.md"),
-    *("meta-rl.md", "multi-agent.md", "sb3.md", "state-manager.md", "text-environments.md"),
+    *(
+        "agents.md",
+        "meta-rl.md",
+        "multi-agent.md",
+        "sb3.md",
+        "state-manager.md",
+        "text-environments.md",
+    ),
     *sorted(f"environments/{page.name}" for page in (DOCS / "environments").glob("*.md")),
 )
 
