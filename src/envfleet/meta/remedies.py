@@ -8,7 +8,7 @@ from envfleet.runs.time_report import Parts, Reasoned, Remedies, Remedy, Setup
 
 __all__ = ["LEARNER_REMEDIES", "RL2_REMEDIES"]
 
-WORKERS = "env.num_parallel_workers"
+WORKERS, TRIALS = "env.num_parallel_workers", "train.num_rollouts_per_iter"
 
 
 def _environments(parts: Parts, setup: Setup) -> Reasoned:
@@ -22,9 +22,9 @@ def _environments(parts: Parts, setup: Setup) -> Reasoned:
     return why, remedies
 
 
-def _shared(part: str, why: str) -> Callable[[Parts, Setup], Reasoned]:
+def _shared(part: str, why: str, option: str = WORKERS) -> Callable[[Parts, Setup], Reasoned]:
     def remedy(parts: Parts, setup: Setup) -> Reasoned:
-        what = f"{WORKERS}={2 * setup.n_envs} instead of {setup.n_envs}, which share it"
+        what = f"{option}={2 * setup.n_envs} instead of {setup.n_envs}, which share it"
         return why, [Remedy(what, 1 - parts[part] / 2, True)]
 
     return remedy
@@ -51,15 +51,19 @@ def _the_rest(parts: Parts, setup: Setup) -> Reasoned:
     return "checkpoints and notes take it", [fewer]
 
 
+_SLOWEST = "slots wait for the slowest of them"
+_SHORT = "steps are short against the way to the environments"
 RL2_REMEDIES: Remedies = {
+    "waiting": _shared("waiting", _SLOWEST, TRIALS),
+    "transport": _shared("transport", _SHORT, TRIALS),
     "environments": _environments,
     "evaluation": _evaluation,
     "the rest": _the_rest,
 }
 LEARNER_REMEDIES: Remedies = {
     **RL2_REMEDIES,
-    "waiting": _shared("waiting", "slots wait for the slowest of them"),
-    "transport": _shared("transport", "steps are short against the way to the environments"),
+    "waiting": _shared("waiting", _SLOWEST),
+    "transport": _shared("transport", _SHORT),
     "inference": _shared("inference", "the policy is the bottleneck, not the environments"),
     "bookkeeping": _shared("bookkeeping", "every step is stored and counted"),
     "learning": _learning,

@@ -51,6 +51,7 @@ FREE = frozenset(
 
 TRIALS_FILE, PROGRESS_FILE = "trials.json", "progress.csv"
 _RETURN = "metrics/return_{split}_episode_{number}"
+_LOSSES = "rl_loss/"
 _PICTURES = 6
 """Trials that are drawn."""
 _SIDE = 300.0
@@ -111,7 +112,7 @@ def meta_page(run: RunRecord, title: str) -> JobPage:
     return JobPage(
         page.title,
         (*_tiles(run), *page.tiles),
-        (*mine[:1], *page.sections[:2], *mine[1:], *page.sections[2:]),
+        (*mine[:1], *page.sections[:2], *mine[1:], *page.sections[2:], *_losses(run)),
     )
 
 
@@ -177,6 +178,19 @@ def _episodes(run: RunRecord) -> Markup:
     return section("Episodes of a trial", tag("div", *drawn, class_="multiples"))
 
 
+def _losses(run: RunRecord) -> list[Markup]:
+    """What the updates of an agent report, if they report anything by these names."""
+    names = dict.fromkeys(
+        name for one in run.iterations for name in one if name.startswith(_LOSSES)
+    )
+    drawn = [
+        line_chart(title, [thin(title, points(run.iterations, name))], x_ticks=4)
+        for name in names
+        if (title := name.removeprefix(_LOSSES).replace("_", " "))
+    ]
+    return [section("Losses", tag("div", *drawn, class_="multiples"))] if drawn else []
+
+
 def _tasks(seen: Mapping[str, int]) -> Markup:
     if not seen:
         text = "Tasks are endless or drawn by the environments: no two trials need have the same."
@@ -205,10 +219,12 @@ def _paths(pictures: Sequence[Mapping[str, Any]]) -> Markup:
 
 def _picture(one: Mapping[str, Any]) -> Markup:
     places, goal, episodes = one["points"], one["goal"], one["episodes"]
-    side = max(1.5, *(abs(x) for place in (*places, goal) for x in place)) * 1.05
+    coordinates = [x for place in (*places, goal) for x in place]
+    margin = max(max(coordinates) - min(coordinates), 0.1) * 0.06
+    low, high = min(coordinates) - margin, max(coordinates) + margin
 
     def at(place: Sequence[float]) -> str:
-        x, y = ((side + place[0]) / (2 * side), (side - place[1]) / (2 * side))
+        x, y = (place[0] - low) / (high - low), (high - place[1]) / (high - low)
         return f"{x * _SIDE:.1f},{y * _SIDE:.1f}"
 
     length = max(1, (len(places) - 1) // episodes)

@@ -92,13 +92,15 @@ def run_learner(learner: Learner, folder: Path, callback: RunCallback | None) ->
 def _run(
     config: MetaConfig, folder: Path, open_job: Any, callback: RunCallback | None, **how: bool
 ) -> RunOutcome:
-    assert isinstance(config.train, TrainOptions)
-    # a rollout is at most so long; only the environment knows its length
-    steps = config.train.num_rollouts_per_iter * _horizon(config)
+    asked = config.train
+    assert isinstance(asked, TrainOptions)
+    longest = _horizon(config)
+    steps = asked.num_rollouts_per_iter * longest
+    pool_share = -(-asked.num_init_rollouts_pool * longest // asked.num_iters)
     settings = RunSettings(
         title=config.env.env_name,
-        iterations=config.train.num_iters,
-        iteration_steps=steps,
+        iterations=asked.num_iters,
+        iteration_steps=steps + pool_share,
         save_every=steps * saves_every(config.eval),
         eval_every=steps * config.eval.log_interval,
         tensorboard=config.eval.log_tensorboard,
