@@ -3,6 +3,7 @@
 import logging
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from envfleet.errors import JournalError
 from envfleet.llm.environments.base import Mode, Step
 from envfleet.llm.inference.manager import SharedLLMInferenceManager
 from envfleet.llm.inference.types import GenerateRequest, Generation
@@ -225,6 +227,26 @@ def _children_of(session: int) -> list[int]:
     """Processes of a session that is over, which have to end by themselves."""
     found = subprocess.run(["ps", "-o", "pid=", "-s", str(session)], capture_output=True, text=True)
     return [int(pid) for pid in found.stdout.split()]
+
+
+@pytest.mark.parametrize("backend", [None, "threading"])
+def test_a_full_disk_stops_a_rollout_which_goes_on_when_there_is_room(
+    backend: str | None, tmp_path: Path
+) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    config = config_with(tags=TAGS, backend=backend)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
+        with pytest.raises(JournalError, match="cannot be written: File too large"):
+            play(config, folder=tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    kept = sum(len(one.turns) for one in read_journal(tmp_path).trajectories)
+    assert kept
+    engine = Counting()
+    got, wanted = play(config, engine, folder=tmp_path), play(config_with(tags=TAGS))
+    assert first_difference(wanted.trajectories, got.trajectories) is None
+    assert sum(engine.asked.values()) == wanted.timings.num_turns - kept
 
 
 # ---- a server that misbehaves -------------------------------------------------------------------

@@ -17,6 +17,8 @@ from envfleet.llm.trajectories import Trajectory, TrajectoryTurn
 _STRAGGLERS = 0.35
 """Share of the time after nine tenths of all trajectories were over that makes it the verdict."""
 _BUSY = 0.6
+_IDLE = 0.3
+"""Where the model and the environments were both busy for less, neither held the rollout up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,8 +167,13 @@ class RolloutTally:
 
 def verdict(timings: RolloutTimings, num_workers: int, num_trajectories: int) -> str:
     """What a rollout spent its time on, and what to change, in a sentence."""
-    env_share = timings.env_s / max(1, num_workers) / timings.wall_s
+    env_share = min(1.0, timings.env_s / max(1, num_workers) / timings.wall_s)
     tail_share = timings.tail_s / timings.wall_s
+    if timings.busy_share < _IDLE and env_share < _IDLE:
+        return (
+            f"Too short to judge: the model was busy for {timings.busy_share:.0%} of the time and "
+            f"environments for {env_share:.0%}; the rest is the start of workers and bookkeeping."
+        )
     if timings.busy_share < _BUSY and env_share > timings.busy_share / 2:
         return (
             f"Env-bound: environments took {env_share:.0%} of the time of {num_workers} "

@@ -391,6 +391,7 @@ def test_the_number_of_workers_follows_load_and_memory(
     [
         (RolloutTimings(wall_s=10, busy_share=0.98, capacity_share=0.9), "LLM-bound"),
         (RolloutTimings(wall_s=10, busy_share=0.2, env_s=9), "Env-bound"),
+        (RolloutTimings(wall_s=10, busy_share=0.05, env_s=1), "Too short to judge"),
         (
             RolloutTimings(wall_s=10, busy_share=1.0, capacity_share=0.3, tail_s=6),
             "Straggler-bound",
