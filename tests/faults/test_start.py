@@ -591,6 +591,9 @@ def test_a_fork_server_that_ends_while_a_worker_starts_is_named(monkeypatch):
             return connect(fds)
         finally:
             os.kill(server, signal.SIGKILL)
+            # A dying process closes its sockets before it can be seen as ended: without this wait
+            # the next fleet would ask it once more.
+            os.waitid(os.P_PID, server, os.WEXITED | os.WNOWAIT)
             monkeypatch.undo()
 
     monkeypatch.setattr(forkserver, "connect_to_new_process", connect_to_one_that_ends)
