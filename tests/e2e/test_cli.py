@@ -493,6 +493,11 @@ def test_every_example_of_the_page_runs(my_env, command, expected, code):
         done = envfleet(*shlex.split(made)[1:], cwd=my_env)
         assert done.returncode == 0, done.stderr
 
+    if "runs/bandit-seed123" in command:
+        made = next(one for one, *_ in commands_of_the_page() if "--policy llm" in one)
+        done = envfleet(*shlex.split(made)[1:], cwd=my_env)
+        assert done.returncode == 0, done.stderr
+
     # also in the second of two commands on one line
     command = re.sub(r"(^|; )envfleet ", rf"\1{sys.executable} -m envfleet ", command)
     done = subprocess.run(

@@ -512,7 +512,7 @@ class TestAttributes:
         assert envs.step(ZEROS)[0][:, 0].tolist() == [5, 6, 7]
 
     def test_set_attr_of_the_wrong_number_is_refused(self, envs):
-        with pytest.raises(ValueError, match="one value, or a list of 3; got a list of 2"):
+        with pytest.raises(ValueError, match="one value, or a list of 3 values; got 2 values"):
             envs.set_attr("t", [1, 2])
 
     def test_a_missing_attribute_is_named(self, envs):

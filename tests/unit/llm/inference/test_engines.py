@@ -185,15 +185,20 @@ def test_answers_as_ids_are_decoded_and_kept(tiny):
     _, tokenizer = tiny
 
     class IdGroup:
+        def __init__(self):
+            self.prompts = []
+
         def generate_sequences(self, lm_inputs):
             ids, mask = lm_inputs.batch["input_ids"], lm_inputs.batch["attention_mask"]
             assert (mask[:, -1] == 1).all()  # padded on the left
             lengths = mask.sum(-1).tolist()
-            self.prompts = [
+            prompts = [
                 tokenizer.decode(row[-length:]) for row, length in zip(ids, lengths, strict=True)
             ]
-            end = tokenizer.pad_token_id
-            rows = [tokenizer("Up")["input_ids"] + [end], tokenizer("Dow")["input_ids"]]
+            self.prompts += prompts
+            up = [*tokenizer("Up")["input_ids"], tokenizer.pad_token_id]
+            down = tokenizer("Dow")["input_ids"]
+            rows = [down if "bcd" in prompt else up for prompt in prompts]
             return SimpleNamespace(batch={"responses": torch.tensor(rows)}, non_tensor_batch={})
 
     group = IdGroup()
