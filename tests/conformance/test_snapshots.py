@@ -8,6 +8,7 @@ import threading
 from typing import Any
 
 import gymnasium
+import mujoco
 import numpy as np
 import pytest
 from gymnasium import spaces, wrappers
@@ -227,6 +228,19 @@ def test_what_an_environment_of_mujoco_holds_is_part_of_the_state(where, env):
         envs.reset(seed=9)
         envs.restore(taken)
         assert_same(expected, go_on(envs, actions_for(envs, skip=5), 20))
+
+
+@pytest.mark.parametrize("env", ["Ant-v5", "InvertedPendulum-v5"])
+def test_a_mujoco_without_mj_copy_data_goes_on_equally(monkeypatch, env):
+    """It came with 3.5; Ant-v5 has contacts."""
+    monkeypatch.delattr(mujoco, "mj_copyData", raising=False)
+    with opened(env, 2, **SERIAL) as envs:
+        envs.reset(seed=0)
+        go_on(envs, actions_for(envs), 15)
+        taken = envs.snapshot()
+        expected = go_on(envs, actions_for(envs, skip=15), 30)
+        envs.restore(taken)
+        assert_same(expected, go_on(envs, actions_for(envs, skip=15), 30))
 
 
 class HoldsMujoco(gymnasium.Env):
