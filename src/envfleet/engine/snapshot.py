@@ -388,9 +388,17 @@ def does_not_repeat(slot: int) -> SnapshotError:
 
 def _own_methods(inner: Any) -> tuple[str, str] | None:
     for take_name, put_name in _OWN_METHODS:
+        if take_name == "clone_state" and _repeats_actions(inner):
+            continue
         if callable(getattr(inner, take_name, None)) and callable(getattr(inner, put_name, None)):
             return take_name, put_name
     return None
+
+
+def _repeats_actions(inner: Any) -> bool:
+    """Whether this is an ALE with sticky actions: the last one is no part of its `clone_state`."""
+    ale = getattr(inner, "ale", None)
+    return ale is not None and float(ale.getFloat("repeat_action_probability")) > 0
 
 
 def _call_take(inner: Any, name: str) -> Any:
