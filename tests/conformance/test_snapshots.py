@@ -8,6 +8,7 @@ import threading
 from typing import Any
 
 import gymnasium
+import mujoco
 import numpy as np
 import pytest
 from gymnasium import spaces, wrappers
@@ -91,6 +92,64 @@ class DoesNotRepeatItself(CannotBePickled):
 
 
 NUMBERS = itertools.count()
+
+
+POSITIONS: dict[int, int] = {}
+
+
+class LeavesItsStateOutside(NoisyStream):
+    """Knows its simulator by a number, as those of PyBullet do; its pickle is without it."""
+
+    def __init__(self):
+        super().__init__()
+        self.number = next(NUMBERS)
+
+    def reset(self, *, seed=None, options=None):
+        POSITIONS[self.number] = 0
+        return super().reset(seed=seed, options=options)
+
+    def step(self, action):
+        POSITIONS[self.number] += 1
+        obs, _, terminated, truncated, info = super().step(action)
+        return obs, float(POSITIONS[self.number]), terminated, truncated, info
+
+    def close(self):
+        POSITIONS.pop(self.number, None)
+
+
+class Emulator:
+    """As much of ale-py as is asked, with sticky actions."""
+
+    def __init__(self):
+        self.lock = threading.Lock()
+
+    def getFloat(self, name):
+        assert name == "repeat_action_probability"
+        return 0.5
+
+
+class RepeatsActions(NoisyStream):
+    """Its state methods leave out the last action, which it may take again."""
+
+    def __init__(self):
+        super().__init__()
+        self.ale = Emulator()
+
+    def reset(self, *, seed=None, options=None):
+        self.last = 0.0
+        return super().reset(seed=seed, options=options)
+
+    def step(self, action):
+        if self.np_random.random() < 0.5:
+            self.last = float(action[0])
+        obs, _, terminated, truncated, info = super().step(action)
+        return obs, self.last, terminated, truncated, info
+
+    def clone_state(self, include_rng=False):
+        return {"t": self.t, "length": self.length}
+
+    def restore_state(self, state):
+        self.t, self.length = state["t"], state["length"]
 
 
 class HasNoSampleOrder(AnySpace):
@@ -227,6 +286,46 @@ def test_what_an_environment_of_mujoco_holds_is_part_of_the_state(where, env):
         envs.reset(seed=9)
         envs.restore(taken)
         assert_same(expected, go_on(envs, actions_for(envs, skip=5), 20))
+
+
+@pytest.mark.parametrize("env", ["Ant-v5", "InvertedPendulum-v5"])
+def test_a_mujoco_without_mj_copy_data_goes_on_equally(monkeypatch, env):
+    """It came with 3.5; Ant-v5 has contacts."""
+    monkeypatch.delattr(mujoco, "mj_copyData", raising=False)
+    with opened(env, 2, **SERIAL) as envs:
+        envs.reset(seed=0)
+        go_on(envs, actions_for(envs), 15)
+        taken = envs.snapshot()
+        expected = go_on(envs, actions_for(envs, skip=15), 30)
+        envs.restore(taken)
+        assert_same(expected, go_on(envs, actions_for(envs, skip=15), 30))
+
+
+@pytest.mark.parametrize("env", [LeavesItsStateOutside, RepeatsActions])
+@pytest.mark.parametrize("where", QUICK)
+def test_a_state_that_is_not_all_of_it_is_replayed(where, env):
+    with opened(env, 2, **where) as envs:
+        envs.reset(seed=0)
+        go_on(envs, actions_for(envs), 9)
+        taken = envs.snapshot()
+        assert {one.method for one in taken} == {"replay"}
+        expected = go_on(envs, actions_for(envs, skip=9), 20)
+        envs.restore(taken)
+        assert_same(expected, go_on(envs, actions_for(envs, skip=9), 20))
+
+
+@pytest.mark.parametrize("env", [DoesNotRepeatItself, CannotBePickled])
+@pytest.mark.parametrize("where", QUICK)
+def test_a_replay_is_tried_before_it_is_trusted(where, env):
+    with opened(env, 2, **where) as envs, opened(env, 2, **SERIAL) as others:
+        for fleet in (envs, others):
+            fleet.reset(seed=0)
+            go_on(fleet, actions_for(fleet), 3)
+        repeats = env is CannotBePickled
+        assert envs.fleet.rehearse(envs.snapshot()) == [repeats, repeats]
+        if repeats:
+            expected = go_on(others, actions_for(others, skip=3), 9)
+            assert_same(expected, go_on(envs, actions_for(envs, skip=3), 9))
 
 
 class HoldsMujoco(gymnasium.Env):

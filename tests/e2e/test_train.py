@@ -342,11 +342,13 @@ def test_sigterm_finishes_the_iteration_and_saves(number, kill, backend, tmp_pat
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        # where these tests run under nohup, it would be ignored
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
     )
     assert running.stdout is not None
     assert any("Episode 10/" in line for line in iter(running.stdout.readline, ""))
     kill(running.pid, number)
-    rest, stderr = running.communicate(timeout=30)
+    rest, stderr = running.communicate(timeout=300)
     assert running.returncode == 0, stderr
     assert "It was stopped; to go on:" in rest
     kept = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])

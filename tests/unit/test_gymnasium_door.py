@@ -23,6 +23,9 @@ from gymnasium.wrappers import vector as vector_wrappers
 import envfleet
 from envfleet import errors
 from envfleet.testing import Counter, TaskCounter
+from envfleet.testing.values import value_difference
+from tests.conformance.matrix import FORK
+from tests.conformance.matrix import opened as opened_fleet
 
 MODES = list(AutoresetMode)
 MODE_IDS = [mode.name for mode in MODES]
@@ -732,3 +735,15 @@ def test_parallel_env_is_make_vec_as_a_class():
         assert envs.step(np.zeros(3, np.int64))[0].shape == (3, 1)
     with pytest.raises(errors.ConfigError, match="num_envs"):
         envfleet.ParallelEnv("CartPole-v1", 0)
+
+
+def test_step_async_and_step_wait_are_a_step():
+    envs_here = opened_fleet(Counter, 2, backend="serial")
+    with envs_here as envs, opened_fleet(Counter, 2, **FORK) as others:
+        for fleet in (envs, others):
+            fleet.reset(seed=0)
+        for _ in range(8):
+            others.step_async(np.zeros(2, np.int64))
+            found = others.step_wait(timeout=60.0)
+            for one, other in zip(envs.step(np.zeros(2, np.int64)), found, strict=True):
+                assert value_difference(one, other) is None

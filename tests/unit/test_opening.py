@@ -1,14 +1,18 @@
 """Opening a fleet from the arguments of a door."""
 
+import math
+import multiprocessing
 from contextlib import closing
 
 import gymnasium
 import pytest
+from gymnasium.vector import AutoresetMode
 
 import envfleet
 from envfleet.adapters import opening
 from envfleet.errors import ConfigError
 from envfleet.testing import Counter
+from tests.conformance.matrix import FORK, opened
 
 
 def refuse_to_measure(*args, **kwargs):
@@ -71,3 +75,52 @@ class TestEnvFunctions:
     def test_a_native_environment_needs_an_entry_point(self):
         with pytest.raises(ConfigError, match="FrozenLake-v1 has no vector_entry_point"):
             envfleet.native(gymnasium.spec("FrozenLake-v1"))
+
+
+class TestNamesFromElsewhere:
+    @pytest.mark.parametrize(
+        ("named", "ours"), [("async", "process"), ("subproc", "process"), ("sync", "serial")]
+    )
+    def test_a_backend_of_another_library_is_answered_with_ours(self, named, ours):
+        with pytest.raises(ConfigError, match=f"write backend='{ours}'"):
+            envfleet.make_vec("CartPole-v1", 2, backend=named)
+
+    @pytest.mark.parametrize("named", ["SameStep", "same_step", AutoresetMode.SAME_STEP])
+    def test_autoreset_takes_the_enum_and_its_names(self, named):
+        with closing(envfleet.make_vec(Counter, 1, backend="serial", autoreset=named)) as envs:
+            assert envs.autoreset_mode is AutoresetMode.SAME_STEP
+
+    def test_one_environment_is_made_where_no_number_is_given(self):
+        with closing(envfleet.make_vec("CartPole-v1")) as envs:
+            assert envs.num_envs == 1
+
+
+def tell_plans(each, answer_to):
+    for arguments in each:
+        try:
+            with closing(envfleet.make_vec(Counter, 4, **arguments)) as envs:
+                envs.reset(seed=0)
+                answer_to.send(envs.plan)
+        except ConfigError as exc:
+            answer_to.send(str(exc))
+
+
+def test_a_daemonic_process_gets_threads_or_none_and_is_told_why():
+    asked = [{}, {"on_failure": "restart"}, {"num_workers": 2}, {"backend": "process"}]
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe(duplex=False)
+    child = context.Process(target=tell_plans, args=(asked, theirs), daemon=True)
+    child.start()
+    theirs.close()
+    told = [ours.recv() if ours.poll(120) else "nothing" for _ in asked]
+    child.join()
+    child.close()
+    ours.close()
+    assert all("this process is daemonic" in text for text in told), told
+    assert ["thread" in text for text in told] == [False, True, True, True], told
+
+
+@pytest.mark.parametrize("limit_s", [math.inf, 3e6])
+def test_a_deadline_beyond_what_the_kernel_can_wait_is_a_long_one(limit_s):
+    with opened(Counter, 2, reset_timeout_s=limit_s, **FORK) as envs:
+        assert len(envs.reset(seed=0)[0]) == 2

@@ -240,10 +240,6 @@ class TestWrongArguments:
         ):
             envfleet.make_vec("CartPole-v1", num_envs)
 
-    def test_num_envs_left_out(self):
-        with pytest.raises(errors.ConfigError, match="num_envs is needed unless env is a sequence"):
-            envfleet.make_vec("CartPole-v1")
-
     def test_num_envs_that_is_not_the_length_of_the_sequence(self):
         with pytest.raises(errors.ConfigError, match="num_envs is 3 but 2 functions were given"):
             envfleet.make_vec([Counter, Counter], 3)

@@ -102,6 +102,21 @@ class FleetVectorEnv(VectorEnv[Any, Any, Any]):
         batch = self.fleet.step(actions)
         return batch.obs, batch.rewards, batch.terminated, batch.truncated, batch.infos
 
+    def step_async(self, actions: Any) -> None:
+        """Start a step of all slots; `step_wait` brings its results."""
+        self.send(actions)
+
+    def step_wait(self, timeout: float | None = None) -> tuple[Any, ...]:
+        """What `step` returns, for the step that `step_async` started.
+
+        Raises:
+            TimeoutError: It is not done after `timeout` seconds; wait again, or close.
+        """
+        batch = self.recv(timeout_s=timeout, slots=range(self.num_envs))
+        if len(batch.slots) < self.num_envs:
+            raise TimeoutError(f"the step was not done within {timeout} s; call step_wait again")
+        return batch.obs, batch.rewards, batch.terminated, batch.truncated, batch.infos
+
     def render(self) -> tuple[Any, ...] | None:
         """One frame per slot."""
         return self.call("render")
@@ -290,7 +305,7 @@ def make_vec(
     Args:
         env: A Gymnasium id, an `EnvSpec`, a function that builds one environment, a sequence of
             such functions (one per slot), or `envfleet.native(...)`.
-        num_envs: How many; may be left out for a sequence.
+        num_envs: How many; left out, as many as a sequence has functions, or else 1.
         num_workers: How many workers share them; None decides.
         backend: "serial", "thread", "process", or "auto", which measures and says why in `plan`.
         start_method: "fork", "spawn" or "forkserver"; None takes the fastest that is safe here.

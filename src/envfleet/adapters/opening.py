@@ -21,7 +21,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 
 from envfleet.engine import Deadlines, Fleet, NativeFn
 from envfleet.engine.backends.base import backend_named
-from envfleet.engine.machine import usable_cores
+from envfleet.engine.machine import may_have_children, usable_cores
 from envfleet.engine.memory import PagePlan
 from envfleet.engine.options import (
     Autoreset,
@@ -30,7 +30,12 @@ from envfleet.engine.options import (
     RestartPolicy,
     StartMethod,
 )
-from envfleet.engine.plan import Plan, choose_start_method, plan_fleet
+from envfleet.engine.plan import (
+    Plan,
+    choose_start_method,
+    plan_fleet,
+    plan_without_children,
+)
 from envfleet.errors import ConfigError
 from envfleet.options import Count, CountOrZero, Seconds, check
 
@@ -39,6 +44,16 @@ __all__ = ["DEBUG_VARIABLE", "EnvLike", "env_functions", "is_whole", "native", "
 EnvLike = str | EnvSpec | Callable[..., Any] | Sequence[Callable[[], Any]] | NativeFn
 DEBUG_VARIABLE = "ENVFLEET_DEBUG"
 """Set to anything: rows are filled with junk when a slot is sent, so views kept too long show."""
+
+_NAMES_ELSEWHERE = {
+    "async": "process",
+    "subproc": "process",
+    "multiprocessing": "process",
+    "sync": "serial",
+    "dummy": "serial",
+    "threading": "thread",
+}
+"""Words of other libraries for our backends."""
 
 
 def open_fleet(
@@ -66,6 +81,8 @@ def open_fleet(
         ConfigError: An argument cannot work.
         StartError: The environments could not be built.
     """
+    if autoreset in [mode.value for mode in AutoresetMode]:  # Gymnasium's names: "SameStep"
+        autoreset = AutoresetMode(autoreset)
     if isinstance(autoreset, AutoresetMode):
         autoreset = autoreset.name.lower()
     mode: Autoreset = check("autoreset", autoreset, Autoreset)
@@ -119,7 +136,7 @@ def env_functions(
     Args:
         env: A Gymnasium id, an `EnvSpec`, a function that builds one environment, a sequence of
             such functions (one per slot), or `native(...)`.
-        num_envs: How many slots; may be left out for a sequence.
+        num_envs: How many slots; left out, as many as a sequence has functions, or else 1.
         env_kwargs: Passed to every environment.
 
     Raises:
@@ -138,8 +155,7 @@ def env_functions(
         for one in env:
             _check_in_sequence(one, len(env))
         return [_bound(one, kwargs) for one in env], None
-    if num_envs is None:
-        raise ConfigError("num_envs is needed unless env is a sequence of functions, one per slot")
+    num_envs = 1 if num_envs is None else num_envs
     check("num_envs", num_envs, Count)
     if isinstance(env, NativeFn):
         if kwargs:
@@ -193,6 +209,9 @@ def _plan(
     *,
     needs_supervision: bool,
 ) -> Plan:
+    if backend in _NAMES_ELSEWHERE:
+        ours = _NAMES_ELSEWHERE[backend]
+        raise ConfigError(f"backend={backend!r} is called {ours!r} here; write backend={ours!r}")
     start_method = choose_start_method(method)
     if num_here and backend in ("auto", "process"):
         why = f"num_here={num_here} was asked for"
@@ -202,6 +221,8 @@ def _plan(
         return plan_fleet(
             env_fns, start_method, may_be_serial=not needs_supervision, deadlines=deadlines
         )
+    if backend == "auto" and not may_have_children():
+        return plan_without_children(start_method, num_workers)
     if backend == "auto":
         why = f"num_workers={num_workers} was asked for"
         return Plan("process", start_method, num_workers or 1, why)

@@ -18,6 +18,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 from typing import Any, TextIO, cast
 
 from envfleet.cli.command import CommandModule, Context, UsageError
@@ -135,6 +136,9 @@ def add_output_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(argv: Sequence[str] | None = None) -> int:
     """Parse, run and show one command; returns the exit code."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # it was closed when this process began
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115
     given = join_command_words(list(sys.argv[1:] if argv is None else argv))
     for stream in (sys.stdout, sys.stderr):
         replace_unknown_characters(stream)

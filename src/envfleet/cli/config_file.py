@@ -12,6 +12,7 @@ from typing import Any
 from envfleet.cli.flags import suggestion
 from envfleet.errors import ConfigError, MissingExtra
 from envfleet.options import options_of, read
+from envfleet.runs.yaml_limit import check_size
 
 
 def read_config(path: Path, *kinds: type[Any]) -> dict[str, Any]:
@@ -48,6 +49,7 @@ def _pairs(path: Path) -> list[tuple[Any, Any]]:
     try:
         loader = yaml.SafeLoader(text)
         node = loader.get_single_node()
+        check_size(node, str(path))
         if node is None or node.tag == "tag:yaml.org,2002:null":  # comments only, say
             return []
         if isinstance(node, yaml.MappingNode):

@@ -443,6 +443,14 @@ class Fleet:
         self._batch_reader.forget(slot_set.slots.tolist())
         self._receiver.ask(slot_set, Op.RESTORE, snapshots)
 
+    def rehearse(
+        self, snapshots: Sequence[Snapshot], slots: Sequence[int] | None = None
+    ) -> list[bool | None]:
+        """Whether replays lead a second environment to where these slots stand; None: not known."""
+        slot_set = self._named(slots, snapshots, "snapshots")
+        values = self._receiver.ask(slot_set, Op.REHEARSE, snapshots)
+        return [values[slot] for slot in slot_set.slots.tolist()]
+
     def _named(self, slots: Any, items: Sequence[Any] | None = None, what: str = "") -> SlotSet:
         self._check_open()
         self._inflight.enter()

@@ -9,6 +9,7 @@ end and the reset happen in one call, and the last observation is kept in a row 
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from envfleet.engine.interrupts import is_from_handler
 from envfleet.engine.memory import Control, Data
 from envfleet.engine.messages import EnvFacts, EnvFailure, Op, Reply, read_reset, status_word
 from envfleet.engine.options import PLAIN_RESET, Autoreset, EnvFn, ResetPlan
+from envfleet.engine.pickle_trial import survives_pickling
 from envfleet.engine.rows import AUTORESETS, EnvRow, HostState, step_rows
 
 
@@ -100,6 +102,8 @@ class EnvHost(HostRows):
         """Plans for the next autoresets of rows, where there are any."""
         self._restart_plans: dict[int, ResetPlan] = {}
         """How slots whose environment was replaced begin again, unless their caller resets them."""
+        self._is_trusted: dict[tuple[type, ...], bool] = {}
+        """Whether pickles of these kinds of environments, wrappers first, will do."""
         self._ends: list[tuple[int, bool, bool]] = []
         """Ends in the step under way: row, terminated, truncated."""
         self._invalid: list[int] = []
@@ -318,9 +322,47 @@ class EnvHost(HostRows):
             except BaseException as exc:
                 self._note(slot, "snapshot", exc)
             else:
+                if isinstance(taken, snapshots.Pickled) and not self._trusts(row, taken.blob):
+                    taken = None
                 queued = tuple(self._queues.get(row, ()))
                 self._reply.values[slot] = (taken, SlotState(self._state[row]), queued)
         return self._take_reply()
+
+    def _trusts(self, row: int, blob: bytes) -> bool:
+        """Whether a pickle will do; each kind of environment is tried once."""
+        env = self._envs[row]
+        kind = tuple(map(type, snapshots.layers_of(env)))
+        if kind not in self._is_trusted and self._state[row] == SlotState.RUNNING:
+            self._is_trusted[kind] = survives_pickling(env, blob) is not False
+        return self._is_trusted.get(kind, True)
+
+    def rehearse(self, slots: Sequence[int], states: Sequence[snapshots.Snapshot]) -> Reply | None:
+        """Say for each slot whether a replay leads another environment to where it stands."""
+        for slot, wanted in zip(slots, states, strict=True):
+            self._status[1] = status_word(Op.REHEARSE, slot)
+            self._reply.values[slot] = self._repeats(slot - self.first, wanted)
+        return self._take_reply()
+
+    def _repeats(self, row: int, wanted: snapshots.Snapshot) -> bool | None:
+        """None if there cannot be a second environment here."""
+        assert isinstance(wanted.taken, snapshots.Replay)
+        try:
+            env = self._guard.wrap(self._fns[row])()
+        except BaseException as exc:
+            self._guard.let_pass(exc)
+            return None
+        try:
+            env, obs = snapshots.drive(env, wanted.taken, self._guard.wrap, self._at_step(row))
+            if obs is snapshots.UNSEEN:
+                return True
+            return snapshots.are_alike(self._written(row, obs), wanted.obs)
+        except BaseException as exc:
+            self._guard.let_pass(exc)
+            return False
+        finally:
+            self._write_obs[row](wanted.obs)
+            with contextlib.suppress(Exception):
+                self._guard.wrap(env.close)()
 
     def restore(self, slots: Sequence[int], states: Sequence[snapshots.Snapshot]) -> Reply | None:
         """Put states back; for a replay the environment is built anew and driven there."""
@@ -360,17 +402,21 @@ class EnvHost(HostRows):
 
     def _drive(self, row: int, replay: snapshots.Replay, wanted: snapshots.Snapshot) -> None:
         """Replay an episode in a new environment; it must end where the old one was."""
-        slot = self.first + row
-
-        def at_step(number: int) -> None:
-            self._status[1] = status_word(Op.STEP, slot, number)
-
-        self._status[1] = status_word(Op.RESET, slot)
+        self._status[1] = status_word(Op.RESET, self.first + row)
+        at_step = self._at_step(row)
         env, obs = snapshots.drive(self._envs[row], replay, self._guard.wrap, at_step)
         if env is not self._envs[row]:
             self._adopt(row, env)
         if obs is not snapshots.UNSEEN:
             self._check_replay(row, obs, wanted)
+
+    def _at_step(self, row: int) -> Callable[[int], None]:
+        """Says which action of a replay is next."""
+
+        def say(number: int) -> None:
+            self._status[1] = status_word(Op.STEP, self.first + row, number)
+
+        return say
 
     def close(self) -> Reply | None:
         """Close every environment; one that fails to does not keep the others open."""

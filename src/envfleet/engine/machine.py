@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import multiprocessing
 import os
 import resource
 import sys
@@ -14,6 +15,14 @@ _MEMORY_FILES = (
     ("memory.max", "memory.current"),
     ("memory.limit_in_bytes", "memory.usage_in_bytes"),
 )
+
+
+NO_CHILDREN = "this process is daemonic, as those of multiprocessing.Pool are, and starts no others"
+
+
+def may_have_children() -> bool:
+    """Whether this process may start others by multiprocessing."""
+    return not multiprocessing.current_process().daemon
 
 
 def usable_cores() -> int:

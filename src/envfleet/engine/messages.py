@@ -84,6 +84,7 @@ class Op(IntEnum):
     RESUME = 12
     GET = 13
     APPLY = 14
+    REHEARSE = 15
 
     @property
     def phrase(self) -> str:
@@ -93,6 +94,7 @@ class Op(IntEnum):
             Op.BUILD: "the constructor",
             Op.REBUILD: "a restart",
             Op.RESUME: "a replay",
+            Op.REHEARSE: "the trial of a replay",
             Op.SET: "set_attr",
             Op.QUEUE: "queue_reset",
         }.get(self, self.name.lower())
@@ -164,7 +166,7 @@ class EnvFailure:
         `slots` are all that the environment fills, if they are several.
         """
         error: EnvfleetError = EnvFailed(self.slot, self.doing, self.reason, slots)
-        if self.kind == "AttributeError" and self.doing not in ("step", "reset"):
+        if self.kind == "AttributeError" and self.doing.startswith(("call", "get", "set_attr")):
             error = NoSuchAttribute(self.slot, self.reason)
         elif self.kind == SnapshotError.__name__:
             error = SnapshotError(self.reason.partition(": ")[2])
@@ -183,7 +185,7 @@ class Reply:
     final_spills: dict[int, dict[int, Any]] = field(default_factory=dict)
     schemas: list[Schema] = field(default_factory=list)
     values: dict[int, Any] = field(default_factory=dict)
-    """Results of CALL, GET, APPLY and SNAPSHOT by slot."""
+    """Results of CALL, GET, APPLY, SNAPSHOT and REHEARSE by slot."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from envfleet.engine.machine import usable_cores
+from envfleet.engine.machine import NO_CHILDREN, may_have_children, usable_cores
 from envfleet.engine.options import Deadlines, EnvFn, StartMethod
 from envfleet.engine.probe import (
     WAITING_SHARE,
@@ -157,6 +157,13 @@ def decide_native(
     return Plan("process", start_method, workers, why)
 
 
+def plan_without_children(start_method: StartMethod, num_threads: int | None) -> Plan:
+    """Threads, or with None this thread, where other processes may not be started."""
+    if num_threads is None:
+        return Plan("serial", start_method, 1, NO_CHILDREN)
+    return Plan("thread", start_method, num_threads, NO_CHILDREN)
+
+
 def plan_fleet(
     env_fns: Sequence[EnvFn],
     start_method: StartMethod,
@@ -175,6 +182,8 @@ def plan_fleet(
         deadlines: They hold for each step and reset that is measured, too.
     """
     cores, num_envs, first = usable_cores(), len(env_fns), env_fns[0]
+    if not may_have_children():
+        return plan_without_children(start_method, None if may_be_serial else min(cores, num_envs))
     is_native = isinstance(first, NativeFn)
     workers = min(cores, num_envs)
     if may_be_serial:

@@ -26,6 +26,7 @@ import numpy as np
 from gymnasium.envs.registration import EnvSpec
 
 from envfleet.engine.detached_copy import detached_copy
+from envfleet.engine.mujoco_state import has_mujoco_data, write_state
 from envfleet.engine.options import ResetPlan
 from envfleet.errors import SnapshotError
 
@@ -279,7 +280,7 @@ def take(env: Any) -> Taken:
         if pair is not None:
             state = cloudpickle.dumps(_call_take(inner, pair[0]))
             return OwnState("own", state, save_layers(env))
-        if _is_mujoco(inner):
+        if has_mujoco_data(inner):
             return OwnState("mujoco", pickle.dumps(inner.data), save_layers(env, _MUJOCO_PARTS))
         return Pickled(_dumps(env, inner, {}, ()))
     except Exception:  # pickling may raise anything; a replay is still possible
@@ -294,11 +295,7 @@ def put_back(env: Any, taken: OwnState | Pickled) -> Any:
         return restored
     inner = env.unwrapped
     if taken.method == "mujoco":
-        import mujoco
-
-        kept = pickle.loads(taken.inner)
-        _write_model(inner.model, kept.model)
-        mujoco.mj_copyData(inner.data, inner.model, kept)
+        write_state(inner, pickle.loads(taken.inner))
     else:
         pair = _own_methods(inner)
         if pair is None:
@@ -391,9 +388,17 @@ def does_not_repeat(slot: int) -> SnapshotError:
 
 def _own_methods(inner: Any) -> tuple[str, str] | None:
     for take_name, put_name in _OWN_METHODS:
+        if take_name == "clone_state" and _repeats_actions(inner):
+            continue
         if callable(getattr(inner, take_name, None)) and callable(getattr(inner, put_name, None)):
             return take_name, put_name
     return None
+
+
+def _repeats_actions(inner: Any) -> bool:
+    """Whether this is an ALE with sticky actions: the last one is no part of its `clone_state`."""
+    ale = getattr(inner, "ale", None)
+    return ale is not None and float(ale.getFloat("repeat_action_probability")) > 0
 
 
 def _call_take(inner: Any, name: str) -> Any:
@@ -403,20 +408,3 @@ def _call_take(inner: Any, name: str) -> Any:
         except TypeError:
             pass
     return getattr(inner, name)()
-
-
-def _write_model(model: Any, kept: Any) -> None:
-    """Give a MuJoCo model the numbers it had: masses, frictions and the like may be drawn anew."""
-    for name in dir(kept):
-        numbers = None if name.startswith("_") else getattr(kept, name)
-        if type(numbers) is np.ndarray and numbers.tobytes() != getattr(model, name).tobytes():
-            getattr(model, name)[...] = numbers
-    for name in dir(kept.opt):
-        if not name.startswith("_"):
-            number = getattr(kept.opt, name)
-            if np.any(number != getattr(model.opt, name)):
-                setattr(model.opt, name, number)
-
-
-def _is_mujoco(inner: Any) -> bool:
-    return type(getattr(inner, "data", None)).__name__ == "MjData" and hasattr(inner, "model")

@@ -192,6 +192,8 @@ def _carry_out(
             return host.snapshot(slots)
         case Op.RESTORE:
             return host.restore(slots, [payload[index] for index in positions])
+        case Op.REHEARSE if isinstance(host, EnvHost):
+            return host.rehearse(slots, [payload[index] for index in positions])
         case Op.CLOSE:
             return host.close()
         case _:

@@ -34,6 +34,7 @@ from envfleet.learn.judging import judged, worth
 from envfleet.learn.normalise import RewardScaler
 from envfleet.learn.options import PPOOptions
 from envfleet.learn.rollout_clock import RolloutClock
+from envfleet.learn.slot_keeper import SlotKeeper
 
 Array = npt.NDArray[Any]
 Floats = npt.NDArray[np.float32]
@@ -74,20 +75,6 @@ class _Finals:
     places: list[tuple[int, int]] = field(default_factory=list)
     leaves: list[Leaves] = field(default_factory=list)
     states: list[Tensor] = field(default_factory=list)
-
-
-def kept_slots(envs: FleetVectorEnv) -> Any:
-    """The environments' states, or None with a warning if they cannot be taken."""
-    try:
-        return envs.snapshot()
-    except SnapshotError as exc:
-        warnings.warn(
-            f"{exc}. Until then states are kept without the environments: a run that goes on "
-            "from one begins new episodes",
-            RuntimeWarning,
-            stacklevel=2,
-        )
-        return None
 
 
 class _Store:
@@ -169,6 +156,7 @@ class Collector:
         self._masks = agent.masks(obs, infos)
         self._states = agent.fresh_states(count)
         self._clock = RolloutClock()
+        self._keeper = SlotKeeper(envs)
 
     @property
     def seconds(self) -> dict[str, float]:
@@ -191,7 +179,7 @@ class Collector:
 
     def slots(self) -> Any:
         """The environments' states, or None with a warning if they cannot be taken."""
-        return kept_slots(self._envs)
+        return self._keeper.take()
 
     def load(self, state: dict[str, Any], slots: Any) -> None:
         """Continue exactly where this state and these slots were taken."""
@@ -208,12 +196,15 @@ class Collector:
         if slots is None:
             self._begin_anew()
         else:
-            self._envs.restore(slots)
+            try:
+                self._envs.restore(slots)
+            except SnapshotError as exc:
+                self._begin_anew(str(exc))
 
-    def _begin_anew(self) -> None:
+    def _begin_anew(self, why: str = "the environments were not kept with this state") -> None:
         """New episodes everywhere, by seeds that follow from the state."""
         warnings.warn(
-            "the environments were not kept with this state: new episodes begin in all slots",
+            f"{why}: new episodes begin in all slots",
             RuntimeWarning,
             stacklevel=2,
         )

@@ -24,6 +24,7 @@ from envfleet.meta.options import (
     check_tasks,
 )
 from envfleet.options import from_mapping
+from envfleet.runs.yaml_limit import check_size
 
 __all__ = ["RL2", "MetaConfig", "load_config", "preset_names", "read_config"]
 
@@ -179,6 +180,7 @@ def _parsed(text: str, what: str) -> Any:
     except ModuleNotFoundError as exc:
         raise MissingExtra("configurations need PyYAML: pip install 'envfleet[train]'") from exc
     try:
+        check_size(yaml.compose(text, yaml.SafeLoader), what)
         return yaml.safe_load(text)
     except yaml.YAMLError as exc:
         mark = getattr(exc, "problem_mark", None)

@@ -19,10 +19,11 @@ import torch
 from envfleet.errors import NotFinite
 from envfleet.learn.agent import Agent
 from envfleet.learn.checks import MEND
-from envfleet.learn.collect import Experience, kept_slots
+from envfleet.learn.collect import Experience
 from envfleet.learn.inputs import Leaves
 from envfleet.learn.options import PPOOptions
 from envfleet.learn.rollout_clock import RolloutClock
+from envfleet.learn.slot_keeper import SlotKeeper
 from envfleet.multiagent.agent_fleet import AgentBatch
 from envfleet.multiagent.groups import Group
 from envfleet.multiagent.lanes import Lanes
@@ -64,6 +65,7 @@ class AgentCollector:
             first = agent.look(vec.to_act(batch, group)[1])
             self._lanes[group.name] = Lanes(agent, options, count, first)
         self._see(batch)
+        self._keeper = SlotKeeper(vec.envs)
 
     @property
     def seconds(self) -> dict[str, float]:
@@ -183,7 +185,7 @@ class AgentCollector:
 
     def slots(self) -> Any:
         """The environments' states, or None with a warning if they cannot be taken."""
-        return kept_slots(self._vec.envs)
+        return self._keeper.take()
 
     def load(self, state: dict[str, Any], slots: Any) -> None:
         """Continue exactly where this state and these slots were taken."""

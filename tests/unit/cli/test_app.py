@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import shlex
 import subprocess
 import sys
 import types
@@ -394,3 +395,11 @@ class TestTypes:
             values_of(Count)(",")
         with pytest.raises(Exception, match="must be one of a, b; got c"):
             values_of(literal_of("a", "b"))("a,c")
+
+
+def test_a_closed_stdout_is_no_error():
+    asked = [sys.executable, "-c", "import sys; from envfleet.cli.app import run; sys.exit(run())"]
+    command = shlex.join([*asked, "verify", "CartPole-v1", "--steps", "5"]) + " >&-"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert "NoneType" not in done.stderr

@@ -23,12 +23,13 @@ from envfleet.engine.backends.process.bell import HAS_EVENTFD
 from envfleet.engine.backends.process.handle import ProcessHandle, StackDumps
 from envfleet.engine.backends.process.main import GUARD_EXIT, PAGE_SHIFT, WorkerSpec
 from envfleet.engine.interrupts import uninterrupted
-from envfleet.engine.machine import open_files, usable_cores
+from envfleet.engine.machine import NO_CHILDREN, may_have_children, open_files, usable_cores
 from envfleet.engine.messages import Op
 from envfleet.engine.options import StartMethod
 from envfleet.engine.rows import WorkerPort, collect_steps, post_steps
 from envfleet.engine.rows_python import HAS_FUTEX
 from envfleet.errors import (
+    ConfigError,
     MainNotImportable,
     MissingMainGuard,
     RemoteTraceback,
@@ -40,6 +41,8 @@ FILES_PER_WORKER = 3 if HAS_FUTEX else 4
 """What the parent holds open for one worker."""
 UNKNOWN_EXIT = 255
 """What multiprocessing gives for a process whose fork server has ended."""
+_LONGEST_WAIT_S = 1e6
+"""The kernel does not take 25 days; what waits longer waits again."""
 SPARE_FILES = 16
 """What it holds for all of them, and opens for a moment while one is started."""
 
@@ -52,6 +55,8 @@ class ProcessBackend(Backend[ProcessHandle]):
     def __init__(
         self, shared_memory: SharedMemory, num_workers: int, start_method: StartMethod
     ) -> None:
+        if not may_have_children():
+            raise ConfigError(f"backend='process' cannot be: {NO_CHILDREN}. Use backend='thread'")
         super().__init__(shared_memory, num_workers, start_method)
         self._context = multiprocessing.get_context(start_method)
         self._may_spin = num_workers <= usable_cores()
@@ -264,6 +269,8 @@ def _new_set() -> Any:
 
 def _poll(watched: Any, timeout_s: float | None) -> list[tuple[int, int]]:
     in_seconds = hasattr(watched, "fileno")
+    if timeout_s is not None:
+        timeout_s = min(timeout_s, _LONGEST_WAIT_S)
     timeout = timeout_s if in_seconds or timeout_s is None else timeout_s * 1000
     ready: list[tuple[int, int]] = watched.poll(timeout)
     return ready

@@ -1,0 +1,61 @@
+"""The states of a fleet's environments, for checkpoints.
+
+Environments that can only be replayed are tried at the first checkpoint: where a replay does not
+lead back, that is said then, and not when a run is to go on.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+from envfleet.adapters.gymnasium import FleetVectorEnv
+from envfleet.engine.snapshot import Replay, does_not_repeat
+from envfleet.errors import SnapshotError
+
+
+class SlotKeeper:
+    """Takes the states of all slots of one fleet."""
+
+    def __init__(self, envs: FleetVectorEnv) -> None:
+        """Nothing is tried before `take`."""
+        self._envs = envs
+        self._repeats = True
+        """False once a replay did not lead back."""
+        self._tried: set[bool] = set()
+        """Whether replays of episodes with a seed and of those without have been tried."""
+
+    def take(self) -> Any:
+        """The states, or None with a warning if they cannot be taken."""
+        if not self._repeats:
+            return None
+        try:
+            slots = self._envs.snapshot()
+            self._try_replay(slots)
+        except SnapshotError as exc:
+            warnings.warn(
+                f"{exc}. Until then states are kept without the environments: a run that goes on "
+                "from one begins new episodes",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+            return None
+        return slots
+
+    def _try_replay(self, slots: Any) -> None:
+        """Replay the longest episode of a kind that was not tried yet in another environment."""
+        actions_of = {
+            slot: len(one.taken.actions)
+            for slot, one in enumerate(slots)
+            if isinstance(one.taken, Replay)
+            and one.lineage.pending is None
+            and (one.taken.seed is None) not in self._tried
+        }
+        longest = max(actions_of, key=actions_of.__getitem__, default=None)
+        if longest is None or not actions_of[longest]:
+            return
+        [repeats] = self._envs.fleet.rehearse([slots[longest]], [longest])
+        self._tried.add(slots[longest].taken.seed is None)
+        if repeats is False:
+            self._repeats = False
+            raise does_not_repeat(longest)
