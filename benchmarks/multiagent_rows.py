@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import warnings
 
-from benchmarks import grid_learning, sb3_rows
+from benchmarks import grid_learning, multiagent_selfplay, sb3_rows
 from benchmarks import multiagent_contenders as ways
 from benchmarks.light_team import LightTeam
 from benchmarks.limit import Limit
@@ -91,4 +91,5 @@ ROWS: dict[str, Row] = {
     "simple-spread": simple_spread,
     "connect-four": connect_four,
     "grid-world": grid_world,
+    **multiagent_selfplay.ROWS,
 }
