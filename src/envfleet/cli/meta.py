@@ -80,7 +80,7 @@ def run(args: argparse.Namespace, context: Context) -> Report:
         outcome = train(
             config, run_dir, view, is_resumed=args.resume is not None, is_trusted=args.trust
         )
-    return _report(outcome)
+    return _meta_report(outcome)
 
 
 def _resumed(args: argparse.Namespace) -> MetaConfig:
@@ -107,7 +107,7 @@ def _resumed(args: argparse.Namespace) -> MetaConfig:
     return config
 
 
-def _report(outcome: RunOutcome) -> Report:
+def _meta_report(outcome: RunOutcome) -> Report:
     last = outcome.last_evaluation
     document: dict[str, Any] = {
         "run_dir": str(outcome.run_dir),

@@ -114,7 +114,7 @@ def run(args: argparse.Namespace, context: Context) -> Report:
         raise
     except SlotQuarantined as exc:
         raise TooManyFailures(exc, run_dir, asked.options.env) from exc
-    return _report(outcome)
+    return _train_report(outcome)
 
 
 def _trained(
@@ -170,7 +170,7 @@ def _recipe_text(ppo: PPOOptions) -> str:
     return ", ".join(f"{key}={value}" for key, value in asdict(ppo).items() if value != plain[key])
 
 
-def _report(outcome: RunOutcome) -> Report:
+def _train_report(outcome: RunOutcome) -> Report:
     document: dict[str, Any] = {
         "run_dir": str(outcome.run_dir),
         "env_steps": outcome.env_steps,

@@ -57,7 +57,7 @@ def begin_run(folder: Path, about: Mapping[str, Any]) -> None:
     if (folder / JOURNAL_FILE).exists():
         return
     folder.mkdir(parents=True, exist_ok=True)
-    _write(folder, {"job": JOB, **about, **facts.collect(_PACKAGES)})
+    _write_run_file(folder, {"job": JOB, **about, **facts.collect(_PACKAGES)})
 
 
 def read_run(folder: Path) -> dict[str, Any]:
@@ -94,17 +94,17 @@ def end_run(folder: Path, result: ParallelRolloutResult) -> Path:
         "verdict": result.verdict,
     }
     about = read_run(folder) | {"outcome": outcome}
-    _write(folder, about)
+    _write_run_file(folder, about)
     page = folder / REPORT_FILE
-    rewrite(page, _page(folder, about, result))
+    rewrite(page, _rollout_page(folder, about, result))
     return page
 
 
-def _write(folder: Path, about: Mapping[str, Any]) -> None:
+def _write_run_file(folder: Path, about: Mapping[str, Any]) -> None:
     rewrite(folder / RUN_FILE, json.dumps(about, indent=2) + "\n")
 
 
-def _page(folder: Path, about: Mapping[str, Any], result: ParallelRolloutResult) -> str:
+def _rollout_page(folder: Path, about: Mapping[str, Any], result: ParallelRolloutResult) -> str:
     timings = result.timings
     spent = {name: getattr(timings, f"{name}_s") for name in _PARTS}
     total = sum(spent.values()) or 1.0
@@ -131,10 +131,10 @@ def _page(folder: Path, about: Mapping[str, Any], result: ParallelRolloutResult)
         tile("trajectories", str(len(result.trajectories)), f"{result.num_masked} masked"),
         tile("turns", str(timings.num_turns), f"{timings.num_tokens} tokens"),
         tile("tokens per second", f"{timings.tokens_per_s:.1f}", about["engine"]),
-        tile("failures", str(sum(result.failures.values())), _told(result.failures)),
+        tile("failures", str(sum(result.failures.values())), _failures_text(result.failures)),
     )
     sections = (
-        section("Results", table(_COLUMNS, [_row(one) for one in result.tags])),
+        section("Results", table(_COLUMNS, [_tag_row(one) for one in result.tags])),
         section("Timeline", timeline_chart(result.trajectories), _how_to_trace(folder)),
         section("Conversations", *_samples(result.trajectories), _how_to_view(folder)),
         section("Where it was played", *(tag("p", line) for line in result.plan)),
@@ -145,7 +145,7 @@ def _page(folder: Path, about: Mapping[str, Any], result: ParallelRolloutResult)
 _COLUMNS = ("tag", "environments", "success", "mean reward", "actions", "turns", "penalty")
 
 
-def _row(one: TagSummary) -> Markup:
+def _tag_row(one: TagSummary) -> Markup:
     cells = (
         one.tag,
         str(one.num_envs),
@@ -188,5 +188,5 @@ def _how_to_trace(folder: Path) -> Markup:
     return tag("p", f"All of it, for chrome://tracing and ui.perfetto.dev: {command}")
 
 
-def _told(failures: Mapping[str, int]) -> str:
+def _failures_text(failures: Mapping[str, int]) -> str:
     return ", ".join(f"{reason} {count}" for reason, count in failures.items()) or "none"

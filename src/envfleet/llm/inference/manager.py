@@ -47,7 +47,7 @@ class SharedLLMInferenceManager:
 
     def __init__(self, engine: Engine, *, options: InferenceOptions | None = None) -> None:
         self.options = InferenceOptions() if options is None else options
-        self._running = _Running(engine, self.options)
+        self._running = _ManagerThread(engine, self.options)
         self._close = weakref.finalize(self, self._running.close)
         try:
             self._running.start()
@@ -102,7 +102,7 @@ class SharedLLMInferenceManager:
     def submit(self, request: GenerateRequest) -> Future[Generation]:
         """Ask without waiting. A future that is cancelled frees its place at once."""
         future: Future[Generation] = Future()
-        self._running.post(_Asked(self._running.broker, request, future).begin)
+        self._running.post(_ManagerRequest(self._running.broker, request, future).begin)
         return future
 
     async def generate_async(self, request: GenerateRequest) -> Generation:
@@ -137,7 +137,7 @@ class SharedLLMInferenceManager:
         )
 
 
-class _Asked:
+class _ManagerRequest:
     """One request of another thread, between its future there and its job here."""
 
     __slots__ = ("_broker", "_future", "_job", "_loop", "_request")
@@ -169,7 +169,7 @@ class _Asked:
                 self._loop.call_soon_threadsafe(self._broker.cancel, self._job)
 
 
-class _Running:
+class _ManagerThread:
     """The thread, its event loop, and what lives in it."""
 
     def __init__(self, engine: Engine, options: InferenceOptions) -> None:

@@ -23,7 +23,7 @@ class SocketServer:
         self._broker, self._handlers = broker, handlers
         self.path = f"@envfleet-{os.getpid()}-{secrets.token_hex(8)}"
         self._server: asyncio.AbstractServer | None = None
-        self._connections: set[_Connection] = set()
+        self._connections: set[_ServerConnection] = set()
 
     async def start(self) -> None:
         """Listen."""
@@ -38,15 +38,15 @@ class SocketServer:
         for connection in list(self._connections):
             connection.end()
 
-    def _connected(self) -> _Connection:
-        return _Connection(self._broker, self._handlers, self._connections)
+    def _connected(self) -> _ServerConnection:
+        return _ServerConnection(self._broker, self._handlers, self._connections)
 
 
-class _Connection(asyncio.Protocol):
+class _ServerConnection(asyncio.Protocol):
     """One client."""
 
     def __init__(
-        self, broker: Broker, handlers: dict[str, Handler], connections: set[_Connection]
+        self, broker: Broker, handlers: dict[str, Handler], connections: set[_ServerConnection]
     ) -> None:
         self._broker, self._handlers, self._connections = broker, handlers, connections
         self._received = bytearray()
