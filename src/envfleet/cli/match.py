@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from envfleet.adapters.names import label
-from envfleet.cli.arguments import add_option, free_folder, value_of
+from envfleet.cli.arguments import add_option, value_of
 from envfleet.cli.command import Context
 from envfleet.cli.report import Block, Report, Table, Text
 from envfleet.engine.options import BackendName
 from envfleet.errors import MissingExtra, VideoError
 from envfleet.learn.evaluate import EVALUATION_SEED
 from envfleet.options import Count, CountOrZero
+from envfleet.runs.folder import free_folder
 
 RESULT, FILM = "match.json", "game.mp4"
 

@@ -18,7 +18,7 @@ from envfleet.cli.report import Block, Code, Heading, Report, Table, Text
 from envfleet.llm.export import as_json_line
 from envfleet.llm.manager import EnvStateManager
 from envfleet.llm.manager_types import Cache
-from envfleet.llm.metrics import TagSummary
+from envfleet.llm.metrics import TAG_COLUMNS, TagSummary
 from envfleet.llm.policies import POLICIES, make_policy
 from envfleet.llm.rollout import RolloutResult, play_rollout
 from envfleet.llm.settings import read_agent_proxy
@@ -165,23 +165,10 @@ def _rollout_report(
 
 def table_of(tags: Sequence[TagSummary], plan: Iterable[str]) -> Table:
     """One row per tag, and below it where its environments live."""
-    rows = tuple(
-        (
-            one.tag,
-            str(one.num_envs),
-            f"{one.success:.0%}",
-            f"{one.reward:.3f}",
-            f"{one.num_actions:.1f}",
-            f"{one.num_turns:.1f}",
-            f"{one.penalty:.3f}",
-        )
-        for one in tags
-    )
-    columns = ("tag", "environments", "success", "mean reward", "actions", "turns", "penalty")
     return Table(
-        columns=columns,
-        rows=rows,
-        right=frozenset(columns[1:]),
+        columns=TAG_COLUMNS,
+        rows=tuple(one.cells for one in tags),
+        right=frozenset(TAG_COLUMNS[1:]),
         levels=tuple("bad" if one.num_failures else "info" for one in tags),
         notes=tuple(plan),
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Literal
@@ -22,7 +22,7 @@ from envfleet.engine.options import PLAIN_RESET, EnvFn, ResetPlan
 from envfleet.engine.rows import note_ends
 from envfleet.engine.slots import Slots
 from envfleet.engine.snapshot import Lineage, OwnState, Pickled, Replay, Snapshot
-from envfleet.engine.supervision import RecentFailures, restart_plan
+from envfleet.engine.supervision import RecentFailures
 from envfleet.errors import ResumeFailed, SnapshotError
 
 LIMIT_BYTES = 64 << 20
@@ -392,3 +392,16 @@ class Episodes:
         )
         self.incidents.append(incident)
         return incident
+
+
+def restart_plan(
+    seed: int | None, num_restarts: int, options: Mapping[str, Any] | None = None
+) -> ResetPlan:
+    """How a restarted slot is reset: a seed that follows from its last one, so that runs repeat.
+
+    `options` are those of the episode that was lost.
+    """
+    if seed is None:
+        return ResetPlan(None, options)
+    (derived,) = np.random.SeedSequence([seed, num_restarts]).generate_state(1)
+    return ResetPlan(int(derived) & 0x7FFFFFFF, options)

@@ -70,7 +70,7 @@ def record_rollout(manager: EnvStateManager, calls: Sequence[Call]) -> RolloutRe
     )
 
 
-def first_difference(expected: RolloutRecord, got: RolloutRecord) -> RolloutDifference | None:
+def recorded_difference(expected: RolloutRecord, got: RolloutRecord) -> RolloutDifference | None:
     """The first difference between two records; None if they are equal."""
     pairs = list(zip(expected.environments, got.environments, strict=True))
     longest = max((len(one["history"]) for pair in pairs for one in pair), default=0)

@@ -28,6 +28,23 @@ class TagSummary:
     num_failures: int
     """How many environments failed; a count, not a mean."""
 
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """The summary as text, in the order of `TAG_COLUMNS`."""
+        return (
+            self.tag,
+            str(self.num_envs),
+            f"{self.success:.0%}",
+            f"{self.reward:.3f}",
+            f"{self.num_actions:.1f}",
+            f"{self.num_turns:.1f}",
+            f"{self.penalty:.3f}",
+        )
+
+
+TAG_COLUMNS = ("tag", "environments", "success", "mean reward", "actions", "turns", "penalty")
+"""The headings of tables with a row for each tag."""
+
 
 def add_metrics(entries: Sequence[EnvEntry], caches: Sequence[Cache], group_size: int) -> None:
     """Write the metrics of a rollout into its caches; calling it twice changes nothing."""

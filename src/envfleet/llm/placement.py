@@ -27,11 +27,11 @@ from envfleet.llm.remote import RemoteEnvs
 from envfleet.llm.settings import Settings, Tag, UseMultiprocessing
 from envfleet.llm.turns import (
     EpisodeFailure,
-    EpisodePlayer,
     EpisodeRequest,
     EpisodeSoFar,
     EpisodeStart,
     Request,
+    TurnPlayer,
     TurnReply,
 )
 
@@ -85,7 +85,7 @@ class Placement:
 def measure(make: Callable[[], Any]) -> Cost:
     """Play the first turns of a few episodes, in an environment made for this alone."""
     env = make()
-    player, begun_s = EpisodePlayer(env), time.perf_counter()
+    player, begun_s = TurnPlayer(env), time.perf_counter()
     resets, turns = _Stopwatch(), _Stopwatch()
     for seed in range(_MOST_PROBES):
         with resets:

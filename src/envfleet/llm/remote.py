@@ -36,12 +36,12 @@ from envfleet.llm.settings import Settings
 from envfleet.llm.turns import (
     NOT_REPEATED,
     EpisodeFailure,
-    EpisodePlayer,
     EpisodeRequest,
     EpisodeStart,
     Request,
     State,
     Turn,
+    TurnPlayer,
     TurnReply,
 )
 
@@ -111,7 +111,7 @@ class EnvInSlot(gymnasium.Env[State, tuple[Any, ...]]):
 
     def __init__(self, make: Callable[[], Any]) -> None:
         """Build the environment."""
-        self._player = EpisodePlayer(make())
+        self._player = TurnPlayer(make())
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None

@@ -19,7 +19,7 @@ from typing import Any
 
 from envfleet.errors import JournalError
 from envfleet.llm.journal import JOURNAL_FILE
-from envfleet.llm.metrics import TagSummary
+from envfleet.llm.metrics import TAG_COLUMNS
 from envfleet.llm.parallel_rollout import ParallelRolloutResult
 from envfleet.llm.timeline import timeline_chart
 from envfleet.llm.trajectories import Trajectory
@@ -105,6 +105,7 @@ def _write_run_file(folder: Path, about: Mapping[str, Any]) -> None:
 
 
 def _rollout_page(folder: Path, about: Mapping[str, Any], result: ParallelRolloutResult) -> str:
+    rows = [tag("tr", *(tag("td", cell) for cell in one.cells)) for one in result.tags]
     timings = result.timings
     spent = {name: getattr(timings, f"{name}_s") for name in _PARTS}
     total = sum(spent.values()) or 1.0
@@ -134,28 +135,12 @@ def _rollout_page(folder: Path, about: Mapping[str, Any], result: ParallelRollou
         tile("failures", str(sum(result.failures.values())), _failures_text(result.failures)),
     )
     sections = (
-        section("Results", table(_COLUMNS, [_tag_row(one) for one in result.tags])),
+        section("Results", table(TAG_COLUMNS, rows)),
         section("Timeline", timeline_chart(result.trajectories), _how_to_trace(folder)),
         section("Conversations", *_samples(result.trajectories), _how_to_view(folder)),
         section("Where it was played", *(tag("p", line) for line in result.plan)),
     )
     return render(record, JobPage("rollout with a model", tiles, sections))
-
-
-_COLUMNS = ("tag", "environments", "success", "mean reward", "actions", "turns", "penalty")
-
-
-def _tag_row(one: TagSummary) -> Markup:
-    cells = (
-        one.tag,
-        str(one.num_envs),
-        f"{one.success:.0%}",
-        f"{one.reward:.3f}",
-        f"{one.num_actions:.1f}",
-        f"{one.num_turns:.1f}",
-        f"{one.penalty:.3f}",
-    )
-    return tag("tr", *(tag("td", cell) for cell in cells))
 
 
 def _samples(trajectories: Sequence[Trajectory]) -> list[Markup]:

@@ -165,7 +165,7 @@ class RolloutTally:
         )
 
 
-def verdict(timings: RolloutTimings, num_workers: int, num_trajectories: int) -> str:
+def rollout_verdict(timings: RolloutTimings, num_workers: int, num_trajectories: int) -> str:
     """What a rollout spent its time on, and what to change, in a sentence."""
     env_share = min(1.0, timings.env_s / max(1, num_workers) / timings.wall_s)
     tail_share = timings.tail_s / timings.wall_s

@@ -22,7 +22,7 @@ from typing import Any
 
 from envfleet.errors import InferenceError
 from envfleet.llm.config import plain_config
-from envfleet.llm.inference.broker import Broker, Job, Outcome
+from envfleet.llm.inference.broker import Broker, InferenceJob, Outcome
 from envfleet.llm.inference.client import InferenceClient
 from envfleet.llm.inference.engines import engine_of
 from envfleet.llm.inference.options import InferenceOptions, read_options
@@ -146,7 +146,7 @@ class _ManagerRequest:
         self, broker: Broker, request: GenerateRequest, future: Future[Generation]
     ) -> None:
         self._broker, self._request, self._future = broker, request, future
-        self._job: Job | None = None
+        self._job: InferenceJob | None = None
 
     def begin(self) -> None:
         if self._future.cancelled():

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from envfleet.errors import InferenceError
-from envfleet.llm.inference.broker import Broker, Job, Outcome
+from envfleet.llm.inference.broker import Broker, InferenceJob, Outcome
 from envfleet.llm.inference.client import GENERATE, frame, is_same_user, taken
 
 Handler = Callable[[Any], Any]
@@ -50,7 +50,7 @@ class _ServerConnection(asyncio.Protocol):
     ) -> None:
         self._broker, self._handlers, self._connections = broker, handlers, connections
         self._received = bytearray()
-        self._jobs: dict[int, Job] = {}
+        self._jobs: dict[int, InferenceJob] = {}
         self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

@@ -41,7 +41,7 @@ class Source(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Generated:
+class GeneratedSource:
     """A generated catalogue."""
 
     num_products: int
@@ -61,7 +61,7 @@ class Generated:
 
 
 @dataclass(frozen=True, slots=True)
-class Files:
+class SourceFiles:
     """WebShop's own files."""
 
     items: Path
@@ -170,7 +170,7 @@ def _first_file(paths: Iterator[Path]) -> Path | None:
 
 # The stamps are part of the cache key.
 @lru_cache(maxsize=64)
-def _digest_of_files(files: Files, stamps: tuple[tuple[int, int, int] | None, ...]) -> str:
+def _digest_of_files(files: SourceFiles, stamps: tuple[tuple[int, int, int] | None, ...]) -> str:
     return files._look()
 
 
