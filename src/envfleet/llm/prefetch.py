@@ -32,7 +32,7 @@ from envfleet.engine.plan import choose_start_method
 from envfleet.llm.remote import (
     FLEET_ERRORS,
     FROM_OUTSIDE,
-    AnyPicklable,
+    RemoteValue,
     action_batch,
     describe_loss,
     end_workers,
@@ -107,7 +107,7 @@ class _StarterEnv(gymnasium.Env[Any, Any]):
     """In a slot: a step begins the episodes of a chunk. It has no episodes of its own."""
 
     metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012  (Gymnasium's own form)
-    observation_space, action_space = AnyPicklable(), AnyPicklable()
+    observation_space, action_space = RemoteValue(), RemoteValue()
 
     def __init__(self, tags: Mapping[str, Tag]) -> None:
         self._starters = {

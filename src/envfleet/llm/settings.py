@@ -222,7 +222,7 @@ def read_settings(config: Any, mode: str) -> Settings:
         mode=cast(ManagerMode, mode),
         group_size=_setting_value(block, "group_size", Count, path),
         groups=_env_groups(whole, block, path),
-        seed=_seed(whole, mode),
+        seed=_setting_seed(whole, mode),
         **{name: _option(name, manager.get(name)) for name in _KINDS},
     )
 
@@ -294,7 +294,7 @@ def _tag(whole: Mapping[str, Any], name: str) -> Tag:
     return Tag(name, type_name, kind, None if settings is None else dict(settings), most)
 
 
-def _seed(whole: Mapping[str, Any], mode: str) -> int | None:
+def _setting_seed(whole: Mapping[str, Any], mode: str) -> int | None:
     seeds = check("seed", whole.get("seed"), Mapping[str, Any] | None)
     if seeds is None or seeds.get(mode) is None:
         return None

@@ -74,7 +74,7 @@ def train(
     @contextmanager
     def open_job(is_wary: bool) -> Iterator[Job]:
         with Learner.of(config) as learner:
-            yield _LearnerJob(learner, folder)
+            yield _TrainingJob(learner, folder)
 
     return _run(config, folder, open_job, callback, is_resumed=is_resumed, is_trusted=is_trusted)
 
@@ -84,7 +84,7 @@ def run_learner(learner: Learner, folder: Path, callback: RunCallback | None) ->
 
     @contextmanager
     def open_job(is_wary: bool) -> Iterator[Job]:
-        yield _LearnerJob(learner, folder)
+        yield _TrainingJob(learner, folder)
 
     return _run(learner.config, folder, open_job, callback)
 
@@ -125,7 +125,7 @@ def _horizon(config: MetaConfig) -> int:
     return env.horizon_bamdp
 
 
-class _LearnerJob(Job):
+class _TrainingJob(Job):
     """A learner's iterations."""
 
     can_evaluate = True

@@ -31,7 +31,7 @@ def test_a_rollout_ends_with_metrics_a_report_and_its_folder(
     assert run(*LLM) == 0
     out = capsys.readouterr().out
     assert "played by scripted" in out
-    assert "bound" in out
+    assert any(verdict in out for verdict in ("-bound: ", "Too short to judge: "))
     folder = Path("runs/bandit-seed123")
     assert f"Report: {folder}/report.html" in out
     assert f"envfleet view {folder}" in out

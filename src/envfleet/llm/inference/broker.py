@@ -157,7 +157,7 @@ class Broker:
             outcome = exc
         except TimeoutError as exc:
             if not limit.expired():
-                outcome = _unexpected(exc)
+                outcome = _broker_failure(exc)
             elif limit_s == left_s:
                 outcome = self._spent_time()
             else:
@@ -168,7 +168,7 @@ class Broker:
                     is_retryable=True,
                 )
         except Exception as exc:  # an engine of the user's own
-            outcome = _unexpected(exc)
+            outcome = _broker_failure(exc)
         if job.is_over:
             return  # cancelled in the meantime, and its place was given back then
         self._count_places(-1)
@@ -291,7 +291,7 @@ def _closed() -> InferenceError:
     return InferenceError("engine", "the inference manager was closed")
 
 
-def _unexpected(exc: Exception) -> InferenceError:
+def _broker_failure(exc: Exception) -> InferenceError:
     error = InferenceError("engine", f"the engine raised {type(exc).__name__}: {exc}")
     error.__cause__ = exc
     return error
