@@ -12,7 +12,7 @@ import argparse
 
 from envfleet.llm import ParallelRolloutManager, SharedLLMInferenceManager, load_config
 from envfleet.llm.inference.scripted import LognormalLatency, ScriptedEngine
-from envfleet.llm.same_trajectories import first_difference
+from envfleet.llm.same_trajectories import trajectory_difference
 
 __test__ = False  # a script for people: pytest has nothing to collect here
 
@@ -44,7 +44,7 @@ def main():
     config.agent_proxy.parallel_backend = "fleet" if backend != "fleet" else "threading"
     other = play(config)
     for result in (parallel, other):
-        difference = first_difference(sequential.trajectories, result.trajectories)
+        difference = trajectory_difference(sequential.trajectories, result.trajectories)
         print(f"{result.backend}: trajectories {'are equal' if difference is None else difference}")
         print(f"{result.backend}: metrics equal: {result.metrics == sequential.metrics}")
         if difference is not None or result.metrics != sequential.metrics:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from envfleet.llm.inference.manager import SharedLLMInferenceManager
 from envfleet.llm.inference.scripted import LognormalLatency, ScriptedEngine
 from envfleet.llm.parallel_rollout import ParallelRolloutManager, ParallelRolloutResult
-from envfleet.llm.same_trajectories import first_difference, rollout_digest
+from envfleet.llm.same_trajectories import rollout_digest, trajectory_difference
 from tests.unit.llm.rollouts import config_with, play
 
 
@@ -40,7 +40,7 @@ def test_the_rollout_does_not_depend_on_who_plays_it(
     )
     engine = ScriptedEngine(latency=LognormalLatency(latency_s), max_concurrency=3)
     got, wanted = play(config, engine, seed=seed), reference(group_size, seed)
-    assert first_difference(wanted.trajectories, got.trajectories) is None
+    assert trajectory_difference(wanted.trajectories, got.trajectories) is None
     assert got.metrics == wanted.metrics
     assert got.tags == wanted.tags
     assert got.fallback is None
@@ -53,7 +53,7 @@ def test_processes_of_joblib_give_the_same_rollout(
     config, wanted = config_with(group_size=3, backend=backend, workers=workers), reference(3, 1)
     caplog.set_level(logging.INFO, "envfleet.llm.rollout")
     got = play(config, seed=1, folder=tmp_path)
-    assert first_difference(wanted.trajectories, got.trajectories) is None
+    assert trajectory_difference(wanted.trajectories, got.trajectories) is None
     assert rollout_digest(got.trajectories) == rollout_digest(wanted.trajectories)
     assert got.metrics == wanted.metrics
     assert got.backend == ("loky" if backend == "joblib" else backend)
@@ -76,4 +76,4 @@ def test_a_recorded_rollout_is_replayed_by_every_backend(tmp_path: Path) -> None
             ParallelRolloutManager(config, llm) as manager,
         ):
             got = manager.rollout(seed=3)
-        assert first_difference(wanted.trajectories, got.trajectories) is None
+        assert trajectory_difference(wanted.trajectories, got.trajectories) is None

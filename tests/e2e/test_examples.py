@@ -88,14 +88,14 @@ BREAK_A_WORKER = """
 import runpy, sys
 from envfleet.llm import remote
 
-step = remote.EnvInSlot.step
+step = remote.RemoteEnv.step
 
 def changes_a_reward(env, action):
     *rest, info = step(env, action)
     actions, num_valid, reward, *more = info["reply"]
     return (*rest, info | {"reply": (actions, num_valid, reward + 1e-9, *more)})
 
-remote.EnvInSlot.step = changes_a_reward
+remote.RemoteEnv.step = changes_a_reward
 runpy.run_path(sys.argv[1], run_name="__main__")
 """
 

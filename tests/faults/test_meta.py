@@ -14,7 +14,7 @@ import pytest
 from envfleet.errors import EnvNotImportable, SlotQuarantined, StillInFlight
 from envfleet.meta import Learner
 from envfleet.meta.remedies import LEARNER_REMEDIES
-from envfleet.meta.training import _LearnerJob
+from envfleet.meta.training import _TrainingJob
 from envfleet.runs.time_report import verdict_so_far
 from tests.unit.meta.learners import held, same
 
@@ -78,7 +78,7 @@ class TestNoSpeedUp:
 
             together.agent.act = slow
             together.collect_rollouts_parallel(2, parallel_env=parallel)
-            setup = _LearnerJob(together, tmp_path).setup
+            setup = _TrainingJob(together, tmp_path).setup
             said = verdict_so_far(together.seconds, setup, LEARNER_REMEDIES)
         assert " inference: the policy is the bottleneck, not the environments" in said
         assert "env.num_parallel_workers=4" in said
@@ -87,7 +87,7 @@ class TestNoSpeedUp:
         with learner("PointRobot-v0", 1) as alone:
             alone.collect_rollouts(1, random_actions=True)
             alone.update(20)
-            setup = _LearnerJob(alone, tmp_path).setup
+            setup = _TrainingJob(alone, tmp_path).setup
             said = verdict_so_far(alone.seconds, setup, LEARNER_REMEDIES)
         assert "learning: the agent learns, so more env.num_parallel_workers will not help" in said
 

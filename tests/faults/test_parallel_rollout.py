@@ -22,7 +22,7 @@ from envfleet.llm.joblib_workers import JoblibRound, WorkersLost
 from envfleet.llm.journal import read_journal
 from envfleet.llm.parallel_rollout import ParallelRolloutManager
 from envfleet.llm.registry import register_env
-from envfleet.llm.same_trajectories import first_difference
+from envfleet.llm.same_trajectories import trajectory_difference
 from envfleet.llm.seats import EnvSeats
 from tests.gates import PATIENCE_S
 from tests.misbehaving_server import FAULTS, MisbehavingServer
@@ -76,10 +76,10 @@ def test_a_killed_worker_of_joblib_costs_nothing(
     assert engine.killed
     assert "is lost" in caplog.text
     assert got.fallback is None
-    assert first_difference(wanted.trajectories, got.trajectories) is None
+    assert trajectory_difference(wanted.trajectories, got.trajectories) is None
     assert got.metrics == wanted.metrics
     journalled = read_journal(tmp_path)
-    assert first_difference(wanted.trajectories, journalled.trajectories) is None
+    assert trajectory_difference(wanted.trajectories, journalled.trajectories) is None
     assert not journalled.earlier
 
 
@@ -95,7 +95,7 @@ def test_a_killed_worker_of_the_fleet_costs_nothing(monkeypatch: pytest.MonkeyPa
     engine = Killer({4, 15}, lambda: seats[-1].worker_pids())
     got = play(config_with(tags=TAGS, group_size=4, backend="fleet"), engine)
     assert len(engine.killed) == 2
-    assert first_difference(wanted.trajectories, got.trajectories) is None
+    assert trajectory_difference(wanted.trajectories, got.trajectories) is None
     assert max(engine.asked.values()) == 1
 
 
@@ -133,7 +133,7 @@ def test_a_worker_that_hangs_is_killed_and_costs_its_own_trajectory_only(
     assert failure is not None
     assert failure.error == "its worker was lost 3 times"
     wanted = play(config_with(tags=("Countdown", "FrozenLake", "SimpleSokoban"), group_size=1))
-    assert first_difference(wanted.trajectories[1:], got.trajectories[1:]) is None
+    assert trajectory_difference(wanted.trajectories[1:], got.trajectories[1:]) is None
 
 
 def test_workers_that_cannot_start_leave_the_rollout_to_this_process(
@@ -146,7 +146,9 @@ def test_workers_that_cannot_start_leave_the_rollout_to_this_process(
     got = play(config_with(tags=TAGS, backend="loky"))
     assert got.backend == "sequential"
     assert got.fallback == "the loky backend of joblib has no workers left: no worker started"
-    assert first_difference(play(config_with(tags=TAGS)).trajectories, got.trajectories) is None
+    assert (
+        trajectory_difference(play(config_with(tags=TAGS)).trajectories, got.trajectories) is None
+    )
 
 
 def test_what_workers_played_before_they_were_lost_is_kept(
@@ -175,7 +177,9 @@ def test_what_workers_played_before_they_were_lost_is_kept(
     engine._latency = lambda request, dice: LATENCY_S
     got = play(config_with(tags=TAGS, backend="threading"), engine)
     assert got.fallback is not None
-    assert first_difference(play(config_with(tags=TAGS)).trajectories, got.trajectories) is None
+    assert (
+        trajectory_difference(play(config_with(tags=TAGS)).trajectories, got.trajectories) is None
+    )
 
 
 PROGRAM = """
@@ -216,7 +220,7 @@ def test_a_killed_program_goes_on_where_it_was(
     engine = Counting()
     got = play(config_with(tags=TAGS, group_size=4), engine, folder=tmp_path)
     wanted = play(config_with(tags=TAGS, group_size=4))
-    assert first_difference(wanted.trajectories, got.trajectories) is None
+    assert trajectory_difference(wanted.trajectories, got.trajectories) is None
     asked = {(int(env), int(turn)) for env, _, turn in (name.split(".") for name in engine.asked)}
     assert not asked & kept
     assert max(engine.asked.values()) == 1
@@ -245,7 +249,7 @@ def test_a_full_disk_stops_a_rollout_which_goes_on_when_there_is_room(
     assert kept
     engine = Counting()
     got, wanted = play(config, engine, folder=tmp_path), play(config_with(tags=TAGS))
-    assert first_difference(wanted.trajectories, got.trajectories) is None
+    assert trajectory_difference(wanted.trajectories, got.trajectories) is None
     assert sum(engine.asked.values()) == wanted.timings.num_turns - kept
 
 
@@ -272,7 +276,7 @@ def test_a_server_that_misbehaves_changes_nothing(backend: str | None, tmp_path:
             got = manager.rollout(seed=7, folder=tmp_path)
             assert sum(llm.stats.retries.values()) == len(FAULTS)
             assert got.failures == {}
-            assert first_difference(wanted.trajectories, got.trajectories) is None
+            assert trajectory_difference(wanted.trajectories, got.trajectories) is None
 
 
 def test_a_server_that_stays_broken_is_a_reason_and_a_later_one_goes_on(tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ def find(name: str) -> NamedEnv:
     place, colon, attribute = name.rpartition(":")
     if not colon:
         env_id = _registered(name)
-        return NamedEnv(env_id, _make(env_id), env_id, None, json.dumps(env_id))
+        return NamedEnv(env_id, _make_named(env_id), env_id, None, json.dumps(env_id))
     if not place or not attribute:
         raise ConfigError(
             f"{name!r} is half a name; write module:Class, module:function or module:Id"
@@ -82,7 +82,7 @@ def find(name: str) -> NamedEnv:
         env_id = _registered(attribute)
         full = f"{module_name}:{env_id}"
         imports = f"import {module_name}"
-        return NamedEnv(f"{place}:{env_id}", _make(full), full, imports, json.dumps(env_id))
+        return NamedEnv(f"{place}:{env_id}", _make_named(full), full, imports, json.dumps(env_id))
     known = [name for name, value in vars(module).items() if callable(value) and name[0] != "_"]
     raise ConfigError(f"{place} has no {attribute!r}{nearest(attribute, known, f'{place}:')}")
 
@@ -113,7 +113,7 @@ def nearest(wrong: str, known: Iterable[str], prefix: str = "") -> str:
     )
 
 
-def _make(env_id: str) -> Callable[..., gymnasium.Env[Any, Any]]:
+def _make_named(env_id: str) -> Callable[..., gymnasium.Env[Any, Any]]:
     return functools.partial(gymnasium.make, env_id, disable_env_checker=True)
 
 

@@ -167,8 +167,8 @@ def env_functions(
             return [native(spec, **kwargs)] * num_envs, spec
         # the spec travels instead of the id: it may be registered in this process only. Only the
         # first slot runs Gymnasium's environment checker: the others are built alike.
-        checked = functools.partial(_make, deepcopy(spec), kwargs, is_checked=True)
-        unchecked = functools.partial(_make, checked.args[0], kwargs, is_checked=False)
+        checked = functools.partial(_make_env, deepcopy(spec), kwargs, is_checked=True)
+        unchecked = functools.partial(_make_env, checked.args[0], kwargs, is_checked=False)
         return [checked, *[unchecked] * (num_envs - 1)], spec
     return [_bound(env, kwargs)] * num_envs, None
 
@@ -269,7 +269,7 @@ def _bound(env_fn: Any, kwargs: dict[str, Any]) -> EnvFn:
     return functools.partial(env_fn, **kwargs) if kwargs else env_fn
 
 
-def _make(spec: EnvSpec, kwargs: dict[str, Any], *, is_checked: bool) -> Any:
+def _make_env(spec: EnvSpec, kwargs: dict[str, Any], *, is_checked: bool) -> Any:
     checker = {} if is_checked else {"disable_env_checker": True}
     # the fleet itself holds step and reset in order; a wrapper for it costs 2 % of a CartPole step
     return gymnasium.make(replace(spec, order_enforce=False), **{**checker, **kwargs})

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import argparse
 import multiprocessing
-import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from envfleet.options import Count, Seconds, literal_of, read
@@ -53,16 +51,6 @@ def add_option(
         text += f" (default: {','.join(map(str, default)) if is_many else default})"
     read_value = values_of(kind) if is_many else value_of(kind)
     parser.add_argument(flag, metavar=metavar, type=read_value, default=default, help=text)
-
-
-def free_folder(place: Path, name: str) -> Path:
-    """A folder with nothing in it, of this name or with a number behind it."""
-    first = place / re.sub(r"[^\w.-]", "_", name)
-    number, folder = 2, first
-    while folder.exists() and any(folder.iterdir()):
-        folder = first.with_name(f"{first.name}-{number}")
-        number += 1
-    return folder
 
 
 def add_worker_arguments(parser: argparse.ArgumentParser) -> None:

@@ -88,7 +88,7 @@ def measure_speedup(
         ok=bool(points),
         document=settings
         | {
-            "points": [_as_json(point) for point in points],
+            "points": [_speedup_json(point) for point in points],
             "left_out": failures,
             "conclusion": conclusion,
             "unrest": warning,
@@ -101,7 +101,7 @@ def _point(count: int, result: Result, plan: str) -> Point:
     return Point(count, result.rate, result.score, result.spread, plan)
 
 
-def _as_json(point: Point) -> dict[str, Any]:
+def _speedup_json(point: Point) -> dict[str, Any]:
     return {
         "num_envs": point.num_envs,
         "steps_per_s": round(point.rate, 1),

@@ -171,7 +171,7 @@ class GymnasiumVector(_Vector):
             self.work.env_fns,
             context=self.work.start_method,
             autoreset_mode=mode,
-            shared_memory=fits_gymnasium(self.work.choice.observation_space),
+            shared_memory=gymnasium_can_contend(self.work.choice.observation_space),
         )
 
     def close(self) -> None:
@@ -186,12 +186,12 @@ class GymnasiumVector(_Vector):
             raise
 
 
-def fits_gymnasium(space: gymnasium.Space[Any]) -> bool:
+def gymnasium_can_contend(space: gymnasium.Space[Any]) -> bool:
     """Whether Gymnasium's shared memory takes the space; it refuses some only after starting."""
     if isinstance(space, gymnasium.spaces.Dict):
-        return all(fits_gymnasium(part) for part in space.spaces.values())
+        return all(gymnasium_can_contend(part) for part in space.spaces.values())
     if isinstance(space, gymnasium.spaces.Tuple):
-        return all(fits_gymnasium(part) for part in space.spaces)
+        return all(gymnasium_can_contend(part) for part in space.spaces)
     return isinstance(
         space,
         gymnasium.spaces.Box

@@ -26,20 +26,13 @@ _KEPT_BY = {
 FINISHING = "Finishing this iteration; press Ctrl-C again to end at once"
 
 
-class LineView(RunCallback):
-    """Prints what happens, a few lines at a time."""
+class PrintedRun(RunCallback):
+    """Prints lines, and ends the run at Ctrl-C."""
 
-    def __init__(
-        self, stream: TextIO, options: TrainOptions, *, shows_verdict: bool = False
-    ) -> None:
-        """Write to `stream`; with `shows_verdict` also what takes the time so far."""
-        self._shows_verdict = shows_verdict
-        self._stream, self._options = stream, options
+    def __init__(self, stream: TextIO) -> None:
+        """Write to `stream`."""
+        self._stream = stream
         self._stop_requests = StopRequests(self._finishing)
-        self._begun_s, self._start_steps = time.monotonic(), 0
-        self._is_first = True
-        self._incidents = 0
-        self._kept_by: tuple[str, ...] | None = None
 
     def __enter__(self) -> Self:
         self._stop_requests.__enter__()
@@ -53,6 +46,31 @@ class LineView(RunCallback):
         with silenced_if_closed(self._stream):
             self._stream.write(f"{line}\n")
             self._stream.flush()
+
+    def should_stop(self) -> bool:
+        """Whether Ctrl-C was pressed."""
+        return self._stop_requests.is_asked
+
+    def _finishing(self) -> None:
+        # Ctrl-C may come while a line is being written, and a stream cannot be entered twice: then
+        # the message is left out
+        with suppress(RuntimeError):
+            self.say(FINISHING)
+
+
+class LineView(PrintedRun):
+    """Prints what happens, a few lines at a time."""
+
+    def __init__(
+        self, stream: TextIO, options: TrainOptions, *, shows_verdict: bool = False
+    ) -> None:
+        """Write to `stream`; with `shows_verdict` also what takes the time so far."""
+        super().__init__(stream)
+        self._options, self._shows_verdict = options, shows_verdict
+        self._begun_s, self._start_steps = time.monotonic(), 0
+        self._is_first = True
+        self._incidents = 0
+        self._kept_by: tuple[str, ...] | None = None
 
     def kept_by(self, methods: tuple[str, ...]) -> None:
         """Remember how checkpoints keep the environments."""
@@ -88,16 +106,6 @@ class LineView(RunCallback):
     def evaluated(self, env_steps: int, evaluation: Evaluation) -> None:
         """Show how good the policy is."""
         self.say(f"Evaluation at {env_steps:,}: {evaluation.mean:.2f} +- {evaluation.std:.2f}")
-
-    def should_stop(self) -> bool:
-        """Whether Ctrl-C was pressed."""
-        return self._stop_requests.is_asked
-
-    def _finishing(self) -> None:
-        # Ctrl-C may come while a line is being written, and a stream cannot be entered twice: then
-        # the message is left out
-        with suppress(RuntimeError):
-            self.say(FINISHING)
 
 
 def begin_lines(

@@ -254,10 +254,10 @@ def view_rows(facts: Facts, now_s: float, width: int) -> list[Row]:
         ("steps", _progress(facts, elapsed_s, room)),
         ("pace", _pace(facts, elapsed_s)),
         ("return", _returns(facts, room)),
-        ("evaluation", _evaluation(facts)),
+        ("evaluation", _evaluation_row(facts)),
         ("time", bar),
         *(("", [(" " * LABEL, ""), *parts]) for parts in legend),
-        ("incidents", _incidents(facts.incidents)),
+        ("incidents", _incident_row(facts.incidents)),
         ("run", [(str(facts.run_dir), "")]),
     ]
     return found
@@ -292,7 +292,7 @@ def _returns(facts: Facts, room: int) -> list[Part]:
     return [(sparkline(facts.mean_returns, size), "green"), (text, "bold"), (what, "dim")]
 
 
-def _evaluation(facts: Facts) -> list[Part]:
+def _evaluation_row(facts: Facts) -> list[Part]:
     if facts.evaluation is None and facts.best is not None:
         return [(f"best {facts.best:,.2f}", ""), ("  so far", "dim")]
     if facts.evaluation is None:
@@ -302,7 +302,7 @@ def _evaluation(facts: Facts) -> list[Part]:
     return text if facts.best is None else [*text, (f"  best {facts.best:,.2f}", "")]
 
 
-def _incidents(number: int) -> list[Part]:
+def _incident_row(number: int) -> list[Part]:
     if not number:
         return [("none", "dim")]
     return [(f"{number}", "bold yellow"), (f"  {LOST}", "")]

@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from envfleet.adapters.names import label
-from envfleet.cli.arguments import add_option, free_folder, value_of
+from envfleet.cli.arguments import add_option, value_of
 from envfleet.cli.command import Context
 from envfleet.cli.report import Block, Report, Table, Text
 from envfleet.engine.options import BackendName
 from envfleet.errors import MissingExtra, VideoError
 from envfleet.learn.evaluate import EVALUATION_SEED
 from envfleet.options import Count, CountOrZero
+from envfleet.runs.folder import free_folder
 
 RESULT, FILM = "match.json", "game.mp4"
 
@@ -85,10 +86,12 @@ def run(args: argparse.Namespace, context: Context) -> Report:
     write_result(folder / RESULT, document)
     blocks.append(Text(f"The results are in {folder / RESULT}"))
     heading = Text(f"{label(match.options.env)}: {args.games} games for each pair")
-    return Report(True, document, (heading, _table(document, order), *_pairs(document), *blocks))
+    return Report(
+        True, document, (heading, _match_table(document, order), *_match_pairs(document), *blocks)
+    )
 
 
-def _table(document: dict[str, Any], order: list[int]) -> Table:
+def _match_table(document: dict[str, Any], order: list[int]) -> Table:
     """The players, the best first, with what they scored."""
     rows = []
     for number in order:
@@ -118,7 +121,7 @@ def _of(pair: dict[str, Any], name: str) -> tuple[int, int, int] | None:
     return found if pair["players"][0] == name else (found[2], found[1], found[0])
 
 
-def _pairs(document: dict[str, Any]) -> tuple[Table, ...]:
+def _match_pairs(document: dict[str, Any]) -> tuple[Table, ...]:
     seats = list(document["pairings"][0]["first_player_as"])
     rows = []
     for pair in document["pairings"]:

@@ -15,7 +15,7 @@ from envfleet.cli.meta_view import MetaView
 from envfleet.cli.report import Block, Code, Report, Text
 from envfleet.meta.config import MetaConfig, load_config, preset_names
 from envfleet.meta.report import FREE
-from envfleet.meta.training import free_folder, resumed_config, train
+from envfleet.meta.training import folder_for, resumed_config, train
 from envfleet.options import Count, Seed
 from envfleet.runs.callbacks import RunOutcome
 
@@ -72,7 +72,7 @@ def run(args: argparse.Namespace, context: Context) -> Report:
             seed=args.seed,
             num_parallel_workers=args.num_parallel_workers,
         )
-        run_dir = args.checkpoint_dir or free_folder(config)
+        run_dir = args.checkpoint_dir or folder_for(config)
     else:
         config, run_dir = _resumed(args), args.resume
     stream = sys.stderr if args.json else sys.stdout
@@ -80,7 +80,7 @@ def run(args: argparse.Namespace, context: Context) -> Report:
         outcome = train(
             config, run_dir, view, is_resumed=args.resume is not None, is_trusted=args.trust
         )
-    return _report(outcome)
+    return _meta_report(outcome)
 
 
 def _resumed(args: argparse.Namespace) -> MetaConfig:
@@ -107,7 +107,7 @@ def _resumed(args: argparse.Namespace) -> MetaConfig:
     return config
 
 
-def _report(outcome: RunOutcome) -> Report:
+def _meta_report(outcome: RunOutcome) -> Report:
     last = outcome.last_evaluation
     document: dict[str, Any] = {
         "run_dir": str(outcome.run_dir),

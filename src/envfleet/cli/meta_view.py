@@ -4,41 +4,25 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from contextlib import suppress
-from typing import Any, Self, TextIO
+from typing import Any, TextIO
 
-from envfleet.cli.ctrl_c import StopRequests
-from envfleet.cli.line_view import ANNOUNCE_EVERY, FINISHING, clock_text
-from envfleet.cli.terminal import silenced_if_closed
+from envfleet.cli.line_view import ANNOUNCE_EVERY, PrintedRun, clock_text
 from envfleet.meta.config import MetaConfig
-from envfleet.runs.callbacks import Evaluation, Iteration, RunCallback
+from envfleet.runs.callbacks import Evaluation, Iteration
 
 _NAMED = ("z/", "rl_loss/", "metrics/")
 """How the figures begin that users of such learners know."""
 
 
-class MetaView(RunCallback):
+class MetaView(PrintedRun):
     """Prints every tenth iteration and every evaluation."""
 
     def __init__(self, stream: TextIO, config: MetaConfig) -> None:
         """Write to `stream`."""
-        self._stream, self._config = stream, config
-        self._stop_requests = StopRequests(self._finishing)
+        super().__init__(stream)
+        self._config = config
         self._begun_s = time.monotonic()
         self._start_steps = self._incidents = 0
-
-    def __enter__(self) -> Self:
-        self._stop_requests.__enter__()
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self._stop_requests.__exit__(*exc_info)
-
-    def say(self, line: str) -> None:
-        """Print a line, unless the reader is gone."""
-        with silenced_if_closed(self._stream):
-            self._stream.write(f"{line}\n")
-            self._stream.flush()
 
     def begun(self, envs: Any, start_steps: int) -> None:
         """Say what runs where."""
@@ -70,10 +54,6 @@ class MetaView(RunCallback):
         self.say(f"Evaluation at {env_steps:,} steps")
         self._show(evaluation.figures)
 
-    def should_stop(self) -> bool:
-        """Whether Ctrl-C was pressed."""
-        return self._stop_requests.is_asked
-
     @property
     def _elapsed_s(self) -> float:
         return max(time.monotonic() - self._begun_s, 1e-9)
@@ -82,8 +62,3 @@ class MetaView(RunCallback):
         for name, value in figures.items():
             if name.startswith(_NAMED):
                 self.say(f"  {name:<36} {value:,.4g}")
-
-    def _finishing(self) -> None:
-        # Ctrl-C may come while a line is being written, and a stream cannot be entered twice
-        with suppress(RuntimeError):
-            self.say(FINISHING)

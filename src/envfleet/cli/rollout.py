@@ -18,7 +18,7 @@ from envfleet.cli.report import Block, Code, Heading, Report, Table, Text
 from envfleet.llm.export import as_json_line
 from envfleet.llm.manager import EnvStateManager
 from envfleet.llm.manager_types import Cache
-from envfleet.llm.metrics import TagSummary
+from envfleet.llm.metrics import TAG_COLUMNS, TagSummary
 from envfleet.llm.policies import POLICIES, make_policy
 from envfleet.llm.rollout import RolloutResult, play_rollout
 from envfleet.llm.settings import read_agent_proxy
@@ -78,7 +78,7 @@ def run(args: argparse.Namespace, context: Context) -> Report:
     config = config_of(args)
     proxy = read_agent_proxy(config)
     with ExitStack() as stack:
-        out = None if args.out is None else stack.enter_context(_opened(args.out))
+        out = None if args.out is None else stack.enter_context(_opened_file(args.out))
         begun_s = time.perf_counter()
         manager = stack.enter_context(EnvStateManager(config, args.mode))
         built_s = time.perf_counter() - begun_s
@@ -96,14 +96,14 @@ def run(args: argparse.Namespace, context: Context) -> Report:
         played_s = time.perf_counter() - begun_s
         if out is not None:
             out.writelines(as_json_line(cache) + "\n" for cache in rollout.caches)
-        return _report(args, manager, rollout, built_s, played_s)
+        return _rollout_report(args, manager, rollout, built_s, played_s)
 
 
 def _policy_seed(asked: int | None, manager: EnvStateManager) -> int:
     return asked if asked is not None else manager.settings.seed or 0
 
 
-def _opened(path: Path) -> TextIO:
+def _opened_file(path: Path) -> TextIO:
     """Open the file before anything is played, so that a wrong path fails at once."""
     try:
         return path.open("w", encoding="utf-8")
@@ -111,7 +111,7 @@ def _opened(path: Path) -> TextIO:
         raise UsageError(f"--out {path} cannot be written: {exc.strerror}") from exc
 
 
-def _report(
+def _rollout_report(
     args: argparse.Namespace,
     manager: EnvStateManager,
     rollout: RolloutResult,
@@ -165,23 +165,10 @@ def _report(
 
 def table_of(tags: Sequence[TagSummary], plan: Iterable[str]) -> Table:
     """One row per tag, and below it where its environments live."""
-    rows = tuple(
-        (
-            one.tag,
-            str(one.num_envs),
-            f"{one.success:.0%}",
-            f"{one.reward:.3f}",
-            f"{one.num_actions:.1f}",
-            f"{one.num_turns:.1f}",
-            f"{one.penalty:.3f}",
-        )
-        for one in tags
-    )
-    columns = ("tag", "environments", "success", "mean reward", "actions", "turns", "penalty")
     return Table(
-        columns=columns,
-        rows=rows,
-        right=frozenset(columns[1:]),
+        columns=TAG_COLUMNS,
+        rows=tuple(one.cells for one in tags),
+        right=frozenset(TAG_COLUMNS[1:]),
         levels=tuple("bad" if one.num_failures else "info" for one in tags),
         notes=tuple(plan),
     )

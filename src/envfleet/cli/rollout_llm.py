@@ -67,14 +67,14 @@ def run_llm(
                     "engine": llm.name,
                     "agent_proxy": proxy,
                     "llm": about_llm,
-                    "command": _command(args, name, mode, seed),
+                    "command": _rollout_command(args, name, mode, seed),
                 },
             )
             with ParallelRolloutManager(config, llm, mode=mode) as manager:
                 num_envs = manager.num_trajectories
                 context.say(Text(f"{num_envs} trajectories with {llm.name}, kept in {folder}"))
                 with context.progress.bar("rollout", num_envs) as bar:
-                    watch = _Watch(bar, context, shorten)
+                    watch = _RolloutView(bar, context, shorten)
                     try:
                         result = manager.rollout(seed, folder=folder, watch=watch)
                     except KeyboardInterrupt:
@@ -83,10 +83,10 @@ def run_llm(
                         )
                         raise
             page = end_run(folder, result)
-        return _report(name, mode, folder, page, llm.name, result, table_of)
+        return _rollout_report(name, mode, folder, page, llm.name, result, table_of)
 
 
-def _command(args: argparse.Namespace, name: str, mode: str, seed: int) -> str:
+def _rollout_command(args: argparse.Namespace, name: str, mode: str, seed: int) -> str:
     words = ["envfleet", "rollout", "--config-name", name, "--policy", "llm"]
     words += ["--mode", mode] if mode != "train" else []
     return shlex.join([*words, "--seed", str(seed), *args.changes])
@@ -96,7 +96,7 @@ def _resume(folder: Path) -> str:
     return shlex.join(["envfleet", "rollout", "--resume", str(folder)])
 
 
-class _Watch:
+class _RolloutView:
     """Shows how far a rollout has come, and a conversation now and then."""
 
     def __init__(
@@ -145,7 +145,7 @@ def sample_conversation(trajectory: Trajectory, shorten: Callable[[str], list[st
     return lines
 
 
-def _report(
+def _rollout_report(
     name: str,
     mode: str,
     folder: Path,

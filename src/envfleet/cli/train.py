@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from envfleet.adapters.names import label
-from envfleet.cli.arguments import free_folder, value_of
+from envfleet.cli.arguments import value_of
 from envfleet.cli.command import Context, UsageError
 from envfleet.cli.line_view import LineView
 from envfleet.cli.live_view import LiveView
@@ -27,6 +27,7 @@ from envfleet.learn.ppo import PPOOptions
 from envfleet.learn.train import train
 from envfleet.learn.train_options import TrainOptions
 from envfleet.runs.callbacks import RunCallback, RunOutcome
+from envfleet.runs.folder import free_folder
 from envfleet.runs.record import INCIDENTS, INCIDENTS_FILE
 
 _EPILOG = """\
@@ -114,7 +115,7 @@ def run(args: argparse.Namespace, context: Context) -> Report:
         raise
     except SlotQuarantined as exc:
         raise TooManyFailures(exc, run_dir, asked.options.env) from exc
-    return _report(outcome)
+    return _train_report(outcome)
 
 
 def _trained(
@@ -170,7 +171,7 @@ def _recipe_text(ppo: PPOOptions) -> str:
     return ", ".join(f"{key}={value}" for key, value in asdict(ppo).items() if value != plain[key])
 
 
-def _report(outcome: RunOutcome) -> Report:
+def _train_report(outcome: RunOutcome) -> Report:
     document: dict[str, Any] = {
         "run_dir": str(outcome.run_dir),
         "env_steps": outcome.env_steps,

@@ -63,10 +63,10 @@ def run(args: argparse.Namespace, context: Context) -> Report:
             start_methods=args.start_methods,
             on_variant=on_variant,
         )
-    return _report(args, seed, found)
+    return _llm_report(args, seed, found)
 
 
-def _report(args: argparse.Namespace, seed: int, found: Verification) -> Report:
+def _llm_report(args: argparse.Namespace, seed: int, found: Verification) -> Report:
     document = {
         "config": args.config_name,
         "changes": list(args.changes),
@@ -76,7 +76,7 @@ def _report(args: argparse.Namespace, seed: int, found: Verification) -> Report:
         "num_turns": found.num_turns,
         "num_failures": found.num_failures,
         "digest": found.digest,
-        "ways": [_as_json(one) for one in found.outcomes],
+        "ways": [_llm_json(one) for one in found.outcomes],
         "global_random": found.global_random,
         "conclusion": found.conclusion,
     }
@@ -85,7 +85,7 @@ def _report(args: argparse.Namespace, seed: int, found: Verification) -> Report:
             f"{args.config_name}, {args.mode}: {found.num_envs} environments, {found.num_turns} "
             f"turns, seeds from {seed}, digest {found.digest}"
         ),
-        _table(found),
+        _llm_table(found),
     ]
     differing = [
         Finding(one.variant.name, "bad", one.error or str(one.difference))
@@ -106,7 +106,7 @@ def _report(args: argparse.Namespace, seed: int, found: Verification) -> Report:
     return Report(ok=found.ok, document=document, blocks=tuple(blocks))
 
 
-def _table(found: Verification) -> Table:
+def _llm_table(found: Verification) -> Table:
     return Table(
         columns=("way", "rollout", "digest", "seconds"),
         rows=tuple(
@@ -124,7 +124,7 @@ def _word(one: VariantOutcome) -> str:
     return "equal" if one.difference is None else "DIFFERS"
 
 
-def _as_json(one: VariantOutcome) -> dict[str, Any]:
+def _llm_json(one: VariantOutcome) -> dict[str, Any]:
     return {
         "way": one.variant.name,
         "use_multiprocessing": one.variant.use_multiprocessing,

@@ -116,7 +116,7 @@ def run(args: argparse.Namespace, context: Context) -> Report:
     ):
         difference, compared = side_by_side(one, two, iterations, bar)
         incidents = len(one.envs.incidents) + len(two.envs.incidents)
-    return _report(reference, other, difference, compared, incidents)
+    return _train_report(reference, other, difference, compared, incidents)
 
 
 def runs_of(asked: TrainArgs) -> tuple[TrainOptions, TrainOptions]:
@@ -157,7 +157,7 @@ def side_by_side(
         rollouts = one.collect(), two.collect()
         difference = rollout_difference(*rollouts, number)
         if difference is None:
-            names, transitions = _fields(rollouts[0]), transitions + rollouts[0].rewards.size
+            names, transitions = _state_fields(rollouts[0]), transitions + rollouts[0].rewards.size
             one.learn(rollouts[0], progress)
             two.learn(rollouts[1], progress)
             difference = state_difference(one.agent.state(), two.agent.state(), number)
@@ -173,7 +173,7 @@ def rollout_difference(expected: Any, got: Any, iteration: int) -> TrainDifferen
     """Where two rollouts first differ: by time, then by slot, then in the order of their fields."""
     shape = np.shape(expected.rewards)
     first: tuple[tuple[bool, int, int, int], TrainDifference] | None = None
-    for order, (name, left, right) in enumerate(_pairs(expected, got)):
+    for order, (name, left, right) in enumerate(_state_pairs(expected, got)):
         if left.shape != right.shape or left.dtype != right.dtype:
             kinds = f"{left.dtype}{list(left.shape)}", f"{right.dtype}{list(right.shape)}"
             return TrainDifference(iteration, name, *kinds)
@@ -188,12 +188,12 @@ def rollout_difference(expected: Any, got: Any, iteration: int) -> TrainDifferen
                 first = rank, TrainDifference(iteration, name, left[at], right[at], step, slot)
     if first is not None:
         return first[1]
-    return state_difference(_plain(expected), _plain(got), iteration)
+    return state_difference(_plain_train_state(expected), _plain_train_state(got), iteration)
 
 
 def state_difference(expected: Any, got: Any, iteration: int) -> TrainDifference | None:
     """Where two states first differ, in their own order: mappings, lists, arrays, tensors."""
-    found = value_difference(_plain(expected), _plain(got))
+    found = value_difference(_plain_train_state(expected), _plain_train_state(got))
     if found is None:
         return None
     # ['policy']['actor.0.weight'][3, 2] reads better as policy.actor.0.weight[3, 2]
@@ -201,22 +201,24 @@ def state_difference(expected: Any, got: Any, iteration: int) -> TrainDifference
     return TrainDifference(iteration, name, found.expected, found.got)
 
 
-def _plain(value: Any) -> Any:
+def _plain_train_state(value: Any) -> Any:
     """A value of mappings, lists and arrays alone."""
     if isinstance(value, torch.Tensor):
         return value.detach().cpu().numpy()
     if is_dataclass(value) and not isinstance(value, type):
-        return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
+        return {
+            field.name: _plain_train_state(getattr(value, field.name)) for field in fields(value)
+        }
     if isinstance(value, Mapping):
-        return {str(key): _plain(part) for key, part in value.items()}
+        return {str(key): _plain_train_state(part) for key, part in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(part) for part in value]
+        return [_plain_train_state(part) for part in value]
     return value
 
 
 def _arrays(name: str, value: Any) -> Iterator[tuple[str, Array]]:
     """Every array in a value, with its name."""
-    value = _plain(value)
+    value = _plain_train_state(value)
     if isinstance(value, np.ndarray):
         yield name, value
     elif isinstance(value, Mapping):
@@ -227,7 +229,7 @@ def _arrays(name: str, value: Any) -> Iterator[tuple[str, Array]]:
             yield from _arrays(name if len(value) == 1 else f"{name}.{number}", part)
 
 
-def _pairs(expected: Any, got: Any) -> Iterator[tuple[str, Array, Array]]:
+def _state_pairs(expected: Any, got: Any) -> Iterator[tuple[str, Array, Array]]:
     """The arrays that both have."""
     others = dict(_arrays("", got))
     for name, array in _arrays("", expected):
@@ -243,7 +245,7 @@ def _unequal(left: Array, right: Array) -> Array:
     return np.asarray((bits[0] != bits[1]).any(axis=1).reshape(left.shape))
 
 
-def _fields(rollout: Any) -> tuple[str, ...]:
+def _state_fields(rollout: Any) -> tuple[str, ...]:
     """The names of what every transition has."""
     shape = np.shape(rollout.rewards)
     return tuple(name for name, array in _arrays("", rollout) if array.shape[:2] == shape)
@@ -289,7 +291,7 @@ def _where(options: TrainOptions) -> str:
     return f"in {options.num_workers} worker process{many} ({options.parallel_start_method})"
 
 
-def _report(
+def _train_report(
     one: TrainOptions,
     two: TrainOptions,
     difference: TrainDifference | None,
@@ -302,7 +304,7 @@ def _report(
         "n_envs": one.n_envs,
         "seed": one.seed,
         "equal": difference is None,
-        "parting": None if difference is None else _as_json(difference),
+        "parting": None if difference is None else _train_json(difference),
         "compared": asdict(compared),
         "runs": [
             {
@@ -317,7 +319,7 @@ def _report(
     }
     blocks: list[Block] = [
         Heading(f"{label(one.env)}: training with seed {one.seed}, twice"),
-        _table((one, two), compared),
+        _train_table((one, two), compared),
     ]
     if incidents:
         blocks.append(Text(f"{incidents} environments failed on the way.", "warn"))
@@ -325,14 +327,14 @@ def _report(
     return Report(ok=difference is None, document=document, blocks=tuple(blocks))
 
 
-def _as_json(difference: TrainDifference) -> dict[str, Any]:
+def _train_json(difference: TrainDifference) -> dict[str, Any]:
     """For scripts; the values as text, because they may be anything."""
     values = {"expected": repr(difference.expected)[:500], "got": repr(difference.got)[:500]}
     places = {"iteration": difference.iteration, "step": difference.step, "slot": difference.slot}
     return places | {"field": difference.field} | values
 
 
-def _table(runs: Sequence[TrainOptions], compared: Compared) -> Table:
+def _train_table(runs: Sequence[TrainOptions], compared: Compared) -> Table:
     rows = [
         (
             options.backend,

@@ -27,13 +27,13 @@ class _NotPlain(Exception):
 def detached_copy(value: Any) -> Any:
     """A copy of `value` that shares nothing with it that could change."""
     try:
-        return _plain(value, _DEPTH)
+        return _copied_plain(value, _DEPTH)
     except _NotPlain:
         with uninterrupted:  # an exception of a signal handler is not a failure to copy
             return _copied_by_class(value)
 
 
-def _plain(value: Any, depth: int) -> Any:
+def _copied_plain(value: Any, depth: int) -> Any:
     """A copy of numbers, texts, arrays, and of dicts, lists and tuples of these: most infos."""
     kind = type(value)
     if kind in _NEVER_CHANGE:
@@ -41,9 +41,9 @@ def _plain(value: Any, depth: int) -> Any:
     if kind is np.ndarray and not value.dtype.hasobject:
         return value.copy()
     if depth and kind is dict:
-        return {key: _plain(item, depth - 1) for key, item in value.items()}
+        return {key: _copied_plain(item, depth - 1) for key, item in value.items()}
     if depth and (kind is list or kind is tuple):
-        return kind([_plain(item, depth - 1) for item in value])
+        return kind([_copied_plain(item, depth - 1) for item in value])
     raise _NotPlain
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Literal
@@ -22,7 +22,7 @@ from envfleet.engine.options import PLAIN_RESET, EnvFn, ResetPlan
 from envfleet.engine.rows import note_ends
 from envfleet.engine.slots import Slots
 from envfleet.engine.snapshot import Lineage, OwnState, Pickled, Replay, Snapshot
-from envfleet.engine.supervision import RecentFailures, restart_plan
+from envfleet.engine.supervision import RecentFailures
 from envfleet.errors import ResumeFailed, SnapshotError
 
 LIMIT_BYTES = 64 << 20
@@ -61,14 +61,16 @@ class ActionLog:
         """Keep actions of these slots (None: all); they must not be changed afterwards."""
         self._entries.append((slots, actions))
         self._bytes += _ENTRY_BYTES
-        self._bytes += actions.nbytes if type(actions) is np.ndarray else _weight(actions)
+        self._bytes += (
+            actions.nbytes if type(actions) is np.ndarray else _approximate_bytes(actions)
+        )
         if len(self._entries) % _TRIM_EVERY == 0 or self._bytes > LIMIT_BYTES:
             self._trim()
 
     def take_out(self, number: int) -> None:
         """Forget the entries from this number on: what they say was never done."""
         while self.now > number and self._entries:
-            self._bytes -= _ENTRY_BYTES + _weight(self._entries.pop()[1])
+            self._bytes -= _ENTRY_BYTES + _approximate_bytes(self._entries.pop()[1])
 
     def began(self, slots: Iterable[int], plans: Iterable[ResetPlan]) -> None:
         """These slots have just been reset by these plans."""
@@ -107,18 +109,18 @@ class ActionLog:
         with uninterrupted:
             while self._entries and (self._base < needed_from or self._bytes > LIMIT_BYTES):
                 _, actions = self._entries.popleft()
-                self._bytes -= _ENTRY_BYTES + _weight(actions)
+                self._bytes -= _ENTRY_BYTES + _approximate_bytes(actions)
                 self._base += 1
 
 
-def _weight(value: Any) -> int:
+def _approximate_bytes(value: Any) -> int:
     """About how many bytes a value takes."""
     if isinstance(value, np.ndarray):
         return value.nbytes
     if isinstance(value, dict):
-        return sum(map(_weight, value.values())) + sys.getsizeof(value)
+        return sum(map(_approximate_bytes, value.values())) + sys.getsizeof(value)
     if isinstance(value, list | tuple):
-        return sum(map(_weight, value)) + sys.getsizeof(value)
+        return sum(map(_approximate_bytes, value)) + sys.getsizeof(value)
     return sys.getsizeof(value)
 
 
@@ -390,3 +392,16 @@ class Episodes:
         )
         self.incidents.append(incident)
         return incident
+
+
+def restart_plan(
+    seed: int | None, num_restarts: int, options: Mapping[str, Any] | None = None
+) -> ResetPlan:
+    """How a restarted slot is reset: a seed that follows from its last one, so that runs repeat.
+
+    `options` are those of the episode that was lost.
+    """
+    if seed is None:
+        return ResetPlan(None, options)
+    (derived,) = np.random.SeedSequence([seed, num_restarts]).generate_state(1)
+    return ResetPlan(int(derived) & 0x7FFFFFFF, options)

@@ -35,10 +35,12 @@ def usable_cores() -> int:
 def cgroup_cores() -> float | None:
     """The least CPU quota, in cores, of the groups this process is in, or None without any."""
     quotas = []
-    for group in _groups("cpu"):
-        fields = _read(group / "cpu.max").split()
+    for group in _cgroups("cpu"):
+        fields = _read_machine_file(group / "cpu.max").split()
         if not fields:
-            fields = [_read(group / f"cpu.cfs_{name}_us") for name in ("quota", "period")]
+            fields = [
+                _read_machine_file(group / f"cpu.cfs_{name}_us") for name in ("quota", "period")
+            ]
         if len(fields) == 2 and all(map(str.isdigit, fields)):  # neither "max" nor -1
             quotas.append(int(fields[0]) / int(fields[1]))
     return min(quotas, default=None)
@@ -48,12 +50,12 @@ def available_memory() -> tuple[int, str]:
     """Bytes that can still be used, and which limit that is."""
     limits = [
         (int(line.split()[1]) * 1024, "memory of the machine")
-        for line in _read(Path("/proc/meminfo")).splitlines()
+        for line in _read_machine_file(Path("/proc/meminfo")).splitlines()
         if line.startswith("MemAvailable:")
     ]
-    for group in _groups("memory"):
+    for group in _cgroups("memory"):
         for names in _MEMORY_FILES:
-            limit, used = (_read(group / name) for name in names)
+            limit, used = (_read_machine_file(group / name) for name in names)
             if limit.isdigit() and used.isdigit():
                 limits.append((max(0, int(limit) - int(used)), "memory limit of the cgroup"))
     if not limits:
@@ -61,9 +63,9 @@ def available_memory() -> tuple[int, str]:
     return min(limits)
 
 
-def _groups(controller: str) -> Iterator[Path]:
+def _cgroups(controller: str) -> Iterator[Path]:
     """The control groups this process is in: its own, and all around it; each has its limits."""
-    for line in _read(_OWN_GROUPS).splitlines():
+    for line in _read_machine_file(_OWN_GROUPS).splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers == "":
             root = _CGROUP
@@ -87,7 +89,7 @@ def open_files() -> tuple[int, int]:
     return used, allowed if allowed != resource.RLIM_INFINITY else sys.maxsize
 
 
-def _read(path: Path) -> str:
+def _read_machine_file(path: Path) -> str:
     try:
         return path.read_text().strip()
     except OSError:

@@ -24,7 +24,7 @@ import numpy.typing as npt
 from envfleet.engine.machine import available_memory
 from envfleet.engine.rng import CELL_BYTES
 from envfleet.errors import NotEnoughSharedMemory
-from envfleet.layout import Columns, Field, Layout, are_equal, plan
+from envfleet.layout import Columns, Field, Layout, are_equal, plan_layout
 
 INFO_BYTES = 512
 """Room for one slot's numeric infos: 64 doubles. A larger info travels by the control path."""
@@ -276,6 +276,6 @@ def group_spaces(spaces: Sequence[tuple[Any, Any]]) -> list[SpaceGroup]:
                 groups.append((observation_space, action_space, known[objects]))
         known[objects].append(slot)
     return [
-        SpaceGroup(plan(obs, "observation"), plan(action, "action"), tuple(slots))
+        SpaceGroup(plan_layout(obs, "observation"), plan_layout(action, "action"), tuple(slots))
         for obs, action, slots in groups
     ]

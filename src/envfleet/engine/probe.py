@@ -207,7 +207,7 @@ def _cpu_s(pid: int | None) -> float:
         return math.nan
 
 
-class _Refused(Exception):
+class _ProbeRefused(Exception):
     """An environment did not like a random action, or a reset without options."""
 
 
@@ -240,7 +240,7 @@ class _EnvProbe(gymnasium.Env[Any, Any]):
 
     def reset(self, *, seed: Any = None, options: Any = None) -> tuple[int, dict[str, Any]]:
         self._resets += 1
-        with contextlib.suppress(_Refused):
+        with contextlib.suppress(_ProbeRefused):
             if self._resets > 2:
                 with self._clock:
                     self._reset()
@@ -257,7 +257,7 @@ class _EnvProbe(gymnasium.Env[Any, Any]):
             return 0, 0.0, False, True, {}
         try:
             return 0, 0.0, *self._measure(), {}
-        except _Refused:
+        except _ProbeRefused:
             return 0, 0.0, False, True, {}
 
     def _measure(self) -> tuple[bool, bool]:
@@ -310,10 +310,10 @@ class _EnvProbe(gymnasium.Env[Any, Any]):
         except BaseException as exc:
             raise self._refuse("reset", exc) from exc
 
-    def _refuse(self, doing: str, exc: BaseException) -> _Refused:
+    def _refuse(self, doing: str, exc: BaseException) -> _ProbeRefused:
         text = " ".join(f"{type(exc).__name__}: {exc}".split())[:200]
         self.result, self._is_refused = f"{doing} raised {text!r} when it was measured", True
-        return _Refused()
+        return _ProbeRefused()
 
     def close(self) -> None:
         if self._env is not None:

@@ -402,7 +402,7 @@ class Recovery:
             self._batch_reader.attach(loss.incident, event.slots, unreceived)
         if loss.falls_back:
             warnings.warn(
-                f"{_who_goes(event.slots)} on in this process: {loss.error}",
+                f"{_slots_go(event.slots)} on in this process: {loss.error}",
                 RuntimeWarning,
                 stacklevel=level_of_caller(),
             )
@@ -504,5 +504,5 @@ def _is_move(owed: Sequence[Pending]) -> bool:
     return bool(owed) and owed[0].command.op in MOVES
 
 
-def _who_goes(slots: tuple[int, ...]) -> str:
+def _slots_go(slots: tuple[int, ...]) -> str:
     return f"slot {slots[0]} goes" if len(slots) == 1 else f"slots {slots[0]} to {slots[-1]} go"

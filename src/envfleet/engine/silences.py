@@ -1,7 +1,8 @@
 """Watching workers that owe an answer: how long each has stood at one place, and is it too long.
 
-The rules are in `supervision`. This looks at the workers, often enough, and finds those that have
-passed their deadline; what becomes of them is up to `recovery`.
+`Silence` and the functions below it are the rules; they are pure. `Silences` looks at the workers,
+often enough, and finds those that have passed their deadline; what becomes of them is up to
+`recovery`.
 """
 
 from __future__ import annotations
@@ -12,11 +13,58 @@ from dataclasses import dataclass, replace
 
 from envfleet.engine.backends.base import WorkerHandle
 from envfleet.engine.inflight import Inflight, Pending
-from envfleet.engine.messages import Op
+from envfleet.engine.messages import Op, WorkerStatus
 from envfleet.engine.options import Deadlines
-from envfleet.engine.supervision import Silence, check_every, is_gap, limit_for
 from envfleet.engine.workers import Workers
 from envfleet.errors import level_of_caller
+
+
+@dataclass(frozen=True, slots=True)
+class Silence:
+    """How long a worker has stood at the same place of the same request."""
+
+    request: int
+    status: WorkerStatus
+    since_s: float
+    is_warned: bool = False
+    is_excused: bool = False
+    """It was counted anew once because no one had looked at it for long."""
+
+    def look(self, request: int, status: WorkerStatus, now_s: float) -> Silence:
+        """The same silence if nothing has moved, else a new one."""
+        if (request, status) == (self.request, self.status):
+            return self
+        return Silence(request, status, now_s)
+
+    def restarted(self, now_s: float) -> Silence:
+        """Counted anew: this process stood still itself, and perhaps the worker with it."""
+        return replace(self, since_s=now_s)
+
+    def excused(self, now_s: float) -> Silence:
+        """Counted anew, once: nothing tells whether this process stood still or had other work."""
+        return self if self.is_excused else replace(self, since_s=now_s, is_excused=True)
+
+
+def is_gap(late_s: float, check_s: float) -> bool:
+    """Whether something that was due `late_s` ago shows that this process stood still.
+
+    A suspended program (Ctrl-Z, a paused container) finds that its clock has jumped. `check_s` is
+    how often it looks at its workers, a quarter of the shortest deadline.
+    """
+    return late_s >= max(2 * check_s, 0.05)
+
+
+def limit_for(op: Op, deadlines: Deadlines) -> tuple[float | None, str]:
+    """The deadline in force for what a worker is doing, and the option that sets it."""
+    if op is Op.STEP:
+        return deadlines.step_s, "step_timeout_s"
+    return deadlines.reset_s, "reset_timeout_s"
+
+
+def check_every(deadlines: Deadlines) -> float:
+    """How often to look at silent workers: often enough to be a quarter late at most."""
+    limits = [limit for limit in (deadlines.step_s, deadlines.reset_s) if limit is not None]
+    return min(1.0, max(0.005, min([deadlines.warn_s, *limits]) / 4))
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +179,7 @@ class Silences:
         if quiet_s >= self._deadlines.warn_s and not silence.is_warned:
             self._silences[handle.worker] = replace(silence, is_warned=True)
             warnings.warn(
-                f"everybody has waited {quiet_s:.0f} s for {whose} (worker {handle.worker}) in "
+                f"the fleet has waited {quiet_s:.0f} s for {whose} (worker {handle.worker}) in "
                 f"{op.phrase}; set {option} to end such waits. It stands at:\n{handle.stack()}",
                 RuntimeWarning,
                 stacklevel=level_of_caller(),

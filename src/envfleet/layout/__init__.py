@@ -1,6 +1,6 @@
 """Spaces to bytes: where each part of an observation or action lies in shared memory.
 
-`plan` turns a Gymnasium space into a `Layout`; `Layout.bind` lays it over a buffer and gives
+`plan_layout` turns a Gymnasium space into a `Layout`; `Layout.bind` lays it over a buffer and gives
 `Columns`, through which rows are written and read. What has no place in the row is returned as a
 `Spill`, which the caller carries by other means and hands back when reading. Who may write which
 row, and when, is the engine's business; so is who owns the buffer.
@@ -15,7 +15,7 @@ from envfleet.layout.spaces import (
     Layout,
     are_equal,
     are_same,
-    plan,
+    plan_layout,
     register,
 )
 
@@ -33,7 +33,7 @@ __all__ = [
     "are_same",
     "array",
     "cell",
-    "plan",
+    "plan_layout",
     "register",
     "spill",
 ]

@@ -29,7 +29,7 @@ __all__ = [
     "Layout",
     "are_equal",
     "are_same",
-    "plan",
+    "plan_layout",
     "register",
 ]
 
@@ -122,7 +122,7 @@ class Layout:
         return Columns(self.tree, self.fields, self.name, memory[offset:], rows)
 
 
-def plan(space: Space[Any], name: str = "value") -> Layout:
+def plan_layout(space: Space[Any], name: str = "value") -> Layout:
     """The byte plan of a space.
 
     Args:
@@ -144,7 +144,7 @@ def register(space_type: type[Space[Any]]) -> Callable[[_Describe], _Describe]:
 
     Example:
         >>> from gymnasium import Space
-        >>> from envfleet.layout import cell, plan, register
+        >>> from envfleet.layout import cell, plan_layout, register
         >>> class Card(Space):
         ...     "Values such as ('hearts', 7)."
         >>> class CardCodec:
@@ -156,7 +156,7 @@ def register(space_type: type[Space[Any]]) -> Callable[[_Describe], _Describe]:
         >>> @register(Card)
         ... def describe_card(space):
         ...     return cell(16, CardCodec())
-        >>> layout = plan(Card())
+        >>> layout = plan_layout(Card())
         >>> columns = layout.bind(bytearray(layout.nbytes(2)), 0, 2)
         >>> columns.write_batch(slice(0, 2), (("hearts", 7), ("spades", 1)))
         >>> columns.read_batch(slice(0, 2))

@@ -46,7 +46,7 @@ class _Game:
 
 
 @dataclass(slots=True)
-class _Table:
+class _Evaluation:
     """The episodes of an evaluation and their returns."""
 
     play: Callable[[], Act]
@@ -129,11 +129,11 @@ def evaluate(
             f"evaluation needs an episode and an environment, got episodes={episodes} and "
             f"n_envs={n_envs}"
         )
-    table = _Table(play, episodes, max_steps, should_stop)
+    table = _Evaluation(play, episodes, max_steps, should_stop)
     width = n_envs
     while table.left:
         if n_envs == 1 and not in_worker:
-            _one_by_one(table, env_fn, seed)
+            _evaluate_one_by_one(table, env_fn, seed)
             continue
         envs = make_vec(
             [env_fn] * min(width, len(table.left)),
@@ -145,7 +145,7 @@ def evaluate(
         )
         with envs:
             try:
-                _side_by_side(table, envs, seed)
+                _evaluate_side_by_side(table, envs, seed)
             except (EnvFailed, WorkerDied, DeadlineExceeded) as exc:
                 if width == 1:
                     table.lost[table.left[0]] = exc
@@ -168,12 +168,14 @@ def _of_the_environment() -> Iterator[None]:
         raise _EnvRaised(exc) from exc
 
 
-def _one_by_one(table: _Table, env_fn: Callable[[], gymnasium.Env[Any, Any]], seed: int) -> None:
+def _evaluate_one_by_one(
+    table: _Evaluation, env_fn: Callable[[], gymnasium.Env[Any, Any]], seed: int
+) -> None:
     """Play all that are left, or until an environment has failed."""
     env = env_fn()
     try:
         for number in table.left:
-            _play(table, number, env, seed)
+            _play_evaluation(table, number, env, seed)
     except _EnvRaised as exc:
         table.lost[table.left[0]] = exc.why
     finally:
@@ -181,7 +183,9 @@ def _one_by_one(table: _Table, env_fn: Callable[[], gymnasium.Env[Any, Any]], se
             env.close()
 
 
-def _play(table: _Table, number: int, env: gymnasium.Env[Any, Any], seed: int) -> None:
+def _play_evaluation(
+    table: _Evaluation, number: int, env: gymnasium.Env[Any, Any], seed: int
+) -> None:
     with _of_the_environment():
         obs, info = env.reset(seed=seed + number)
     game, is_over = _Game(number, table.play(), obs, info), False
@@ -195,7 +199,7 @@ def _play(table: _Table, number: int, env: gymnasium.Env[Any, Any], seed: int) -
         is_over = table.note(game, paid, is_over=bool(terminated or truncated))
 
 
-def _side_by_side(table: _Table, envs: FleetVectorEnv, seed: int) -> None:
+def _evaluate_side_by_side(table: _Evaluation, envs: FleetVectorEnv, seed: int) -> None:
     """Play all that are left."""
     space, seen = envs.single_action_space, envs.single_observation_space
     left = deque(table.left)

@@ -70,7 +70,7 @@ class Inputs:
         """The leaves of a batch of observations, as they are kept."""
         if self._is_single:
             return (np.asarray(obs, self.leaves[0].dtype),)
-        return tuple(np.asarray(_at(obs, leaf.path), leaf.dtype) for leaf in self.leaves)
+        return tuple(np.asarray(_input_at(obs, leaf.path), leaf.dtype) for leaf in self.leaves)
 
     def keeps(self, batch: Array) -> bool:
         """Whether such observations are one leaf that is kept as it is."""
@@ -128,7 +128,7 @@ def batch_of_one(obs: Any) -> Any:
     return np.asarray(obs)[None]
 
 
-def _at(obs: Any, path: tuple[Any, ...]) -> Any:
+def _input_at(obs: Any, path: tuple[Any, ...]) -> Any:
     for key in path:
         obs = obs[key]
     return obs
@@ -182,7 +182,7 @@ class Encoder(nn.Module):
         self.eyes = nn.ModuleList(
             _eye(leaf, features_per_picture) for leaf in self._leaves if leaf.kind == "picture"
         )
-        self.width = sum(_width(leaf, features_per_picture) for leaf in self._leaves)
+        self.width = sum(_input_width(leaf, features_per_picture) for leaf in self._leaves)
 
     @property
     def learns(self) -> bool:
@@ -196,26 +196,28 @@ class Encoder(nn.Module):
         eyes = iter(self.eyes)
         return torch.cat(
             [
-                _seen(tensor, leaf, next(eyes)) if leaf.kind == "picture" else _told(tensor, leaf)
+                _picture_features(tensor, leaf, next(eyes))
+                if leaf.kind == "picture"
+                else _number_features(tensor, leaf)
                 for leaf, tensor in zip(self._leaves, leaves, strict=True)
             ],
             -1,
         )
 
 
-def _width(leaf: Leaf, features_per_picture: int) -> int:
+def _input_width(leaf: Leaf, features_per_picture: int) -> int:
     if leaf.kind == "picture":
         return features_per_picture
     return sum(leaf.counts) if leaf.kind == "choices" else math.prod(leaf.shape)
 
 
-def _seen(pixels: Tensor, leaf: Leaf, eye: nn.Module) -> Tensor:
+def _picture_features(pixels: Tensor, leaf: Leaf, eye: nn.Module) -> Tensor:
     pictures = pixels.movedim(-1, 1) if leaf.is_channel_last else pixels
     features: Tensor = eye(pictures.to(torch.float32) / 255)
     return features
 
 
-def _told(values: Tensor, leaf: Leaf) -> Tensor:
+def _number_features(values: Tensor, leaf: Leaf) -> Tensor:
     if leaf.kind == "numbers":
         return values.reshape(len(values), -1)
     columns = torch.split(values.reshape(len(values), len(leaf.counts)), 1, -1)

@@ -54,7 +54,7 @@ class RolloutDifference:
         where = "at the end" if self.turn is None else f"turn {self.turn}"
         return (
             f"environment {self.env_id} ({self.tag}), {where}: {self.field} is "
-            f"{_short(self.expected)} in one loop and {_short(self.got)} here"
+            f"{_short_difference(self.expected)} in one loop and {_short_difference(self.got)} here"
         )
 
 
@@ -63,14 +63,14 @@ def record_rollout(manager: EnvStateManager, calls: Sequence[Call]) -> RolloutRe
     states = manager.render()
     return RolloutRecord(
         tuple(
-            _plain({**cache, "status": entry["status"], "render": states[entry["env_id"]]})
+            _comparable({**cache, "status": entry["status"], "render": states[entry["env_id"]]})
             for cache, entry in zip(manager.rollout_cache, manager.envs, strict=True)
         ),
         tuple((list(given), list(returned)) for given, returned in calls),
     )
 
 
-def first_difference(expected: RolloutRecord, got: RolloutRecord) -> RolloutDifference | None:
+def recorded_difference(expected: RolloutRecord, got: RolloutRecord) -> RolloutDifference | None:
     """The first difference between two records; None if they are equal."""
     pairs = list(zip(expected.environments, got.environments, strict=True))
     longest = max((len(one["history"]) for pair in pairs for one in pair), default=0)
@@ -118,19 +118,19 @@ def _wrong_orders(record: RolloutRecord) -> Iterator[RolloutDifference]:
                 )
 
 
-def _plain(value: Any) -> Any:
+def _comparable(value: Any) -> Any:
     """A copy made of mappings, lists, arrays and leaves; images become arrays."""
     if is_dataclass(value) and not isinstance(value, type):
-        return _plain(asdict(value))
+        return _comparable(asdict(value))
     if isinstance(value, Mapping):
-        return {key: _plain(one) for key, one in value.items()}
+        return {key: _comparable(one) for key, one in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(one) for one in value]
+        return [_comparable(one) for one in value]
     if hasattr(value, "__array_interface__"):
         return np.array(value)
     return snapshot(value)
 
 
-def _short(value: Any) -> str:
+def _short_difference(value: Any) -> str:
     text = " ".join(repr(value).split())
     return text if len(text) <= _MOST_SHOWN else f"{text[:50]} ... {text[-20:]}"

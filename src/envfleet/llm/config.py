@@ -61,7 +61,7 @@ def load_config(name: str | os.PathLike[str] = "base", overrides: Sequence[str] 
             f"{type(name).__name__}; give a mapping to EnvStateManager as it is"
         )
     conf = _omegaconf().OmegaConf
-    settings = conf.to_container(_read(str(name), ()))
+    settings = conf.to_container(_read_config(str(name), ()))
     for change in _checked_changes(overrides):
         _apply(settings, change)
     config: Config = _copied(_resolved(conf.create(settings)), Config)
@@ -143,10 +143,10 @@ def _first_line(exc: BaseException) -> str:
 # ---- files --------------------------------------------------------------------------------------
 
 
-def _read(name: str, above: tuple[str, ...], folder: Path | None = None) -> Any:
+def _read_config(name: str, above: tuple[str, ...], folder: Path | None = None) -> Any:
     """The OmegaConf object of a file, merged with the files that it builds on."""
     try:
-        where = _find(name, folder)
+        where = _find_config(name, folder)
     except ConfigError as exc:
         if not above:
             raise
@@ -155,7 +155,7 @@ def _read(name: str, above: tuple[str, ...], folder: Path | None = None) -> Any:
         raise ConfigError(f"{where} builds on itself: {' -> '.join([*above, str(where)])}")
     conf = _omegaconf().OmegaConf
     with _errors_of_yaml(str(where)):
-        found = conf.create(_text(where) or "{}")
+        found = conf.create(_config_text(where) or "{}")
     if not conf.is_dict(found):
         raise ConfigError(f"{where} must hold keys with their values, but holds {found!r:.60}")
     bases = conf.to_container(found).get("defaults") or []
@@ -163,7 +163,7 @@ def _read(name: str, above: tuple[str, ...], folder: Path | None = None) -> Any:
     if not isinstance(bases, list) or not all(isinstance(base, str) for base in bases):
         raise ConfigError(f"{where}: defaults must be a list of names, got {bases!r:.60}")
     below = where.parent if isinstance(where, Path) else None
-    parts = [_read(base, (*above, str(where)), below) for base in bases if base != "_self_"]
+    parts = [_read_config(base, (*above, str(where)), below) for base in bases if base != "_self_"]
     try:
         return conf.merge(*parts, found)
     except (TypeError, _omegaconf().errors.OmegaConfBaseException) as exc:
@@ -172,7 +172,7 @@ def _read(name: str, above: tuple[str, ...], folder: Path | None = None) -> Any:
         ) from exc
 
 
-def _find(name: str, folder: Path | None) -> Any:
+def _find_config(name: str, folder: Path | None) -> Any:
     """The file of this name: beside the file that names it, as a path, or among the presets."""
     beside = [folder / name, folder / f"{name}.yaml"] if folder is not None else []
     for path in [*beside, Path(name), Path(f"{name}.yaml")]:
@@ -186,7 +186,7 @@ def _find(name: str, folder: Path | None) -> Any:
     raise ConfigError(f"there is no configuration and no file {name!r}{nearest}")
 
 
-def _text(where: Any) -> str:
+def _config_text(where: Any) -> str:
     try:
         text: str = where.read_text(encoding="utf-8")
     except OSError as exc:
@@ -229,7 +229,7 @@ def _apply(settings: dict[str, Any], change: str) -> None:
         if is_new:
             inner.setdefault(name, {})
         if name not in inner:
-            _no_such_key(inner, path[:depth], change, "")
+            _no_such_config_key(inner, path[:depth], change, "")
         found = inner[name]
         if not isinstance(found, dict):
             where = ".".join(path[:depth])
@@ -237,7 +237,7 @@ def _apply(settings: dict[str, Any], change: str) -> None:
         inner = found
     if not is_new and last not in inner:
         remedy = "" if is_gone else "; a new one is written with a plus in front"
-        _no_such_key(inner, [*path, last], change, remedy)
+        _no_such_config_key(inner, [*path, last], change, remedy)
     if is_gone:
         del inner[last]
     else:
@@ -246,6 +246,6 @@ def _apply(settings: dict[str, Any], change: str) -> None:
             inner[last] = conf.to_container(conf.from_dotlist([f"value={text}"]))["value"]
 
 
-def _no_such_key(inner: dict[str, Any], path: list[str], change: str, remedy: str) -> None:
+def _no_such_config_key(inner: dict[str, Any], path: list[str], change: str, remedy: str) -> None:
     nearest = did_you_mean(path[-1], map(str, inner)) or remedy
     raise ConfigError(f"{change!r}: there is no key {'.'.join(path)}{nearest}")

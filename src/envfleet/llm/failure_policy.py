@@ -27,7 +27,7 @@ SEED_STEP = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class TrajectoryDecision:
     """What follows from the end of a trajectory."""
 
     finals: tuple[Trajectory, ...] = ()
@@ -51,7 +51,7 @@ class FailurePolicy:
         """Whether all trajectories of a group are of the same attempt."""
         return self._options.on_failure == "refill"
 
-    def ended(self, trajectory: Trajectory) -> Decision:
+    def ended(self, trajectory: Trajectory) -> TrajectoryDecision:
         """Decide about a trajectory that is over, and mark it if it is to be left out.
 
         Raises:
@@ -71,22 +71,22 @@ class FailurePolicy:
             return self._refill(trajectory)
         may_retry = failure is not None and policy == "retry" and failure.reason != "budget"
         if may_retry and trajectory.attempt + 1 < self._options.max_attempts:
-            return Decision(tasks=(next_attempt(trajectory),))
-        return Decision(finals=(trajectory,))
+            return TrajectoryDecision(tasks=(next_attempt(trajectory),))
+        return TrajectoryDecision(finals=(trajectory,))
 
-    def _refill(self, trajectory: Trajectory) -> Decision:
+    def _refill(self, trajectory: Trajectory) -> TrajectoryDecision:
         group = self._ended.setdefault(trajectory.group_id, [])
         group.append(trajectory)
         if len(group) < self._group_size:
-            return Decision()
+            return TrajectoryDecision()
         del self._ended[trajectory.group_id]
         failures = [one.failure for one in group if one.failure is not None]
         if not failures:
-            return Decision(finals=tuple(group))
+            return TrajectoryDecision(finals=tuple(group))
         is_over = trajectory.attempt + 1 >= self._options.max_attempts
         if is_over or any(one.reason == "budget" for one in failures):
-            return Decision(finals=tuple(group), changed=_masked(group))
-        return Decision(tasks=tuple(next_attempt(one, SEED_STEP) for one in group))
+            return TrajectoryDecision(finals=tuple(group), changed=_masked(group))
+        return TrajectoryDecision(tasks=tuple(next_attempt(one, SEED_STEP) for one in group))
 
 
 def next_attempt(trajectory: Trajectory, seed_step: int = 0) -> TrajectoryTask:
@@ -110,7 +110,7 @@ def _masked(group: Sequence[Trajectory]) -> tuple[Trajectory, ...]:
 
 def after_interruption(
     task: TrajectoryTask, found: Trajectory | None, group_attempt: int, policy: FailurePolicy
-) -> Decision:
+) -> TrajectoryDecision:
     """What is left to do for one environment of a rollout that was interrupted.
 
     Args:
@@ -121,9 +121,11 @@ def after_interruption(
     """
     wanted = group_attempt if policy.is_refill else 0
     if found is None or found.attempt < wanted:
-        return Decision(tasks=(replace(task, seed=task.seed + wanted * SEED_STEP, attempt=wanted),))
+        return TrajectoryDecision(
+            tasks=(replace(task, seed=task.seed + wanted * SEED_STEP, attempt=wanted),)
+        )
     if not found.is_done or _has_used_up(found):
-        return Decision(tasks=(taken_up(found),))
+        return TrajectoryDecision(tasks=(taken_up(found),))
     return policy.ended(found)
 
 

@@ -81,15 +81,15 @@ def play_share(
     manager_pid: int,
 ) -> int:
     """Play trajectories until there are none; how many it were."""
-    _end_with(manager_pid)
-    source = _SharedTasks(client, topic, worker)
+    _end_with_parent(manager_pid)
+    source = _JoblibTasks(client, topic, worker)
     client.send(topic, Said(worker, "hello", os.getpid()))
     try:
         counts = dict.fromkeys(rules.tags, max_live)
         seats = EnvSeats(rules.tags, counts, rules.settings, False, 1)
         threads = ThreadPoolExecutor(max_live, "envfleet-asking")
         try:
-            listener = _Reporter(client, topic, worker)
+            listener = _JoblibReporter(client, topic, worker)
             ask = _asking(client, threads)
             tick = listener.tick
             Play(rules, seats, ask, listener, source, max_live=max_live, on_tick=tick).run()
@@ -104,7 +104,7 @@ def play_share(
 
 
 @functools.cache
-def _end_with(manager_pid: int) -> None:
+def _end_with_parent(manager_pid: int) -> None:
     """End this process when the manager's ends; joblib's workers would wait for more for ever."""
     if manager_pid == os.getpid():
         return
@@ -123,7 +123,7 @@ def _asking(client: InferenceClient, threads: ThreadPoolExecutor) -> Callable[[A
     return lambda request: threads.submit(client.generate, request)
 
 
-class _SharedTasks:
+class _JoblibTasks:
     """The tasks of a worker, which the manager hands out."""
 
     def __init__(self, client: InferenceClient, topic: str, worker: int) -> None:
@@ -143,7 +143,7 @@ class _SharedTasks:
         return found
 
 
-class _Reporter:
+class _JoblibReporter:
     """Sends what happens to trajectories to the manager."""
 
     def __init__(self, client: InferenceClient, topic: str, worker: int) -> None:

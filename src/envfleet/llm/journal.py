@@ -181,7 +181,7 @@ class Journal:
 
     def read(self, env_id: int, attempt: int) -> Trajectory | None:
         """An attempt of an environment as it is now; None if nothing of it can be read."""
-        return _read(self.path, self._places[env_id, attempt])
+        return _read_journal(self.path, self._places[env_id, attempt])
 
     def trajectories(self) -> StoredTrajectories:
         """The last attempt of each environment, read when it is asked for."""
@@ -227,13 +227,13 @@ class StoredTrajectories(Sequence[Trajectory]):
         """Read one, or choose some without reading them."""
         if isinstance(index, slice):
             return StoredTrajectories(self._path, self._places[index])
-        found = _read(self._path, self._places[index])
+        found = _read_journal(self._path, self._places[index])
         if found is None:
             raise JournalError(str(self._path), "has changed since it was written")
         return found
 
 
-def _read(path: Path, places: Sequence[tuple[int, int]]) -> Trajectory | None:
+def _read_journal(path: Path, places: Sequence[tuple[int, int]]) -> Trajectory | None:
     attempts = _Attempts()
     with path.open("rb") as file:
         for place, size in places:

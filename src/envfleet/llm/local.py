@@ -10,9 +10,9 @@ from envfleet.errors import level_of_caller
 from envfleet.llm.turns import (
     ENV_ERRORS,
     EpisodeFailure,
-    EpisodePlayer,
     EpisodeSoFar,
     Request,
+    TurnPlayer,
     TurnReply,
 )
 
@@ -21,12 +21,12 @@ class LocalEnvs:
     """Environments in this process, by id."""
 
     def __init__(self) -> None:
-        self.players: dict[int, EpisodePlayer] = {}
+        self.players: dict[int, TurnPlayer] = {}
 
     def add(self, env_id: int, env: Any) -> None:
         """Take an environment in, replacing the one with the same id."""
         self.remove(env_id)
-        self.players[env_id] = EpisodePlayer(env)
+        self.players[env_id] = TurnPlayer(env)
 
     def remove(self, env_id: int) -> None:
         """Close an environment, if it lives here."""

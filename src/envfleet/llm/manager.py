@@ -192,7 +192,7 @@ class EnvStateManager:
             raise OutOfOrder(f"{self._needs_reset}; call reset first")
         inputs = self._checked(all_env_inputs)
         requests = {
-            env_id: self._request(env_id, _texts(given["actions"]))
+            env_id: self._request(env_id, _action_texts(given["actions"]))
             for env_id, given in inputs.items()
         }
         with self._interruptible():
@@ -476,7 +476,7 @@ class EnvStateManager:
             raise FleetClosed("this manager is closed; make a new one")
 
 
-def _texts(actions: Sequence[Any]) -> tuple[str | None, ...]:
+def _action_texts(actions: Sequence[Any]) -> tuple[str | None, ...]:
     """Actions as plain text, and None for an action that is not text and so names nothing.
 
     An object of another class may not be picklable, or may run code when it is unpickled.

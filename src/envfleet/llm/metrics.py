@@ -28,6 +28,23 @@ class TagSummary:
     num_failures: int
     """How many environments failed; a count, not a mean."""
 
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """The summary as text, in the order of `TAG_COLUMNS`."""
+        return (
+            self.tag,
+            str(self.num_envs),
+            f"{self.success:.0%}",
+            f"{self.reward:.3f}",
+            f"{self.num_actions:.1f}",
+            f"{self.num_turns:.1f}",
+            f"{self.penalty:.3f}",
+        )
+
+
+TAG_COLUMNS = ("tag", "environments", "success", "mean reward", "actions", "turns", "penalty")
+"""The headings of tables with a row for each tag."""
+
 
 def add_metrics(entries: Sequence[EnvEntry], caches: Sequence[Cache], group_size: int) -> None:
     """Write the metrics of a rollout into its caches; calling it twice changes nothing."""
@@ -78,13 +95,13 @@ def tag_summaries(caches: Sequence[Cache]) -> Iterator[TagSummary]:
         yield TagSummary(
             tag,
             len(alike),
-            success=_mean(cache["metrics"][f"{tag}/success"] for cache in alike),
-            reward=_mean(
+            success=_metric_mean(cache["metrics"][f"{tag}/success"] for cache in alike),
+            reward=_metric_mean(
                 sum(turn.get("reward", 0.0) for turn in cache["history"]) for cache in alike
             ),
-            penalty=_mean(cache["penalty"] for cache in alike),
-            num_actions=_mean(cache["metrics"][f"{tag}/num_actions"] for cache in alike),
-            num_turns=_mean(len(cache["history"]) - 1 for cache in alike),
+            penalty=_metric_mean(cache["penalty"] for cache in alike),
+            num_actions=_metric_mean(cache["metrics"][f"{tag}/num_actions"] for cache in alike),
+            num_turns=_metric_mean(len(cache["history"]) - 1 for cache in alike),
             num_failures=sum("failure" in cache for cache in alike),
         )
 
@@ -102,6 +119,6 @@ def mean_metrics(caches: Sequence[Cache]) -> dict[str, float]:
     return {key: total / num_envs[tag_of[key]] for key, total in sums.items()}
 
 
-def _mean(values: Iterable[float]) -> float:
+def _metric_mean(values: Iterable[float]) -> float:
     found = list(values)
     return sum(found) / len(found)

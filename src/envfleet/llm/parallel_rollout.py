@@ -30,7 +30,7 @@ from envfleet.llm.play_rules import PlayRules, TrajectoryTask, read_rules
 from envfleet.llm.prompts import WritePrompt
 from envfleet.llm.rollout_options import JOBLIB_BACKENDS, RewardFunction
 from envfleet.llm.rollout_run import RolloutProgress, RolloutRun, check_header, header_of
-from envfleet.llm.rollout_tally import RolloutTimings, verdict
+from envfleet.llm.rollout_tally import RolloutTimings, rollout_verdict
 from envfleet.llm.seats import EnvSeats
 from envfleet.llm.settings import UseMultiprocessing
 from envfleet.llm.trajectories import Trajectory
@@ -162,7 +162,7 @@ class ParallelRolloutManager:
                 num_workers=played_by.num_workers,
                 plan=played_by.plan,
                 fallback=played_by.fallback,
-                verdict=verdict(timings, played_by.num_workers, self.num_trajectories),
+                verdict=rollout_verdict(timings, played_by.num_workers, self.num_trajectories),
                 seed=first,
                 folder=path,
             )

@@ -27,11 +27,11 @@ from envfleet.llm.remote import RemoteEnvs
 from envfleet.llm.settings import Settings, Tag, UseMultiprocessing
 from envfleet.llm.turns import (
     EpisodeFailure,
-    EpisodePlayer,
     EpisodeRequest,
     EpisodeSoFar,
     EpisodeStart,
     Request,
+    TurnPlayer,
     TurnReply,
 )
 
@@ -85,7 +85,7 @@ class Placement:
 def measure(make: Callable[[], Any]) -> Cost:
     """Play the first turns of a few episodes, in an environment made for this alone."""
     env = make()
-    player, begun_s = EpisodePlayer(env), time.perf_counter()
+    player, begun_s = TurnPlayer(env), time.perf_counter()
     resets, turns = _Stopwatch(), _Stopwatch()
     for seed in range(_MOST_PROBES):
         with resets:
@@ -105,11 +105,13 @@ def choose(cost: Cost, num_envs: int, max_workers: int, cores: int) -> Placement
     turns, turn_s = _soonest(cost.turn_s, cost.turn_cpu_s, num_envs, workers, cores)
     if turns != "here":
         name = "workers" if turns == "process" else "threads"
-        why = f"reset and step in {name}: {_time(cost.turn_s)} per step"
-        return Placement(turns, turns, f"{why} > {_time(turn_s / num_envs)} shared by {workers}")
-    step = f"step in-process: {_time(cost.turn_s)} < {_time(TRANSPORT_S)} transport"
+        why = f"reset and step in {name}: {_seconds_text(cost.turn_s)} per step"
+        return Placement(
+            turns, turns, f"{why} > {_seconds_text(turn_s / num_envs)} shared by {workers}"
+        )
+    step = f"step in-process: {_seconds_text(cost.turn_s)} < {_seconds_text(TRANSPORT_S)} transport"
     if cost.turn_s > TRANSPORT_S:
-        step = f"step in-process: {_time(cost.turn_s)} each, too little to share"
+        step = f"step in-process: {_seconds_text(cost.turn_s)} each, too little to share"
     if cost.move_s is not None:
         here_s = num_envs * cost.reset_s
         at_once = min(workers, cores)
@@ -117,7 +119,7 @@ def choose(cost: Cost, num_envs: int, max_workers: int, cores: int) -> Placement
         away_s = (here_s + num_away * (cost.move_s + CROSSING_S)) / at_once + START_S
         if at_once > 1 and here_s > LEAST_RESET_S and here_s > WORTH * away_s:
             return Placement("here", "process", f"reset in workers, {step}")
-    return Placement("here", "here", f"reset in-process: {_time(cost.reset_s)}, {step}")
+    return Placement("here", "here", f"reset in-process: {_seconds_text(cost.reset_s)}, {step}")
 
 
 def _soonest(
@@ -167,7 +169,7 @@ def _move_s(env: Any) -> float | None:
     return time.perf_counter() - begun_s
 
 
-def _time(seconds: float) -> str:
+def _seconds_text(seconds: float) -> str:
     if seconds >= 1:
         return f"{seconds:.1f} s"
     return f"{seconds * 1e3:.1f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.0f} us"

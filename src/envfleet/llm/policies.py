@@ -111,10 +111,10 @@ def _guesses(tag: Tag) -> Guess:
     if lookup:
         names = list(lookup.values())
         return lambda _, dice: dice.choice(names)
-    return _FREE_TEXT.get(tag.type_name, _number)
+    return _FREE_TEXT.get(tag.type_name, _policy_number)
 
 
-def _number(_: str, dice: random.Random) -> str:
+def _policy_number(_: str, dice: random.Random) -> str:
     return str(dice.randint(0, 99))
 
 
@@ -144,7 +144,7 @@ def _shop_action(state: str, dice: random.Random) -> str:
     return f"search[{' '.join(dice.choice(words) for _ in range(3))}]"
 
 
-def _command(state: str, dice: random.Random) -> str:
+def _policy_command(state: str, dice: random.Random) -> str:
     """One of the commands that a game offers."""
     return dice.choice(state.rpartition("You can: ")[2].split(", "))
 
@@ -152,6 +152,6 @@ def _command(state: str, dice: random.Random) -> str:
 _FREE_TEXT: dict[str, Guess] = {
     "bandit": _arm,
     "countdown": _expression,
-    "textworld": _command,
+    "textworld": _policy_command,
     "webshop": _shop_action,
 }

@@ -32,13 +32,13 @@ from envfleet.engine.plan import choose_start_method
 from envfleet.llm.remote import (
     FLEET_ERRORS,
     FROM_OUTSIDE,
-    AnyPicklable,
+    RemoteValue,
     action_batch,
     describe_loss,
     end_workers,
 )
 from envfleet.llm.settings import Tag
-from envfleet.llm.turns import EpisodeFailure, EpisodePlayer, EpisodeStart
+from envfleet.llm.turns import EpisodeFailure, EpisodeStart, TurnPlayer
 
 PackedEpisode = tuple[bool, bytes]
 """Whether it is an episode without its environment, and the pickle."""
@@ -69,11 +69,11 @@ class EpisodeStarter:
 
     def __init__(self, make: Callable[[], Any]) -> None:
         self._make = make
-        self._player: EpisodePlayer | None = None
+        self._player: TurnPlayer | None = None
 
     def begin(self, seed: int, mode: str) -> BegunEpisode:
         """Begin the episode of this seed."""
-        player = self._player or EpisodePlayer(self._make())
+        player = self._player or TurnPlayer(self._make())
         start = player.begin(seed, mode)
         # One that failed may be in any state, and an environment that travels whole is used up.
         is_kept = start.failure is None and can_hand_over(player.env)
@@ -107,7 +107,7 @@ class _StarterEnv(gymnasium.Env[Any, Any]):
     """In a slot: a step begins the episodes of a chunk. It has no episodes of its own."""
 
     metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012  (Gymnasium's own form)
-    observation_space, action_space = AnyPicklable(), AnyPicklable()
+    observation_space, action_space = RemoteValue(), RemoteValue()
 
     def __init__(self, tags: Mapping[str, Tag]) -> None:
         self._starters = {

@@ -36,12 +36,12 @@ from envfleet.llm.settings import Settings
 from envfleet.llm.turns import (
     NOT_REPEATED,
     EpisodeFailure,
-    EpisodePlayer,
     EpisodeRequest,
     EpisodeStart,
     Request,
     State,
     Turn,
+    TurnPlayer,
     TurnReply,
 )
 
@@ -55,7 +55,7 @@ _GRACE_S = 0.3
 """How long a reset waits for the replies to a call that was interrupted."""
 
 
-class AnyPicklable(spaces.Space[Any]):
+class RemoteValue(spaces.Space[Any]):
     """Any value that can be pickled; it is sent in a message, not through shared memory."""
 
     def __init__(self) -> None:
@@ -81,7 +81,7 @@ class AnyPicklable(spaces.Space[Any]):
         return hash(type(self))
 
 
-class TurnSpace(AnyPicklable):
+class TurnSpace(RemoteValue):
     """Turns: the names of their actions, and how many actions the episode still allows."""
 
 
@@ -100,18 +100,18 @@ def _describe_turn(space: TurnSpace) -> Field:
     return cell(_TURN_BYTES, _TurnCodec())
 
 
-class EnvInSlot(gymnasium.Env[State, tuple[Any, ...]]):
+class RemoteEnv(gymnasium.Env[State, tuple[Any, ...]]):
     """A text environment in a slot: it observes its state, and the rest of a reply is its info.
 
     What travels is made of plain types, which are quicker to pickle than a dataclass.
     """
 
     metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012  (Gymnasium's own form)
-    observation_space, action_space = AnyPicklable(), TurnSpace()
+    observation_space, action_space = RemoteValue(), TurnSpace()
 
     def __init__(self, make: Callable[[], Any]) -> None:
         """Build the environment."""
-        self._player = EpisodePlayer(make())
+        self._player = TurnPlayer(make())
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -144,7 +144,7 @@ def _info(failure: EpisodeFailure | None, *reply: Any) -> dict[str, Any]:
 
 
 def _reply(request: Request, state: State, info: Mapping[str, Any]) -> TurnReply:
-    """The reply to a request, from what an `EnvInSlot` observed and informed of."""
+    """The reply to a request, from what an `RemoteEnv` observed and informed of."""
     failure = EpisodeFailure(*info["failure"]) if "failure" in info else None
     reply: tuple[Any, ...] = info["reply"]
     if isinstance(request, EpisodeRequest):
@@ -290,7 +290,7 @@ class RemoteEnvs:
     def _open(self) -> Fleet:
         settings = self._settings
         return Fleet(
-            [partial(EnvInSlot, make) for make in self._env_fns.values()],
+            [partial(RemoteEnv, make) for make in self._env_fns.values()],
             num_workers=min(settings.max_workers, len(self._env_fns)),
             backend=self._backend,
             start_method=choose_start_method(settings.start_method),

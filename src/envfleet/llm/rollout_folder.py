@@ -19,7 +19,7 @@ from typing import Any
 
 from envfleet.errors import JournalError
 from envfleet.llm.journal import JOURNAL_FILE
-from envfleet.llm.metrics import TagSummary
+from envfleet.llm.metrics import TAG_COLUMNS
 from envfleet.llm.parallel_rollout import ParallelRolloutResult
 from envfleet.llm.timeline import timeline_chart
 from envfleet.llm.trajectories import Trajectory
@@ -57,7 +57,7 @@ def begin_run(folder: Path, about: Mapping[str, Any]) -> None:
     if (folder / JOURNAL_FILE).exists():
         return
     folder.mkdir(parents=True, exist_ok=True)
-    _write(folder, {"job": JOB, **about, **facts.collect(_PACKAGES)})
+    _write_run_file(folder, {"job": JOB, **about, **facts.collect(_PACKAGES)})
 
 
 def read_run(folder: Path) -> dict[str, Any]:
@@ -94,17 +94,18 @@ def end_run(folder: Path, result: ParallelRolloutResult) -> Path:
         "verdict": result.verdict,
     }
     about = read_run(folder) | {"outcome": outcome}
-    _write(folder, about)
+    _write_run_file(folder, about)
     page = folder / REPORT_FILE
-    rewrite(page, _page(folder, about, result))
+    rewrite(page, _rollout_page(folder, about, result))
     return page
 
 
-def _write(folder: Path, about: Mapping[str, Any]) -> None:
+def _write_run_file(folder: Path, about: Mapping[str, Any]) -> None:
     rewrite(folder / RUN_FILE, json.dumps(about, indent=2) + "\n")
 
 
-def _page(folder: Path, about: Mapping[str, Any], result: ParallelRolloutResult) -> str:
+def _rollout_page(folder: Path, about: Mapping[str, Any], result: ParallelRolloutResult) -> str:
+    rows = [tag("tr", *(tag("td", cell) for cell in one.cells)) for one in result.tags]
     timings = result.timings
     spent = {name: getattr(timings, f"{name}_s") for name in _PARTS}
     total = sum(spent.values()) or 1.0
@@ -131,31 +132,15 @@ def _page(folder: Path, about: Mapping[str, Any], result: ParallelRolloutResult)
         tile("trajectories", str(len(result.trajectories)), f"{result.num_masked} masked"),
         tile("turns", str(timings.num_turns), f"{timings.num_tokens} tokens"),
         tile("tokens per second", f"{timings.tokens_per_s:.1f}", about["engine"]),
-        tile("failures", str(sum(result.failures.values())), _told(result.failures)),
+        tile("failures", str(sum(result.failures.values())), _failures_text(result.failures)),
     )
     sections = (
-        section("Results", table(_COLUMNS, [_row(one) for one in result.tags])),
+        section("Results", table(TAG_COLUMNS, rows)),
         section("Timeline", timeline_chart(result.trajectories), _how_to_trace(folder)),
         section("Conversations", *_samples(result.trajectories), _how_to_view(folder)),
         section("Where it was played", *(tag("p", line) for line in result.plan)),
     )
     return render(record, JobPage("rollout with a model", tiles, sections))
-
-
-_COLUMNS = ("tag", "environments", "success", "mean reward", "actions", "turns", "penalty")
-
-
-def _row(one: TagSummary) -> Markup:
-    cells = (
-        one.tag,
-        str(one.num_envs),
-        f"{one.success:.0%}",
-        f"{one.reward:.3f}",
-        f"{one.num_actions:.1f}",
-        f"{one.num_turns:.1f}",
-        f"{one.penalty:.3f}",
-    )
-    return tag("tr", *(tag("td", cell) for cell in cells))
 
 
 def _samples(trajectories: Sequence[Trajectory]) -> list[Markup]:
@@ -188,5 +173,5 @@ def _how_to_trace(folder: Path) -> Markup:
     return tag("p", f"All of it, for chrome://tracing and ui.perfetto.dev: {command}")
 
 
-def _told(failures: Mapping[str, int]) -> str:
+def _failures_text(failures: Mapping[str, int]) -> str:
     return ", ".join(f"{reason} {count}" for reason, count in failures.items()) or "none"

@@ -18,8 +18,8 @@ from envfleet.errors import JournalError
 from envfleet.llm.export import as_json
 from envfleet.llm.failure_policy import (
     SEED_STEP,
-    Decision,
     FailurePolicy,
+    TrajectoryDecision,
     after_interruption,
     taken_up,
 )
@@ -158,7 +158,7 @@ class RolloutRun:
                 self._journal.end(trajectory)
         self._carry_out(decision)
 
-    def _carry_out(self, decision: Decision) -> None:
+    def _carry_out(self, decision: TrajectoryDecision) -> None:
         for trajectory in decision.changed:
             if self._journal is not None:
                 self._journal.end(trajectory)

@@ -121,11 +121,11 @@ class RolloutTally:
             TagSummary(
                 tag,
                 len(alike),
-                success=_mean([float(one.is_success) for one in alike]),
-                reward=_mean([one.reward for one in alike]),
-                penalty=_mean([one.penalty for one in alike]),
-                num_actions=_mean([one.num_actions for one in alike]),
-                num_turns=_mean([one.num_turns for one in alike]),
+                success=_tally_mean([float(one.is_success) for one in alike]),
+                reward=_tally_mean([one.reward for one in alike]),
+                penalty=_tally_mean([one.penalty for one in alike]),
+                num_actions=_tally_mean([one.num_actions for one in alike]),
+                num_turns=_tally_mean([one.num_turns for one in alike]),
                 num_failures=sum(one.has_failed for one in alike),
             )
             for tag, alike in self._by_tag().items()
@@ -165,7 +165,7 @@ class RolloutTally:
         )
 
 
-def verdict(timings: RolloutTimings, num_workers: int, num_trajectories: int) -> str:
+def rollout_verdict(timings: RolloutTimings, num_workers: int, num_trajectories: int) -> str:
     """What a rollout spent its time on, and what to change, in a sentence."""
     env_share = min(1.0, timings.env_s / max(1, num_workers) / timings.wall_s)
     tail_share = timings.tail_s / timings.wall_s
@@ -195,5 +195,5 @@ def verdict(timings: RolloutTimings, num_workers: int, num_trajectories: int) ->
     )
 
 
-def _mean(values: Sequence[float]) -> float:
+def _tally_mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)

@@ -27,7 +27,7 @@ def rollout_digest(trajectories: Iterable[Trajectory]) -> str:
     return f"{digest([without_times(one) for one in trajectories]):08x}"
 
 
-def first_difference(expected: Sequence[Trajectory], got: Sequence[Trajectory]) -> str | None:
+def trajectory_difference(expected: Sequence[Trajectory], got: Sequence[Trajectory]) -> str | None:
     """A sentence on the first difference between two rollouts; None if they are equal."""
     if len(expected) != len(got):
         return f"one rollout has {len(expected)} trajectories and the other {len(got)}"

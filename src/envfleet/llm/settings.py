@@ -190,10 +190,12 @@ def read_agent_proxy(config: Any) -> AgentProxy:
     whole = plain_config(config)
     if whole.get("agent_proxy") is None:
         return AgentProxy()
-    block = _mapping(whole, "agent_proxy")
+    block = _settings_mapping(whole, "agent_proxy")
     _check_keys(block, _PROXY, "agent_proxy")
     names = [option.name for option in options_of(AgentProxy) if option.name in block]
-    return from_mapping(AgentProxy, {name: _plain(block[name]) for name in names}, "agent_proxy")
+    return from_mapping(
+        AgentProxy, {name: _python_number(block[name]) for name in names}, "agent_proxy"
+    )
 
 
 _KINDS: dict[str, Any] = {
@@ -212,15 +214,15 @@ def read_settings(config: Any, mode: str) -> Settings:
     """Read the options of a manager in this mode."""
     check("mode", mode, ManagerMode)
     whole = plain_config(config)
-    manager = _mapping(whole, "es_manager")
+    manager = _settings_mapping(whole, "es_manager")
     _check_names(whole)
     path = f"es_manager.{mode}"
-    block = _mapping(manager, mode, "es_manager")
+    block = _settings_mapping(manager, mode, "es_manager")
     return Settings(
         mode=cast(ManagerMode, mode),
-        group_size=_value(block, "group_size", Count, path),
-        groups=_groups(whole, block, path),
-        seed=_seed(whole, mode),
+        group_size=_setting_value(block, "group_size", Count, path),
+        groups=_env_groups(whole, block, path),
+        seed=_setting_seed(whole, mode),
         **{name: _option(name, manager.get(name)) for name in _KINDS},
     )
 
@@ -240,20 +242,25 @@ def _option(name: str, value: Any) -> Any:
         "max_restarts": 3,
     }
     path = f"es_manager.{name}"
-    value = check(path, _plain(defaults.get(name) if value is None else value), _KINDS[name])
+    value = check(
+        path, _python_number(defaults.get(name) if value is None else value), _KINDS[name]
+    )
     if name == "format_penalty":
         return -abs(value)
     return _type_names(value, path) if name == "sequential_env_types" else value
 
 
-def _groups(
+def _env_groups(
     whole: Mapping[str, Any], block: Mapping[str, Any], path: str
 ) -> tuple[tuple[Tag, int], ...]:
-    kinds = _mapping(block, "env_configs", path)
-    wanted = _value(block, "env_groups", Count, path)
+    kinds = _settings_mapping(block, "env_configs", path)
+    wanted = _setting_value(block, "env_groups", Count, path)
     path += ".env_configs"
-    names = _value(kinds, "tags", Sequence[Any], path)
-    counts = [_plain(count) for count in _value(kinds, "n_groups", Sequence[CountOrZero], path)]
+    names = _setting_value(kinds, "tags", Sequence[Any], path)
+    counts = [
+        _python_number(count)
+        for count in _setting_value(kinds, "n_groups", Sequence[CountOrZero], path)
+    ]
     if len(names) != len(counts):
         raise ConfigError(
             f"{path}.n_groups must have one number for each of the {len(names)} tags, got {counts}"
@@ -267,11 +274,11 @@ def _groups(
 
 
 def _tag(whole: Mapping[str, Any], name: str) -> Tag:
-    known = _mapping(whole, "custom_envs")
+    known = _settings_mapping(whole, "custom_envs")
     if name not in known:
         nearest = did_you_mean(name, known) or f"; there are {', '.join(map(str, known))}"
         raise ConfigError(f"custom_envs has no environment {name!r}{nearest}")
-    entry, path = _mapping(known, name, "custom_envs"), f"custom_envs.{name}"
+    entry, path = _settings_mapping(known, name, "custom_envs"), f"custom_envs.{name}"
     if "env_type" not in entry:
         raise ConfigError(f"{path}.env_type is missing")
     type_name, settings = str(entry["env_type"]), entry.get("env_config")
@@ -283,15 +290,15 @@ def _tag(whole: Mapping[str, Any], name: str) -> Tag:
         raise ConfigError(f"{path}: {exc}") from exc
     except (TypeError, ValueError, AttributeError) as exc:  # a value of the wrong type
         raise ConfigError(f"{path}.env_config {settings!r:.100} cannot be used: {exc}") from exc
-    most = _value(entry, "max_actions_per_traj", Count, path)
+    most = _setting_value(entry, "max_actions_per_traj", Count, path)
     return Tag(name, type_name, kind, None if settings is None else dict(settings), most)
 
 
-def _seed(whole: Mapping[str, Any], mode: str) -> int | None:
+def _setting_seed(whole: Mapping[str, Any], mode: str) -> int | None:
     seeds = check("seed", whole.get("seed"), Mapping[str, Any] | None)
     if seeds is None or seeds.get(mode) is None:
         return None
-    return cast(int, _value(seeds, mode, CountOrZero, "seed"))
+    return cast(int, _setting_value(seeds, mode, CountOrZero, "seed"))
 
 
 # ---- names --------------------------------------------------------------------------------------
@@ -349,19 +356,19 @@ def _check_keys(block: Mapping[str, Any], known: tuple[str, ...], path: str) -> 
             raise ConfigError(f"{path} has no key {key!r}{nearest}")
 
 
-def _mapping(block: Mapping[str, Any], key: str, path: str = "") -> Mapping[str, Any]:
-    return cast(Mapping[str, Any], _value(block, key, Mapping[str, Any], path))
+def _settings_mapping(block: Mapping[str, Any], key: str, path: str = "") -> Mapping[str, Any]:
+    return cast(Mapping[str, Any], _setting_value(block, key, Mapping[str, Any], path))
 
 
-def _value(block: Mapping[str, Any], key: str, kind: Any, path: str) -> Any:
+def _setting_value(block: Mapping[str, Any], key: str, kind: Any, path: str) -> Any:
     """What a block must have under this key, checked."""
     whole_path = f"{path}.{key}" if path else key
     if key not in block:
         raise ConfigError(f"the configuration has no {whole_path}")
-    return check(whole_path, _plain(block[key]), kind)
+    return check(whole_path, _python_number(block[key]), kind)
 
 
-def _plain(value: Any) -> Any:
+def _python_number(value: Any) -> Any:
     """A number of numpy as one of Python."""
     return value.item() if isinstance(value, np.generic) else value
 

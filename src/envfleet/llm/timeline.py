@@ -65,8 +65,8 @@ def _events(trajectories: Iterable[Trajectory]) -> Iterator[dict[str, Any]]:
         where = {"pid": one.group_id, "tid": one.env_id}
         if one.group_id not in groups:
             groups.add(one.group_id)
-            yield _named("process_name", f"group {one.group_id}, {one.tag}", where)
-        yield _named("thread_name", f"environment {one.env_id}", where)
+            yield _timeline_name("process_name", f"group {one.group_id}, {one.tag}", where)
+        yield _timeline_name("thread_name", f"environment {one.env_id}", where)
         for turn in one.turns:
             for phase in phases_of(turn):
                 yield {
@@ -76,7 +76,7 @@ def _events(trajectories: Iterable[Trajectory]) -> Iterator[dict[str, Any]]:
                     "ts": round(phase.begin_s * 1e6, 3),
                     "dur": round(phase.seconds * 1e6, 3),
                     **where,
-                    "args": {"turn": turn.number, **_facts(phase, turn)},
+                    "args": {"turn": turn.number, **_timeline_facts(phase, turn)},
                 }
         if one.failure is not None:
             yield {
@@ -89,11 +89,11 @@ def _events(trajectories: Iterable[Trajectory]) -> Iterator[dict[str, Any]]:
             }
 
 
-def _named(what: str, name: str, where: dict[str, int]) -> dict[str, Any]:
+def _timeline_name(what: str, name: str, where: dict[str, int]) -> dict[str, Any]:
     return {"name": what, "ph": "M", **where, "args": {"name": name}}
 
 
-def _facts(phase: Phase, turn: TrajectoryTurn) -> dict[str, Any]:
+def _timeline_facts(phase: Phase, turn: TrajectoryTurn) -> dict[str, Any]:
     if phase.name == "prefill":
         return {"prompt_tokens": turn.generation.num_prompt_tokens}
     if phase.name == "decode":
@@ -120,9 +120,12 @@ def timeline_chart(trajectories: Sequence[Trajectory], most: int = MOST_LANES) -
     """
     ends_s = [end_of(one) for one in trajectories]
     ordered = sorted(range(len(ends_s)), key=lambda place: (ends_s[place], place))
-    shown = [trajectories[place] for place in _spread(ordered, most)]
+    shown = [trajectories[place] for place in _evenly_chosen(ordered, most)]
     lanes = [
-        Lane(f"environment {one.env_id}", tuple(_part(phase, turn) for turn, phase in _all(one)))
+        Lane(
+            f"environment {one.env_id}",
+            tuple(_timeline_part(phase, turn) for turn, phase in _all_phases(one)),
+        )
         for one in shown
     ]
     note = "Those that ended first are on top."
@@ -131,16 +134,16 @@ def timeline_chart(trajectories: Sequence[Trajectory], most: int = MOST_LANES) -
     return lane_chart("trajectories", lanes, PHASES, note)
 
 
-def _all(trajectory: Trajectory) -> Iterator[tuple[TrajectoryTurn, Phase]]:
+def _all_phases(trajectory: Trajectory) -> Iterator[tuple[TrajectoryTurn, Phase]]:
     return ((turn, phase) for turn in trajectory.turns for phase in phases_of(turn))
 
 
-def _part(phase: Phase, turn: TrajectoryTurn) -> Part:
+def _timeline_part(phase: Phase, turn: TrajectoryTurn) -> Part:
     text = f"turn {turn.number + 1}, {phase.name} ({_MEANINGS[phase.name]}): {phase.seconds:.3g} s"
     return Part(phase.name, phase.begin_s, phase.begin_s + phase.seconds, text)
 
 
-def _spread(ordered: Sequence[int], most: int) -> list[int]:
+def _evenly_chosen(ordered: Sequence[int], most: int) -> list[int]:
     """Evenly chosen, the first and the last among them."""
     if len(ordered) <= most:
         return list(ordered)

@@ -137,8 +137,8 @@ class RolloutFunc:
         tasks = self._tasks(prompts, trainer.accelerator)
         options, played = rules.options, dict[int, Trajectory]()
         for attempt in range(options.max_attempts):
-            waiting = _Tasks(replace(one, attempt=attempt) for one in tasks)
-            ended = _Ended()
+            waiting = _TrlTasks(replace(one, attempt=attempt) for one in tasks)
+            ended = _TrlListener()
             Play(
                 rules,
                 self._seats_for(len(prompts)),
@@ -150,7 +150,7 @@ class RolloutFunc:
             played |= {one.env_id: one for one in ended.trajectories}
             failed = [one for one in ended.trajectories if one.failure is not None]
             if failed and options.on_failure == "raise":
-                raise _failed(failed[0])
+                raise _trl_failure(failed[0])
             if not failed or options.on_failure == "mask":
                 break
             again = {one.env_id for one in failed}
@@ -209,7 +209,7 @@ def _own_model(trainer: Any) -> Engine:
     )
 
 
-class _Tasks:
+class _TrlTasks:
     """A source of tasks that are all there from the beginning."""
 
     def __init__(self, tasks: Iterable[TrajectoryTask]) -> None:
@@ -223,7 +223,7 @@ class _Tasks:
         return not self._left
 
 
-class _Ended:
+class _TrlListener:
     """Keeps the trajectories that are over."""
 
     def __init__(self) -> None:
@@ -239,7 +239,7 @@ class _Ended:
         self.trajectories.append(trajectory)
 
 
-def _failed(one: Trajectory) -> Exception:
+def _trl_failure(one: Trajectory) -> Exception:
     assert one.failure is not None
     about = one.failure.reason, one.failure.error
     return RolloutFailed(one.env_id, one.tag, len(one.turns), *about)

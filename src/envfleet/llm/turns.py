@@ -1,7 +1,7 @@
 """One turn of one environment: which actions count, and what they lead to.
 
-    EpisodeRequest ─► EpisodePlayer ─► environment ─► EpisodeStart
-    TurnRequest    ─► EpisodePlayer ─► environment ─► Turn
+    EpisodeRequest ─► TurnPlayer ─► environment ─► EpisodeStart
+    TurnRequest    ─► TurnPlayer ─► environment ─► Turn
 
 A turn is played next to its environment, in this process or in a worker, by the same code. A
 request and its reply are all that travels; the environment stays where it is.
@@ -91,7 +91,7 @@ class EpisodeRequest:
 
     doing: ClassVar[str] = "reset"
 
-    def execute(self, player: EpisodePlayer) -> EpisodeStart:
+    def execute(self, player: TurnPlayer) -> EpisodeStart:
         """Begin the episode."""
         return player.begin(self.seed, self.mode)
 
@@ -111,7 +111,7 @@ class TurnRequest:
 
     doing: ClassVar[str] = "step"
 
-    def execute(self, player: EpisodePlayer) -> Turn:
+    def execute(self, player: TurnPlayer) -> Turn:
         """Play the turn."""
         return player.play(self.names, self.num_left)
 
@@ -135,7 +135,7 @@ class EpisodeSoFar:
     """What it must show then."""
 
 
-class EpisodePlayer:
+class TurnPlayer:
     """Plays the episodes of one environment, turn by turn."""
 
     def __init__(self, env: Any) -> None:

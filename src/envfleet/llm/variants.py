@@ -72,7 +72,7 @@ def variants_for(
             note = "" if hash_seed is None else f", PYTHONHASHSEED={hash_seed}"
             variants.append(
                 Variant(
-                    name=f"{_count(number)} by {method}{note}",
+                    name=f"{_variant_count(number)} by {method}{note}",
                     use_multiprocessing=True,
                     max_workers=number,
                     start_method=method,
@@ -82,15 +82,15 @@ def variants_for(
     most, method = max(workers), start_methods[0]
     in_workers = Variant(name="", use_multiprocessing=True, max_workers=most, start_method=method)
     variants += [
-        replace(in_workers, name=f"{_count(most)}, other orders", is_backwards=True),
+        replace(in_workers, name=f"{_variant_count(most)}, other orders", is_backwards=True),
         replace(
             in_workers,
-            name=f"{_count(most)}, one killed before each turn",
+            name=f"{_variant_count(most)}, one killed before each turn",
             has_kills=True,
         ),
         replace(
             in_workers,
-            name=f"{_count(most)}, killed, going on in this process",
+            name=f"{_variant_count(most)}, killed, going on in this process",
             has_kills=True,
             moves_here=True,
         ),
@@ -115,7 +115,7 @@ def variants_for(
     return variants
 
 
-def _count(workers: int) -> str:
+def _variant_count(workers: int) -> str:
     return f"{workers} worker{'' if workers == 1 else 's'}"
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from envfleet.engine.options import StartMethod
 from envfleet.errors import ConfigError, EnvfleetError
-from envfleet.llm.compare import RolloutDifference, RolloutRecord, first_difference
+from envfleet.llm.compare import RolloutDifference, RolloutRecord, recorded_difference
 from envfleet.llm.config import plain_config
 from envfleet.llm.settings import AgentProxy, Settings, read_agent_proxy, read_settings
 from envfleet.llm.variants import (
@@ -171,4 +171,4 @@ def _compared(
         error = f"{type(exc).__name__}: {' '.join(str(exc).split())}"
         return VariantOutcome(variant, time.perf_counter() - begun_s, error=error)
     seconds = time.perf_counter() - begun_s
-    return VariantOutcome(variant, seconds, found.digest, first_difference(reference, found))
+    return VariantOutcome(variant, seconds, found.digest, recorded_difference(reference, found))

@@ -71,9 +71,9 @@ def batch_columns(
     """
     rows = [(one, run) for one in trajectories if is_trained_on(one) for run in token_runs(one)]
     longest = max((len(run.prompt_ids) for _, run in rows), default=0)
-    prompts = _width("prompt_length", prompt_length, longest)
+    prompts = _response_width("prompt_length", prompt_length, longest)
     longest = max((len(run.completion_ids) for _, run in rows), default=0)
-    responses = _width("response_length", response_length, longest)
+    responses = _response_width("response_length", response_length, longest)
     whole = (len(rows), prompts + responses)
     input_ids = np.full(whole, pad_id, np.int64)
     attention, drawn = np.zeros(whole, np.int64), np.zeros(whole, np.int64)
@@ -99,7 +99,7 @@ def batch_columns(
     }
 
 
-def _width(name: str, asked: int | None, longest: int) -> int:
+def _response_width(name: str, asked: int | None, longest: int) -> int:
     if asked is not None and asked < longest:
         raise ConfigError(f"{name} is {asked}, and the longest has {longest} tokens; raise it")
     return longest if asked is None else asked
@@ -184,7 +184,7 @@ class EnvAgentLoop:
         begun_s = time.monotonic()
         for attempt in range(options.max_attempts):
             task = TrajectoryTask(next(_numbers), 0, tag, seed, attempt)
-            asker = _Asker(self._server, self._tokenizer, sampling_params)
+            asker = _VerlRequests(self._server, self._tokenizer, sampling_params)
             played = await asyncio.wrap_future(self._player.play(task, asker))
             if played.failure is None or options.on_failure == "mask":
                 break
@@ -235,7 +235,7 @@ def _response_length(trainer_config: Any) -> int | None:
     return None if found is None else int(found)
 
 
-class _Asker:
+class _VerlRequests:
     """Asks verl's server for one episode, in the event loop of its `run`."""
 
     def __init__(self, server: Any, tokenizer: Any, sampling: dict[str, Any]) -> None:
@@ -271,11 +271,11 @@ class _Asker:
 
 
 @lru_cache
-def _player_of(envs: str, changes: tuple[str, ...], mode: str) -> _Player:
-    return _Player(read_rules(load_config(envs, changes), mode))
+def _player_of(envs: str, changes: tuple[str, ...], mode: str) -> _VerlPlayer:
+    return _VerlPlayer(read_rules(load_config(envs, changes), mode))
 
 
-class _Player:
+class _VerlPlayer:
     """Plays episodes in a thread that lives as long as there are any.
 
     It hears of what happens to them (`PlayListener`) and is their source (`TaskSource`).
@@ -286,10 +286,10 @@ class _Player:
         self._seats = EnvSeats(rules.tags, dict.fromkeys(rules.tags, 1), rules.settings, False, 1)
         self._lock = threading.Lock()
         self._waiting: deque[TrajectoryTask] = deque()
-        self._episodes: dict[int, tuple[_Asker, Future[Trajectory]]] = {}
+        self._episodes: dict[int, tuple[_VerlRequests, Future[Trajectory]]] = {}
         self._is_running = False
 
-    def play(self, task: TrajectoryTask, asker: _Asker) -> Future[Trajectory]:
+    def play(self, task: TrajectoryTask, asker: _VerlRequests) -> Future[Trajectory]:
         """Play one episode; the future is its end."""
         future: Future[Trajectory] = Future()
         with self._lock:

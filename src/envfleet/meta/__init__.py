@@ -8,7 +8,7 @@ from typing import Any
 from envfleet.errors import MissingExtra
 from envfleet.meta.agents.options import AGENT_ARCHS
 from envfleet.meta.config import load_config
-from envfleet.meta.parallel import ParallelEnvManager, Remote, make_parallel_env
+from envfleet.meta.parallel import ParallelEnvManager, ParallelEnvRemote, make_parallel_env
 from envfleet.meta.registered import register_all
 from envfleet.meta.tasks import TaskEnv, TaskList, TaskSampler, sample_uniformly
 from envfleet.meta.trial import VariBadWrapper, make_env
@@ -19,7 +19,7 @@ __all__ = [
     "AGENT_ARCHS",
     "Learner",
     "ParallelEnvManager",
-    "Remote",
+    "ParallelEnvRemote",
     "TaskEnv",
     "TaskList",
     "TaskSampler",

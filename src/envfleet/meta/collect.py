@@ -179,7 +179,7 @@ def play_many(
     """Play trials in all workers, which go at their own pace; the rollouts in the plans' order."""
     if not plans:
         return []
-    table = _Table(manager, actor, plans, deterministic, seconds)
+    table = _TrialCollection(manager, actor, plans, deterministic, seconds)
     try:
         with seconds.accounted(manager.fleet):
             done = table.play()
@@ -197,7 +197,7 @@ def _has(batch: Batch, name: str) -> bool:
     )
 
 
-class _Table:
+class _TrialCollection:
     """The trials that are being played, one per slot."""
 
     def __init__(

@@ -77,7 +77,7 @@ def load_config(
         seed: In place of the file's.
         num_parallel_workers: In place of the file's.
     """
-    found = {} if name is None else _read(str(name))
+    found = {} if name is None else _read_preset(str(name))
     for change in changes:
         key, equals, text = change.partition("=")
         section, dot, option = key.partition(".")
@@ -89,7 +89,7 @@ def load_config(
         *path, last = option.split(".")
         for part in path:
             block = block.setdefault(part, {})
-        block[last] = _value(text, change)
+        block[last] = _config_value(text, change)
     if seed is not None:
         found["seed"] = seed
     if num_parallel_workers is not None:
@@ -109,12 +109,12 @@ def read_config(found: Mapping[str, Any], source: str = "") -> MetaConfig:
         if not isinstance(block, Mapping):
             raise ConfigError(f"{where}{name} must hold options with their values, got {block!r}")
     try:
-        return _checked(blocks, found.get("seed", 0))
+        return _checked_config(blocks, found.get("seed", 0))
     except ConfigError as exc:
         raise ConfigError(f"{where}{exc}") from exc
 
 
-def _checked(blocks: dict[str, Any], seed: Any) -> MetaConfig:
+def _checked_config(blocks: dict[str, Any], seed: Any) -> MetaConfig:
     if "env_name" not in blocks["env"]:
         raise ConfigError(
             "no environment was named: give env.env_name, or a preset, one of "
@@ -150,7 +150,7 @@ def words(owner: str, name: str, value: Any) -> list[str]:
     return [f"{owner}.{name}={text}"]
 
 
-def _read(name: str) -> dict[str, Any]:
+def _read_preset(name: str) -> dict[str, Any]:
     path = Path(name)
     text: str
     if path.suffix in (".yaml", ".yml"):
@@ -164,17 +164,17 @@ def _read(name: str) -> dict[str, Any]:
             nearest = did_you_mean(name, known) or f"; there are {', '.join(known)}"
             raise ConfigError(f"there is no preset {name!r}{nearest}, or name a .yaml file")
         text = (resources.files("envfleet.meta") / "presets" / f"{name}.yaml").read_text("utf-8")
-    found = _parsed(text, name)
+    found = _parsed_config(text, name)
     if not isinstance(found, dict):
         raise ConfigError(f"{name} must hold sections: {', '.join(SECTIONS)}")
     return found
 
 
-def _value(text: str, change: str) -> Any:
-    return _with_numbers(_parsed(text, f"the value of {change!r}"))
+def _config_value(text: str, change: str) -> Any:
+    return _with_numbers(_parsed_config(text, f"the value of {change!r}"))
 
 
-def _parsed(text: str, what: str) -> Any:
+def _parsed_config(text: str, what: str) -> Any:
     try:
         import yaml
     except ModuleNotFoundError as exc:

@@ -277,9 +277,9 @@ class Learner:
 
     def train(self, callback: RunCallback | None = None) -> RunOutcome:
         """Learn in a folder: collect, update, evaluate and save, from the start to the end."""
-        from envfleet.meta.training import free_folder, run_learner
+        from envfleet.meta.training import folder_for, run_learner
 
-        folder = Path(self.run_dir) if self.run_dir is not None else free_folder(self.config)
+        folder = Path(self.run_dir) if self.run_dir is not None else folder_for(self.config)
         return run_learner(self, folder, callback)
 
     def _start_training(self) -> None:

@@ -1,8 +1,8 @@
 """Many trial environments at once: `ParallelEnvManager`, on the fleet.
 
-A worker is a slot of the fleet. Each has a `Remote` with the interface of a pipe: `send` a command,
-`recv` its answer. Workers go at their own pace. A worker process that dies is replaced, and its
-environments are replayed to where they were, so that no row changes.
+A worker is a slot of the fleet. Each has a `ParallelEnvRemote` with the interface of a pipe: `send`
+a command, `recv` its answer. Workers go at their own pace. A worker process that dies is replaced,
+and its environments are replayed to where they were, so that no row changes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from envfleet.errors import (
 from envfleet.meta.trial import trial_functions
 from envfleet.options import Count, SecondsOrZero, check
 
-__all__ = ["NotAnswered", "ParallelEnvManager", "Remote", "make_parallel_env"]
+__all__ = ["NotAnswered", "ParallelEnvManager", "ParallelEnvRemote", "make_parallel_env"]
 
 TIMEOUT_S = 600.0
 """How long one step or reset of one environment may take, unless the caller says otherwise."""
@@ -49,7 +49,7 @@ class _Request:
     """What came before it was asked for: through `poll`, or while others were waited for."""
 
 
-class Remote:
+class ParallelEnvRemote:
     """One worker as if at the end of a pipe; it does not keep its manager alive."""
 
     def __init__(self, manager: ParallelEnvManager, worker: int) -> None:
@@ -168,7 +168,7 @@ class ParallelEnvManager:
         """One sentence on what runs where."""
         self.num_workers = len(env_fns)
         self._everyone = list(range(self.num_workers))
-        self.remotes = [Remote(self, worker) for worker in self._everyone]
+        self.remotes = [ParallelEnvRemote(self, worker) for worker in self._everyone]
         self.seeds: list[int | None] = [None] * self.num_workers
         """The seed of each worker's first reset, if that has none. `make_env` with this seed gives
         the same environment."""

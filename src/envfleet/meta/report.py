@@ -107,7 +107,7 @@ def write_trials(
 def meta_page(run: RunRecord, title: str) -> JobPage:
     """Tiles and sections of a meta-RL run."""
     page = learning_page(run, title)
-    kept = _kept(Path(run.folder) / TRIALS_FILE)
+    kept = _kept_trials(Path(run.folder) / TRIALS_FILE)
     mine = (_episodes(run), _tasks(kept["tasks_seen"]), _paths(kept["pictures"]))
     return JobPage(
         page.title,
@@ -116,7 +116,7 @@ def meta_page(run: RunRecord, title: str) -> JobPage:
     )
 
 
-def _kept(path: Path) -> dict[str, Any]:
+def _kept_trials(path: Path) -> dict[str, Any]:
     """What trials.json says; nothing if it is not there or not whole."""
     found: Any = None
     try:
@@ -136,7 +136,7 @@ def _kept(path: Path) -> dict[str, Any]:
     return {"tasks_seen": seen, "pictures": pictures}
 
 
-def _split(run: RunRecord) -> str:
+def _shown_split(run: RunRecord) -> str:
     """Held-out tasks if there are any, else those of training."""
     first = _RETURN.format(split="eval", number=1)
     return "eval" if any(first in one for one in run.evaluations) else "train"
@@ -144,7 +144,7 @@ def _split(run: RunRecord) -> str:
 
 def _names(run: RunRecord) -> list[str]:
     """The figures of the episodes, in order."""
-    split, names = _split(run), list[str]()
+    split, names = _shown_split(run), list[str]()
     while any(_RETURN.format(split=split, number=len(names) + 1) in one for one in run.evaluations):
         names.append(_RETURN.format(split=split, number=len(names) + 1))
     return names
@@ -155,7 +155,7 @@ def _tiles(run: RunRecord) -> tuple[Markup, ...]:
     if not names:
         return ()
     last = run.evaluations[-1]
-    what = "held-out tasks" if _split(run) == "eval" else "training tasks"
+    what = "held-out tasks" if _shown_split(run) == "eval" else "training tasks"
     wanted = {names[0]: "first episode", names[-1]: "last episode"}
     return tuple(tile(text, rounded(last.get(name)), what) for name, text in wanted.items())
 
@@ -169,7 +169,7 @@ def _episodes(run: RunRecord) -> Markup:
             f"episode {number}",
             [thin(f"episode {number}", points(run.evaluations, name))],
             note="mean return on tasks that were not trained on"
-            if _split(run) == "eval"
+            if _shown_split(run) == "eval"
             else "mean return on training tasks",
             x_ticks=4,
         )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
@@ -22,12 +21,13 @@ from envfleet.meta.options import EnvOptions, EvalOptions, RunOptions, TrainOpti
 from envfleet.meta.remedies import LEARNER_REMEDIES
 from envfleet.meta.report import FREE, meta_page, saves_every, write_progress, write_trials
 from envfleet.runs.callbacks import Evaluation, EvaluationStopped, RunCallback, RunOutcome
+from envfleet.runs.folder import free_folder
 from envfleet.runs.job import Iterated, Job, JobKind, RunSettings
 from envfleet.runs.run import run
 from envfleet.runs.run_file import JOB, RUN_FILE, RunFile
 from envfleet.runs.time_report import Setup
 
-__all__ = ["META_KIND", "free_folder", "resumed_config", "run_learner", "train"]
+__all__ = ["META_KIND", "folder_for", "resumed_config", "run_learner", "train"]
 
 META_KIND = JobKind(
     name="meta",
@@ -65,7 +65,7 @@ def train(
         is_resumed: Whether to go on with the run in the folder.
         is_trusted: Whether to open pickles in checkpoints that this user did not write here.
     """
-    folder = free_folder(config) if run_dir is None else Path(run_dir)
+    folder = folder_for(config) if run_dir is None else Path(run_dir)
     if config.is_rl2:
         from envfleet.meta.rl2 import train_rl2
 
@@ -74,7 +74,7 @@ def train(
     @contextmanager
     def open_job(is_wary: bool) -> Iterator[Job]:
         with Learner.of(config) as learner:
-            yield _LearnerJob(learner, folder)
+            yield _TrainingJob(learner, folder)
 
     return _run(config, folder, open_job, callback, is_resumed=is_resumed, is_trusted=is_trusted)
 
@@ -84,7 +84,7 @@ def run_learner(learner: Learner, folder: Path, callback: RunCallback | None) ->
 
     @contextmanager
     def open_job(is_wary: bool) -> Iterator[Job]:
-        yield _LearnerJob(learner, folder)
+        yield _TrainingJob(learner, folder)
 
     return _run(learner.config, folder, open_job, callback)
 
@@ -125,7 +125,7 @@ def _horizon(config: MetaConfig) -> int:
     return env.horizon_bamdp
 
 
-class _LearnerJob(Job):
+class _TrainingJob(Job):
     """A learner's iterations."""
 
     can_evaluate = True
@@ -217,13 +217,7 @@ def resumed_config(run_dir: Path) -> MetaConfig:
     return MetaConfig(**options)
 
 
-def free_folder(config: MetaConfig) -> Path:
+def folder_for(config: MetaConfig) -> Path:
     """A folder in `runs` with nothing in it."""
-    name = re.sub(r"[^\w.-]", "_", config.env.env_name)
     what = "rl2" if config.is_rl2 else config.policy.seq_model
-    first = Path("runs") / f"{name}-{what}-seed{config.run.seed}"
-    number, folder = 2, first
-    while folder.exists() and any(folder.iterdir()):
-        folder = first.with_name(f"{first.name}-{number}")
-        number += 1
-    return folder
+    return free_folder(Path("runs"), f"{config.env.env_name}-{what}-seed{config.run.seed}")

@@ -140,7 +140,7 @@ class AgentLayout:
         space = self.groups[number].action_space
         shape = () if axes is None else (len(records), *axes)
         try:
-            _fill(space, records[f"action{number}"], at, shape, values, where)
+            _fill_record(space, records[f"action{number}"], at, shape, values, where)
         except ValueError as exc:
             raise ActionError(f"{exc}; the space is {space}") from exc
 
@@ -163,7 +163,7 @@ def tree_of(space: Space, records: Array) -> Any:
     return records
 
 
-def _fill(
+def _fill_record(
     space: Space,
     records: Array,
     at: tuple[Any, ...],
@@ -177,7 +177,7 @@ def _fill(
         records[at] = fit(values, (*axes, *(space.shape or ())), records.dtype, where)
         return
     for key in parts if isinstance(parts, dict) else range(len(parts)):
-        _fill(parts[key], records[str(key)], at, axes, values[key], f"{where}[{key!r}]")
+        _fill_record(parts[key], records[str(key)], at, axes, values[key], f"{where}[{key!r}]")
 
 
 def _record_of(group: Group, kind: str, count: int) -> Space:

@@ -22,10 +22,10 @@ def own_class_of_errors() -> Iterator[None]:
         yield
     except EnvFailed as exc:
         name = exc.reason.partition(":")[0]
-        raise _failed(name, *exc.args).with_traceback(exc.__traceback__) from exc.__cause__
+        raise _agilerl_failure(name, *exc.args).with_traceback(exc.__traceback__) from exc.__cause__
 
 
-def _failed(name: str, *args: Any) -> EnvFailed:
+def _agilerl_failure(name: str, *args: Any) -> EnvFailed:
     try:
         return _class_of(name)(*args)
     except TypeError:  # a few cannot be built with arguments of ours
@@ -40,7 +40,7 @@ def _class_of(name: str) -> type[EnvFailed]:
     return type(
         EnvFailed.__name__,
         (EnvFailed, kind),
-        {"__reduce__": lambda self: (_failed, (name, *self.args))},
+        {"__reduce__": lambda self: (_agilerl_failure, (name, *self.args))},
     )
 
 

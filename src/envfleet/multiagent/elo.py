@@ -49,13 +49,13 @@ def elo(scores: Floats, *, reference: int | None = None, added_draws: float = 1.
     for _ in range(_MOST_STEPS):
         expected = 1 / (1 + np.exp(strength[None] - strength[:, None]))
         pull = (won - games * expected).sum(1)
-        spread = _spread(games * expected * (1 - expected))
+        spread = _elo_spread(games * expected * (1 - expected))
         step = np.linalg.pinv(spread, hermitian=True) @ pull
         longest = float(np.abs(step).max(initial=0.0))
         strength += step * min(1.0, _LONGEST_STEP / max(longest, _PRECISE))
         if longest < _PRECISE:
             break
-    covariance = np.linalg.pinv(_spread(games * expected * (1 - expected)), hermitian=True)
+    covariance = np.linalg.pinv(_elo_spread(games * expected * (1 - expected)), hermitian=True)
     variance = np.diag(covariance).copy()
     if reference is None:
         strength -= strength.mean()
@@ -66,7 +66,7 @@ def elo(scores: Floats, *, reference: int | None = None, added_draws: float = 1.
     return Ratings(tuple((strength * _PER_UNIT).tolist()), tuple((errors * _PER_UNIT).tolist()))
 
 
-def _spread(weights: Floats) -> Floats:
+def _elo_spread(weights: Floats) -> Floats:
     """The curvature of the log-likelihood: a graph's Laplacian."""
     spread: Floats = np.diag(weights.sum(1)) - weights
     return spread

@@ -51,18 +51,18 @@ def grid_picture(state: GridState, *, show_views: bool) -> Picture:
     is_seen = False
     for index, (agent, place) in enumerate(zip(agents, state.places, strict=True)):
         shape = square if isinstance(agent, ObserverAgent) else circle
-        _fill(canvas, place, shape, agent.color)
+        _fill_cell(canvas, place, shape, agent.color)
         if state.sees_target(index):
-            _fill(canvas, place, dot, _NOTICED)
+            _fill_cell(canvas, place, dot, _NOTICED)
         is_seen = is_seen or state.is_seen_by_target(index)
         if show_views:
             width, scale = agent.outline_width, agent.box_scale
             _outline(canvas, place, state.view_radius(index), pixels, width, scale, agent.color)
     target = state.rules.target
     if target is not None and state.target is not None:
-        _fill(canvas, state.target, triangle, target.color)
+        _fill_cell(canvas, state.target, triangle, target.color)
         if is_seen:
-            _fill(canvas, state.target, dot, _NOTICED)
+            _fill_cell(canvas, state.target, dot, _NOTICED)
         if show_views:
             width, scale, radius = target.outline_width, target.box_scale, target.box_cells // 2
             _outline(canvas, state.target, radius, pixels, width, scale, target.color)
@@ -78,21 +78,21 @@ def grid_text(state: GridState, *, show_views: bool) -> str:
         letters[state.target] = _LETTERS[TARGET]
     for index, place in enumerate(state.places):
         letters[place] = str((index + 1) % 10)
-    parts = [_lines(letters)]
+    parts = [_grid_lines(letters)]
     if show_views:
         for index, agent in enumerate(state.rules.agents):
             view = np.vectorize(_LETTERS.__getitem__)(state.view(index))
             view[agent.side // 2, agent.side // 2] = str((index + 1) % 10)
-            parts.append(f"{agent.name} sees\n{_lines(view)}")
+            parts.append(f"{agent.name} sees\n{_grid_lines(view)}")
     return "\n\n".join(parts) + "\n"
 
 
-def _lines(letters: npt.NDArray[np.str_]) -> str:
+def _grid_lines(letters: npt.NDArray[np.str_]) -> str:
     """[x, y] letters as lines of text, the highest y first."""
     return "\n".join("".join(row) for row in letters.T[::-1])
 
 
-def _fill(canvas: Picture, place: Cell, shape: Shape, colour: Colour) -> None:
+def _fill_cell(canvas: Picture, place: Cell, shape: Shape, colour: Colour) -> None:
     pixels = len(shape)
     left, low = place[0] * pixels, place[1] * pixels
     canvas[left : left + pixels, low : low + pixels][shape] = colour

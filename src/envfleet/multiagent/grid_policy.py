@@ -63,7 +63,7 @@ class GridWorldPolicy:
     def reset(self) -> None:
         """Forget the last episode."""
         self._players = {
-            name: _Player(self._rules, index) for index, name in enumerate(self._names)
+            name: _GridPlayer(self._rules, index) for index, name in enumerate(self._names)
         }
 
     def __call__(self, agent: str, observation: dict[str, Any]) -> int:
@@ -71,7 +71,7 @@ class GridWorldPolicy:
         return self._players[agent].act(observation)
 
 
-class _Player:
+class _GridPlayer:
     def __init__(self, rules: GridRules, index: int) -> None:
         self._rules, self._agent = rules, rules.agents[index]
         size = rules.size

@@ -154,9 +154,11 @@ class Match:
                 {
                     "players": [self.names[one.one], self.names[one.other]],
                     "games": one.tally.games,
-                    **_plain(one.tally),
+                    **_tally_json(one.tally),
                     "win_rate": one.tally.win_rate,
-                    "first_player_as": {name: _plain(tally) for name, tally in one.by_seat.items()},
+                    "first_player_as": {
+                        name: _tally_json(tally) for name, tally in one.by_seat.items()
+                    },
                     "mean_turns": one.mean_turns,
                 }
                 for one in pairings
@@ -169,7 +171,7 @@ def _is_alone(seating: Seating, agent: int) -> bool:
     return seating[agent] == 0 and seating.count(0) == 1
 
 
-def _plain(tally: Tally) -> dict[str, int]:
+def _tally_json(tally: Tally) -> dict[str, int]:
     return {"wins": tally.wins, "draws": tally.draws, "losses": tally.losses}
 
 

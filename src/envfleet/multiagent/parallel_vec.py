@@ -120,7 +120,7 @@ class ParallelBatch(AgentBatch):
     def _each(self, name: Any, agents: Sequence[Any], tree: Any) -> dict[Any, Any]:
         if self._by_group:
             return {name: tree}
-        return {agent: _at(tree, place) for place, agent in enumerate(agents)}
+        return {agent: _agent_part(tree, place) for place, agent in enumerate(agents)}
 
     def _split(self, values: Array) -> dict[Any, Any]:
         if self._by_group and isinstance(self._layout, AgentLayout):
@@ -377,12 +377,12 @@ class AsyncPettingZooVecEnv(AgentFleet):
         return tuple(chosen)
 
 
-def _at(tree: Any, place: int) -> Any:
+def _agent_part(tree: Any, place: int) -> Any:
     """One agent's part of what a group observes."""
     if isinstance(tree, dict):
-        return {key: _at(part, place) for key, part in tree.items()}
+        return {key: _agent_part(part, place) for key, part in tree.items()}
     if isinstance(tree, tuple):
-        return tuple(_at(part, place) for part in tree)
+        return tuple(_agent_part(part, place) for part in tree)
     return tree[:, place]
 
 

@@ -50,7 +50,7 @@ class RecordWriter:
         self._readers: dict[Any, tuple[int, int, Callable[[Any], Any]]] = {}
         """Where an agent's action is, and what makes of it what the agent is given."""
         for name, (number, place) in layout.places.items():
-            self._readers[name] = number, place, _reader(layout.groups[number].action_space)
+            self._readers[name] = number, place, _record_reader(layout.groups[number].action_space)
         self._is_action_shared = layout.has_turns and layout.shared_action_space is not None
         self._forget()
 
@@ -247,7 +247,7 @@ def _flags_of(names: Sequence[Any], flags: Mapping[Any, bool]) -> list[bool] | N
     return [bool(flags.get(name)) for name in names]
 
 
-def _reader(space: Space) -> Callable[[Any], Any]:
+def _record_reader(space: Space) -> Callable[[Any], Any]:
     """What makes an agent's action of a part of a record."""
     if isinstance(space, spaces.Discrete):
         return int  # environments reckon with Python's numbers several times as fast

@@ -78,7 +78,9 @@ def thin(label: str, points: Sequence[Point], most: int = MOST_POINTS) -> Curve:
     groups = [points[start : start + size] for start in range(0, len(points), size)]
     return Curve(
         label,
-        tuple((_mean(x for x, _ in group), _mean(y for _, y in group)) for group in groups),
+        tuple(
+            (_curve_mean(x for x, _ in group), _curve_mean(y for _, y in group)) for group in groups
+        ),
         tuple(min(y for _, y in group) for group in groups),
         tuple(max(y for _, y in group) for group in groups),
     )
@@ -166,7 +168,14 @@ def line_chart(
     y_marks, x_marks = axis(plane.y0, plane.y1, y_ticks), ticks(plane.x0, plane.x1, x_ticks)
     pieces = [_grid(plane, y_marks)]
     pieces += [
-        tag("line", class_="break", x1=_at(plane.x(x)), x2=_at(plane.x(x)), y1=0, y2=SIDE)
+        tag(
+            "line",
+            class_="break",
+            x1=_at(plane.x(x)),
+            x2=_at(plane.x(x)),
+            y1=0,
+            y2=SIDE,
+        )
         for x in breaks
     ]
     pieces += [_band(plane, line) for line in lines if line.low]
@@ -190,8 +199,8 @@ def line_chart(
         tag(
             "div",
             plot,
-            *(_label("y", plane.y(value), short(value)) for value in y_marks),
-            *(_label("x", plane.x(value), short(value)) for value in x_marks),
+            *(_chart_label("y", plane.y(value), short(value)) for value in y_marks),
+            *(_chart_label("x", plane.x(value), short(value)) for value in x_marks),
             tag("output", class_="tip", hidden=True),
             class_="frame",
         ),
@@ -266,7 +275,14 @@ def _caption(title: str, note: str, last: str) -> Markup:
 
 def _grid(plane: Range, values: Iterable[float]) -> Markup:
     lines = [
-        tag("line", class_="grid", x1=0, x2=SIDE, y1=_at(plane.y(y)), y2=_at(plane.y(y)))
+        tag(
+            "line",
+            class_="grid",
+            x1=0,
+            x2=SIDE,
+            y1=_at(plane.y(y)),
+            y2=_at(plane.y(y)),
+        )
         for y in values
     ]
     return tag("g", *lines)
@@ -293,7 +309,10 @@ def _marked(plane: Range, marks: Sequence[Mark]) -> list[Markup]:
     pieces = [tag("polyline", class_="joined", points=joined, data_label="evaluation")]
     for mark in marks:
         x = _at(plane.x(mark.x))
-        low, high = _at(plane.y(mark.y - mark.spread)), _at(plane.y(mark.y + mark.spread))
+        low, high = (
+            _at(plane.y(mark.y - mark.spread)),
+            _at(plane.y(mark.y + mark.spread)),
+        )
         pieces.append(tag("line", class_="spread", x1=x, x2=x, y1=low, y2=high))
         # a path of no length with round ends is a circle however the plot is stretched
         place = f"M{x} {_at(plane.y(mark.y))}h0"
@@ -301,7 +320,7 @@ def _marked(plane: Range, marks: Sequence[Mark]) -> list[Markup]:
     return pieces
 
 
-def _label(axis: str, place: float, text: str) -> Markup:
+def _chart_label(axis: str, place: float, text: str) -> Markup:
     side = "left" if axis == "x" else "top"
     return tag("span", text, class_=f"tick {axis}", style=f"{side}:{place / SIDE:.2%}")
 
@@ -310,6 +329,6 @@ def _at(place: float) -> str:
     return f"{place:.2f}".rstrip("0").rstrip(".")
 
 
-def _mean(values: Iterable[float]) -> float:
+def _curve_mean(values: Iterable[float]) -> float:
     found = list(values)
     return sum(found) / len(found)

@@ -252,8 +252,8 @@ def _options(run: RunRecord) -> Markup:
             tag(
                 "tr",
                 tag("td", tag("code", one.name)),
-                tag("td", _told(one.value)),
-                tag("td", "" if one.is_plain else _told(one.default), class_="quiet"),
+                tag("td", _reported_text(one.value)),
+                tag("td", "" if one.is_plain else _reported_text(one.default), class_="quiet"),
                 class_=None if one.is_plain else "changed",
             )
             for one in values
@@ -338,7 +338,7 @@ def _differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
         f"another {what}" for what in ("machine", "git") if before.get(what) != after.get(what)
     ]
     changed += [
-        f"{name} {_told(old)} became {_told(new)}"
+        f"{name} {_reported_text(old)} became {_reported_text(new)}"
         for name, (old, new) in after.get("changed", {}).items()
     ]
     return f" ({', '.join(changed)})" if changed else ""
@@ -380,7 +380,7 @@ def _duration(seconds: float) -> str:
     return f"{minutes // 60} h {minutes % 60} min"
 
 
-def _told(value: Any) -> str:
+def _reported_text(value: Any) -> str:
     if isinstance(value, list | tuple):
         return ", ".join(str(one) for one in value) or "none"
     return "none" if value is None else str(value)

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -304,3 +305,13 @@ def _incident_line(env_steps: int, incident: Incident, replay: str | None) -> di
 
 def _warn(text: str) -> None:
     warnings.warn(text, RuntimeWarning, stacklevel=3)
+
+
+def free_folder(place: Path, name: str) -> Path:
+    """A folder with nothing in it, of this name or with a number behind it."""
+    first = place / re.sub(r"[^\w.-]", "_", name)
+    number, folder = 2, first
+    while folder.exists() and any(folder.iterdir()):
+        folder = first.with_name(f"{first.name}-{number}")
+        number += 1
+    return folder

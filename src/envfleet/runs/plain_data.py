@@ -28,7 +28,7 @@ _KIND = "!"
 
 def encode(state: Any) -> tuple[bytes, list[bytes], list[Any]]:
     """A state as JSON, the bytes of its arrays, and the objects that are neither."""
-    writer = _TreeWriter()
+    writer = _PlainDataWriter()
     tree = writer.tree(state)
     header = {"tree": tree, "arrays": writer.described}
     return json.dumps(header).encode(), writer.arrays, writer.objects
@@ -53,11 +53,11 @@ def decode(
         Exception: Of any type, if the bytes were not made by `encode`.
     """
     found = json.loads(header)
-    reader = _TreeReader(found["arrays"], data, objects, device)
+    reader = _PlainDataReader(found["arrays"], data, objects, device)
     return reader.value(found["tree"])
 
 
-class _TreeWriter:
+class _PlainDataWriter:
     def __init__(self) -> None:
         self.described: list[Any] = []
         """Of each array: kind, element type, shape, number of bytes."""
@@ -109,7 +109,7 @@ class _TreeWriter:
         return {_KIND: "data", "at": len(self.arrays) - 1}
 
 
-class _TreeReader:
+class _PlainDataReader:
     def __init__(
         self, described: list[Any], data: memoryview, objects: Callable[[int], Any], device: str
     ) -> None:
@@ -146,7 +146,7 @@ class _TreeReader:
         if kind == "tensor":
             return self._tensor(dtype, shape, content)
         if isinstance(dtype, list):  # JSON has no tuples, and numpy describes records by them
-            dtype = [tuple(_shape(part) for part in field) for field in dtype]
+            dtype = [tuple(_array_shape(part) for part in field) for field in dtype]
         numbers = np.frombuffer(content, np.lib.format.descr_to_dtype(dtype)).reshape(shape).copy()
         match kind:
             case "array":
@@ -182,7 +182,7 @@ def _index(number: Any) -> int:
     return number
 
 
-def _shape(part: Any) -> Any:
+def _array_shape(part: Any) -> Any:
     return tuple(part) if isinstance(part, list) else part
 
 

@@ -89,7 +89,7 @@ def run(
         started_s = time.perf_counter()
         has_checkpoint = _prepare(kind, options, checkpoints, folder, is_resumed)
         with open_job(is_resumed and folder.was_cut_off) as job:
-            loop = _Loop(kind, options, settings, job, checkpoints, folder, callback, started_s)
+            loop = _RunLoop(kind, options, settings, job, checkpoints, folder, callback, started_s)
             if has_checkpoint:
                 loop.go_on("all" if is_trusted else "own")
             else:  # also a run that ended before its first checkpoint
@@ -123,7 +123,7 @@ def _prepare(
     return True
 
 
-class _Loop:
+class _RunLoop:
     """The loop, and what it remembers between iterations."""
 
     def __init__(
@@ -322,8 +322,8 @@ class _Loop:
             of=self._settings.iterations,
             env_steps=job.env_steps,
             episodes=made.episodes,
-            mean_return=_mean(value for value, _ in self._recent),
-            mean_length=_mean(length for _, length in self._recent),
+            mean_return=_mean_or_none(value for value, _ in self._recent),
+            mean_length=_mean_or_none(length for _, length in self._recent),
             figures=made.figures,
             env_steps_per_second=speed,
             seconds=(seconds := self._spent()),
@@ -517,7 +517,7 @@ def _warn(text: str) -> None:
     warnings.warn(text, RuntimeWarning, stacklevel=3)
 
 
-def _mean(values: Iterable[float]) -> float | None:
+def _mean_or_none(values: Iterable[float]) -> float | None:
     """None for no values."""
     found = list(values)
     return float(np.mean(found)) if found else None

@@ -43,8 +43,8 @@ def user_key() -> bytes:
     try:
         path = key_path()
         if not path.exists():
-            _make(path)
-        return _read(path)
+            _make_key(path)
+        return _read_key(path)
     except (OSError, RuntimeError) as exc:  # the latter: there is no home directory
         if isinstance(exc, NoKey):
             raise
@@ -61,7 +61,7 @@ def is_signed(key: bytes, content: bytes, signature: bytes) -> bool:
     return hmac.compare_digest(sign(key, content), signature)
 
 
-def _make(path: Path) -> None:
+def _make_key(path: Path) -> None:
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     unfinished = path.with_name(f".key.{os.getpid()}.{secrets.token_hex(4)}")
     descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -76,7 +76,7 @@ def _make(path: Path) -> None:
         unfinished.unlink()
 
 
-def _read(path: Path) -> bytes:
+def _read_key(path: Path) -> bytes:
     with path.open("rb") as file:
         about, key = os.fstat(file.fileno()), file.read(KEY_BYTES + 1)
     if hasattr(os, "geteuid"):

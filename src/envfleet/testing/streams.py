@@ -266,7 +266,7 @@ def vector_driven(
         source: what messages call this run.
     """
     mode = mode_name(autoreset)
-    recorder = _Recorder(envs, mode, keep_raw=not views)
+    recorder = _StreamRecorder(envs, mode, keep_raw=not views)
     recorder.reset(*envs.reset(seed=seed), range(envs.num_envs))
     if min_slots is None:
         _drive_in_step(envs, recorder, num_steps)
@@ -275,7 +275,7 @@ def vector_driven(
     return Streams(source=source, autoreset=mode, slots=recorder.streams())
 
 
-def _drive_in_step(envs: Any, recorder: _Recorder, num_steps: int) -> None:
+def _drive_in_step(envs: Any, recorder: _StreamRecorder, num_steps: int) -> None:
     for step in range(1, num_steps + 1):
         obs, rewards, terminated, truncated, infos = envs.step(
             recorder.actions(range(envs.num_envs))
@@ -288,7 +288,9 @@ def _drive_in_step(envs: Any, recorder: _Recorder, num_steps: int) -> None:
             recorder.reset(obs, infos, np.flatnonzero(ended).tolist())
 
 
-def _drive_first_ready(envs: Any, recorder: _Recorder, num_steps: int, min_slots: int) -> None:
+def _drive_first_ready(
+    envs: Any, recorder: _StreamRecorder, num_steps: int, min_slots: int
+) -> None:
     idle, in_flight, ended = set(range(envs.num_envs)), set[int](), set[int]()
     while True:
         if recorder.autoreset == "disabled" and ended and not in_flight:
@@ -317,7 +319,7 @@ def _drive_first_ready(envs: Any, recorder: _Recorder, num_steps: int, min_slots
             idle -= over
 
 
-class _Recorder:
+class _StreamRecorder:
     """Keeps what a fleet returned, and turns it into streams when asked."""
 
     def __init__(self, envs: Any, autoreset: str, *, keep_raw: bool) -> None:

@@ -11,7 +11,7 @@ from envfleet.cli.contenders import (
     PlainLoop,
     SB3Vector,
     Workload,
-    fits_gymnasium,
+    gymnasium_can_contend,
     halves,
     has_sb3,
     in_opening_order,
@@ -113,9 +113,9 @@ def test_shares_come_from_two_readings():
 def test_gymnasium_shares_only_plain_spaces():
     from gymnasium.spaces import Box, Dict, Discrete, Sequence, Text, Tuple
 
-    assert fits_gymnasium(Dict(a=Box(0, 1), b=Tuple([Discrete(2)])))
+    assert gymnasium_can_contend(Dict(a=Box(0, 1), b=Tuple([Discrete(2)])))
     for space in (Text(5), Sequence(Discrete(2)), Dict(a=Text(5)), Tuple([Text(5)])):
-        assert not fits_gymnasium(space)
+        assert not gymnasium_can_contend(space)
 
 
 def test_threads_are_started_last():

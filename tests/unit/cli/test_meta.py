@@ -38,7 +38,7 @@ def test_rl2_prints_its_figures(capsys, tmp_path):
         "metrics/return_eval_episode_2",
     ):
         assert text in printed
-    assert f"The report is {folder}/report.html" in " ".join(printed.split())
+    assert f"Thereportis{folder}/report.html" in "".join(printed.split())  # however it wraps
 
 
 @pytest.mark.parametrize(

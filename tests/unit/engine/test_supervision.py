@@ -6,18 +6,11 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from envfleet.engine.episodes import restart_plan
 from envfleet.engine.messages import Op, WorkerStatus, read_status_word, status_word
 from envfleet.engine.options import Deadlines, ResetPlan, RestartPolicy
-from envfleet.engine.supervision import (
-    Decision,
-    RecentFailures,
-    Silence,
-    check_every,
-    decide,
-    is_gap,
-    limit_for,
-    restart_plan,
-)
+from envfleet.engine.silences import Silence, check_every, is_gap, limit_for
+from envfleet.engine.supervision import Decision, RecentFailures, decide
 from envfleet.errors import ConfigError
 
 POLICY = RestartPolicy(max_restarts=2, window_s=10.0)

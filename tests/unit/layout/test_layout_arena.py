@@ -9,11 +9,11 @@ import pytest
 from gymnasium.spaces import Box, Dict, Discrete, Graph, OneOf, Sequence, Text, Tuple
 
 from envfleet.errors import LayoutMismatch
-from envfleet.layout import SEQUENCE_CELL_BYTES, TEXT_CELL_MAX_BYTES, Columns, plan
+from envfleet.layout import SEQUENCE_CELL_BYTES, TEXT_CELL_MAX_BYTES, Columns, plan_layout
 
 
 def bind(space: Any, rows: int = 2) -> Columns:
-    layout = plan(space, "observation")
+    layout = plan_layout(space, "observation")
     return layout.bind(bytearray(layout.nbytes(rows)), 0, rows)
 
 

@@ -18,7 +18,7 @@ from envfleet.layout import (
     are_equal,
     are_same,
     array,
-    plan,
+    plan_layout,
     register,
     spaces,
 )
@@ -58,7 +58,7 @@ def test_what_is_the_same_is_equal_and_the_others_are_asked(
 
 
 def test_fields_tell_path_kind_dtype_and_shape() -> None:
-    fields = plan(NESTED).fields
+    fields = plan_layout(NESTED).fields
     assert [(field.path, field.kind) for field in fields] == [
         (("image", 0), "array"),
         (("image", 1), "array"),
@@ -84,11 +84,11 @@ def test_fields_tell_path_kind_dtype_and_shape() -> None:
     ],
 )
 def test_layout_says_whether_some_leaf_always_spills(space: Any, spills: bool) -> None:
-    assert plan(space).spills is spills
+    assert plan_layout(space).spills is spills
 
 
 def test_columns_are_contiguous_and_start_on_cache_lines() -> None:
-    layout = plan(Tuple((Box(0, 1, (3,), np.uint8), Box(0, 1, (2,)), Discrete(3))))
+    layout = plan_layout(Tuple((Box(0, 1, (3,), np.uint8), Box(0, 1, (2,)), Discrete(3))))
     assert layout.nbytes(5) == 3 * 64
     assert layout.nbytes(0) == 0
     buffer = mmap.mmap(-1, 4096)
@@ -99,15 +99,15 @@ def test_columns_are_contiguous_and_start_on_cache_lines() -> None:
 
 
 def test_text_cells_hold_the_longest_text_up_to_a_bound() -> None:
-    assert plan(Text(3, charset="ab")).fields[0].shape == (8,)
-    assert plan(Text(3, charset="a🙂")).fields[0].shape == (16,)
-    assert plan(Text(10**9)).fields[0].shape == (TEXT_CELL_MAX_BYTES + 8,)
-    assert plan(Sequence(Box(0, 1))).fields[0].shape == (SEQUENCE_CELL_BYTES + 8,)
+    assert plan_layout(Text(3, charset="ab")).fields[0].shape == (8,)
+    assert plan_layout(Text(3, charset="a🙂")).fields[0].shape == (16,)
+    assert plan_layout(Text(10**9)).fields[0].shape == (TEXT_CELL_MAX_BYTES + 8,)
+    assert plan_layout(Sequence(Box(0, 1))).fields[0].shape == (SEQUENCE_CELL_BYTES + 8,)
 
 
 def test_a_plan_pickles_and_equal_spaces_have_equal_fields() -> None:
-    layout = pickle.loads(pickle.dumps(plan(NESTED)))
-    assert layout.fields == plan(NESTED).fields
+    layout = pickle.loads(pickle.dumps(plan_layout(NESTED)))
+    assert layout.fields == plan_layout(NESTED).fields
     columns = layout.bind(bytearray(layout.nbytes(1)), 0, 1)
     value = NESTED.sample()
     spill = columns.writer(0)(value)
@@ -129,11 +129,11 @@ def test_bind_refuses_what_cannot_hold_the_rows(
     buffer: Any, offset: int, rows: int, message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        plan(Discrete(3)).bind(buffer, offset, rows)
+        plan_layout(Discrete(3)).bind(buffer, offset, rows)
 
 
 def test_no_rows_can_be_bound_and_read() -> None:
-    layout = plan(NESTED)
+    layout = plan_layout(NESTED)
     columns = layout.bind(bytearray(), 0, 0)
     assert columns.read_each(slice(0, 0)) == []
     assert columns.read_batch(slice(0, 0))["mission"] == ()
@@ -142,7 +142,7 @@ def test_no_rows_can_be_bound_and_read() -> None:
 
 @pytest.mark.parametrize(("space", "value"), [(Dict(), {}), (Tuple(()), ())])
 def test_spaces_without_leaves_take_no_bytes(space: Any, value: Any) -> None:
-    layout = plan(space)
+    layout = plan_layout(space)
     columns = layout.bind(bytearray(), 0, 2)
     assert layout.nbytes(2) == 0
     assert columns.writer(0)(value) is None
@@ -152,7 +152,7 @@ def test_spaces_without_leaves_take_no_bytes(space: Any, value: Any) -> None:
 
 def test_only_spaces_are_planned() -> None:
     with pytest.raises(TypeError, match="gymnasium Space, got int"):
-        plan(3)  # type: ignore[arg-type]
+        plan_layout(3)  # type: ignore[arg-type]
 
 
 def test_object_arrays_are_refused() -> None:
@@ -177,7 +177,7 @@ def test_a_registered_space_may_be_a_tree_and_its_subclasses_follow() -> None:
     def describe(space: Pose) -> Any:
         return {"at": array((2,), np.float32), "angle": array((), np.float64)}
 
-    layout = plan(Tuple((NamedPose(), Discrete(2))), "observation")
+    layout = plan_layout(Tuple((NamedPose(), Discrete(2))), "observation")
     columns = layout.bind(bytearray(layout.nbytes(1)), 0, 1)
     columns.writer(0)(({"at": [1, 2], "angle": 0.5}, 1))
     pose, number = columns.read(0)

@@ -25,7 +25,7 @@ from gymnasium.vector.utils import batch_space, concatenate, create_empty_array,
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from envfleet.layout import Columns, RecordSpace, plan
+from envfleet.layout import Columns, RecordSpace, plan_layout
 
 ROWS = 5
 
@@ -110,7 +110,7 @@ def arrays_in(value: Any) -> list[np.ndarray[Any, Any]]:
 
 
 def bind(space: Space[Any], rows: int = ROWS) -> Columns:
-    layout = plan(space)
+    layout = plan_layout(space)
     return layout.bind(bytearray(layout.nbytes(rows)), 0, rows)
 
 
@@ -251,7 +251,7 @@ def test_one_row_for_all_is_written_to_all() -> None:
 @PROPERTY
 @given(space=SPACES, seed=st.integers(0, 99))
 def test_two_bindings_share_the_bytes_and_views_follow_them(space: Any, seed: int) -> None:
-    layout = plan(space)
+    layout = plan_layout(space)
     buffer = bytearray(64 + layout.nbytes(ROWS))
     here, there = layout.bind(buffer, 64, ROWS), layout.bind(buffer, 64, ROWS)
     everything = slice(0, ROWS)

@@ -12,7 +12,7 @@ import pytest
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Text, Tuple
 
 from envfleet.errors import LayoutMismatch
-from envfleet.layout import Columns, plan
+from envfleet.layout import Columns, plan_layout
 
 FLOATS = Box(-np.inf, np.inf, (4,))
 GRID = Box(-100, 100, (2, 3), np.int16)
@@ -22,7 +22,7 @@ grid = np.arange(12, dtype=np.int16).reshape(3, 4)
 
 
 def bind(space: Any, rows: int = 3) -> Columns:
-    layout = plan(space, "observation")
+    layout = plan_layout(space, "observation")
     return layout.bind(bytearray(layout.nbytes(rows)), 0, rows)
 
 

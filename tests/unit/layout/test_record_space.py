@@ -13,7 +13,7 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Te
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
 
 from envfleet.errors import LayoutMismatch
-from envfleet.layout import Columns, RecordSpace, are_equal, are_same, plan, record
+from envfleet.layout import Columns, RecordSpace, are_equal, are_same, plan_layout, record
 
 AGENTS = 3
 
@@ -37,7 +37,7 @@ def are_equal_records(one: Any, other: Any) -> bool:
 
 
 def bound(space: Any, rows: int = 4) -> Columns:
-    layout = plan(space, "observation")
+    layout = plan_layout(space, "observation")
     return layout.bind(bytearray(layout.nbytes(rows)), 0, rows)
 
 
@@ -48,7 +48,7 @@ def test_the_documented_example_holds() -> None:
 
 
 def test_a_record_is_planned_as_one_field_in_one_piece() -> None:
-    layout = plan(agents_space())
+    layout = plan_layout(agents_space())
     (field,) = layout.fields
     assert layout.is_one_array
     assert (field.kind, field.shape, field.dtype) == ("array", (), agents_space().dtype)

@@ -6,7 +6,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from envfleet.llm.compare import RolloutDifference, RolloutRecord, first_difference, record_rollout
+from envfleet.llm.compare import (
+    RolloutDifference,
+    RolloutRecord,
+    record_rollout,
+    recorded_difference,
+)
 from envfleet.llm.manager import EnvStateManager
 from tests.unit.llm import games
 
@@ -44,7 +49,7 @@ def changed(env_id: int, *path: Any, value: Any) -> RolloutRecord:
 
 
 def test_equal_ones_do_not_part() -> None:
-    assert first_difference(recording(), recording()) is None
+    assert recorded_difference(recording(), recording()) is None
     assert recording().digest == recording().digest
 
 
@@ -69,7 +74,7 @@ def test_whatever_differs_is_named(
     path: Any, value: Any, turn_number: Any, field: str, expected: Any
 ) -> None:
     other = changed(1, *path, value=value)
-    found = first_difference(recording(), other)
+    found = recorded_difference(recording(), other)
     assert found is not None
     assert (found.env_id, found.tag, found.turn, found.field) == (1, "Climb", turn_number, field)
     assert str(found.expected) == str(expected)
@@ -79,10 +84,10 @@ def test_whatever_differs_is_named(
 def test_the_earliest_turn_is_named_then_the_first_environment() -> None:
     other = changed(0, "history", 1, "reward", value=9.0)
     other.environments[1]["history"][0]["info"]["success"] = True
-    found = first_difference(recording(), other)
+    found = recorded_difference(recording(), other)
     assert found == RolloutDifference(1, "Climb", 1, "info.success", False, True)
     other.environments[0]["history"][0]["state"] = "t"
-    found = first_difference(recording(), other)
+    found = recorded_difference(recording(), other)
     assert found is not None
     assert (found.env_id, found.field) == (0, "state")
 
@@ -90,20 +95,20 @@ def test_the_earliest_turn_is_named_then_the_first_environment() -> None:
 def test_a_rollout_that_went_on_longer_differs_where_the_other_ended() -> None:
     other = deepcopy(recording())
     other.environments[0]["history"].append({"state": "more", "actions_left": 0})
-    found = first_difference(recording(), other)
+    found = recorded_difference(recording(), other)
     assert found is not None
     assert (found.env_id, found.turn, found.field, found.got) == (0, 4, "state", "more")
 
 
 def test_results_come_in_the_order_they_were_asked_for() -> None:
     backwards = RolloutRecord(recording().environments, (([1, 0], [1, 0]), ([1], [])))
-    assert first_difference(recording(), backwards) is None
+    assert recorded_difference(recording(), backwards) is None
     wrong = RolloutRecord(recording().environments, (([1, 0], [0, 1]),))
-    assert first_difference(recording(), wrong) == RolloutDifference(
+    assert recorded_difference(recording(), wrong) == RolloutDifference(
         1, "Climb", 1, "order of results", [1, 0], [0, 1]
     )
     twice = RolloutRecord(recording().environments, (([1, 0], [1, 0, 0]),))
-    assert first_difference(recording(), twice) is not None
+    assert recorded_difference(recording(), twice) is not None
 
 
 def test_it_reads_as_a_sentence() -> None:

@@ -13,7 +13,7 @@ from envfleet.llm.environments.sokoban import SokobanEnv
 from envfleet.llm.manager import EnvStateManager
 from envfleet.llm.prefetch import EpisodeStarter, can_hand_over, pack_episode, unpack_episode
 from envfleet.llm.registry import env_type
-from envfleet.llm.turns import EpisodePlayer, EpisodeSoFar
+from envfleet.llm.turns import EpisodeSoFar, TurnPlayer
 from tests.unit.llm.games import Climb, News, Trouble, TroubleConfig
 
 OURS = ["bandit", "countdown", "frozen_lake", "metamathqa", "sokoban", "webshop"]
@@ -48,7 +48,7 @@ class Drawing(TextEnv):
 
 
 def outcomes(env: Any, num_turns: int = 6) -> list[Any]:
-    chance, player = random.Random(3), EpisodePlayer(env)
+    chance, player = random.Random(3), TurnPlayer(env)
     names = list((env.config.action_lookup or {0: "search[shoes]", 1: "click[buy now]"}).values())
     turns = []
     for _ in range(num_turns):
@@ -67,9 +67,9 @@ def test_an_episode_goes_on_elsewhere_as_it_would_have_where_it_was(
     settings = {"num_products": 50} if kind == "webshop" else None
     one, other, alone = (made.make(settings) for _ in range(3))
     for env in (one, alone):
-        EpisodePlayer(env).begin(5, "val")
+        TurnPlayer(env).begin(5, "val")
         outcomes(env, num_turns)
-    EpisodePlayer(other).begin(99, "train")  # what it did before does not matter
+    TurnPlayer(other).begin(99, "train")  # what it did before does not matter
     outcomes(other, 2)
 
     moved = pack_episode(one)
@@ -84,7 +84,7 @@ def test_an_episode_goes_on_elsewhere_as_it_would_have_where_it_was(
 @pytest.mark.parametrize("kind", OURS)
 def test_one_that_has_not_begun_moves_too(kind: str) -> None:
     one, other = (env_type(kind).make(None) for _ in range(2))
-    EpisodePlayer(other).begin(99, "train")
+    TurnPlayer(other).begin(99, "train")
     unpack_episode(pack_episode(one), other)
     with pytest.raises(OutOfOrder):
         other.render()
@@ -132,7 +132,7 @@ def test_one_environment_begins_many_episodes_and_none_of_them_knows_of_the_othe
 
     for seed, (home, (_, opening)) in enumerate(zip(homes, begun, strict=True)):
         alone = Drawing()
-        assert opening == EpisodePlayer(alone).begin(seed, "train")
+        assert opening == TurnPlayer(alone).begin(seed, "train")
         assert outcomes_of_drawing(home) == outcomes_of_drawing(alone)
 
 
@@ -188,13 +188,13 @@ def test_an_environment_that_failed_begins_nothing_more() -> None:
 
 @pytest.mark.parametrize("num_turns", [0, 1, 3])
 def test_an_episode_played_again_goes_on_alike(num_turns: int) -> None:
-    player = EpisodePlayer(News(TroubleConfig()))
+    player = TurnPlayer(News(TroubleConfig()))
     state = player.begin(3, "val").state
     turns = [("a", "b"), (), ("c",)][:num_turns]
     for turn in turns:
         state = player.play(turn, 9).state
     expected = player.play(["d"], 9)
-    player = EpisodePlayer(News(TroubleConfig()))
+    player = TurnPlayer(News(TroubleConfig()))
     assert player.replay(EpisodeSoFar(3, "val", turns, state)) is None
     assert player.play(["d"], 9) == expected
     failure = player.replay(EpisodeSoFar(3, "val", turns, "another state"))

@@ -17,8 +17,8 @@ from envfleet.llm.manager import EnvStateManager
 from envfleet.llm.parallel_rollout import ParallelRolloutManager
 from envfleet.llm.registry import register_env
 from envfleet.llm.rollout import play_rollout
-from envfleet.llm.rollout_tally import RolloutTimings, verdict
-from envfleet.llm.same_trajectories import first_difference
+from envfleet.llm.rollout_tally import RolloutTimings, rollout_verdict
+from envfleet.llm.same_trajectories import trajectory_difference
 from envfleet.llm.settings import read_agent_proxy
 from envfleet.llm.trajectories import Trajectory
 from envfleet.llm.work_share import MachineState, WorkShare, split, wanted_workers
@@ -82,7 +82,7 @@ def test_it_plays_as_the_loop_over_the_state_manager_does() -> None:
 
 def test_lockstep_gives_the_same_trajectories() -> None:
     lockstep = play(config_with("agent_proxy.rollout_mode=lockstep"))
-    assert first_difference(play(config_with()).trajectories, lockstep.trajectories) is None
+    assert trajectory_difference(play(config_with()).trajectories, lockstep.trajectories) is None
 
 
 def test_groups_share_seeds_and_every_environment_is_played() -> None:
@@ -103,7 +103,7 @@ def test_used_environments_play_as_new_ones() -> None:
         assert manager._seats is not None
         num_built, used = manager._seats.num_built, manager.rollout(seed=7)
         assert manager._seats.num_built == num_built
-    assert first_difference(play(config).trajectories, used.trajectories) is None
+    assert trajectory_difference(play(config).trajectories, used.trajectories) is None
 
 
 def test_without_a_seed_training_moves_on_and_validation_does_not() -> None:
@@ -129,7 +129,7 @@ def test_one_failed_request_does_not_affect_the_others() -> None:
     assert (failed.failure.reason, failed.is_masked, len(failed.turns)) == ("engine", True, 1)
     assert result.failures == {"engine": 1}
     assert result.num_masked == 1
-    assert first_difference(whole.trajectories[1:], result.trajectories[1:]) is None
+    assert trajectory_difference(whole.trajectories[1:], result.trajectories[1:]) is None
 
 
 def test_retry_plays_the_same_start_again_with_other_random_numbers() -> None:
@@ -240,7 +240,7 @@ def test_a_budget_ends_a_rollout_cleanly_and_another_one_goes_on(tmp_path: Path)
     engine = Counting()
     more = play(config_with(), engine, folder=tmp_path)
     assert more.failures == {}
-    assert first_difference(play(config_with()).trajectories, more.trajectories) is None
+    assert trajectory_difference(play(config_with()).trajectories, more.trajectories) is None
     assert min(int(name.split(".")[2]) for name in engine.asked) == 2
 
 
@@ -276,7 +276,7 @@ def test_a_finished_rollout_is_read_from_its_journal_and_nothing_is_asked(tmp_pa
     engine = Counting()
     again = play(config_with(), engine, folder=tmp_path)
     assert not engine.asked
-    assert first_difference(first.trajectories, again.trajectories) is None
+    assert trajectory_difference(first.trajectories, again.trajectories) is None
     assert again.metrics == first.metrics
 
 
@@ -298,7 +298,7 @@ def test_a_rollout_goes_on_in_mid_trajectory(tmp_path: Path, num_kept: int) -> N
     num_turns = sum(b'"kind":"turn"' in line for line in lines[:num_kept])
     again = Counting()
     resumed = play(config_with(), again, folder=tmp_path)
-    assert first_difference(whole.trajectories, resumed.trajectories) is None
+    assert trajectory_difference(whole.trajectories, resumed.trajectories) is None
     assert sum(again.asked.values()) == sum(engine.asked.values()) - num_turns
 
 
@@ -399,4 +399,4 @@ def test_the_number_of_workers_follows_load_and_memory(
     ],
 )
 def test_the_verdict_names_what_holds_a_rollout_up(timings: RolloutTimings, begin: str) -> None:
-    assert verdict(timings, 1, 100).startswith(begin)
+    assert rollout_verdict(timings, 1, 100).startswith(begin)

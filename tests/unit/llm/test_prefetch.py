@@ -14,7 +14,7 @@ from envfleet.llm.environments.base import Mode
 from envfleet.llm.prefetch import _RESET_EVERY, EpisodePrefetcher, unpack_episode
 from envfleet.llm.registry import EnvType
 from envfleet.llm.settings import Tag
-from envfleet.llm.turns import EpisodeFailure, EpisodePlayer, EpisodeStart
+from envfleet.llm.turns import EpisodeFailure, EpisodeStart, TurnPlayer
 from tests.unit.llm.games import Climb, ClimbConfig
 
 
@@ -72,7 +72,7 @@ def made_of(
     def begin_here(env_id: int) -> None:
         assert env_id not in openings
         here.append(env_id)
-        openings[env_id] = EpisodePlayer(TAGS[tag].make()).begin(env_id, "val")
+        openings[env_id] = TurnPlayer(TAGS[tag].make()).begin(env_id, "val")
 
     def fail(env_id: int, failure: EpisodeFailure) -> None:
         assert failed is not None, failure
@@ -86,7 +86,7 @@ def made_of(
 
 @pytest.mark.parametrize("num", [1, 2, 7, 64])
 def test_everybody_begins_once_wherever_that_is(makers: EpisodePrefetcher, num: int) -> None:
-    expected = {seed: EpisodePlayer(Climb()).begin(seed, "val") for seed in range(num)}
+    expected = {seed: TurnPlayer(Climb()).begin(seed, "val") for seed in range(num)}
     for _ in range(2):
         openings, _ = made_of(makers, "Climb", num)
         assert openings == expected

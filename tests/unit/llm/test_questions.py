@@ -15,7 +15,7 @@ import pytest
 from envfleet.errors import ConfigError, MissingExtra
 from envfleet.llm.environments import questions, row_files
 from envfleet.llm.environments.questions import (
-    ListedRows,
+    ListedQuestions,
     Question,
     answer_in,
     load_questions,
@@ -219,7 +219,7 @@ class TestFiles:
 
 class TestElsewhere:
     def test_a_list_is_shared_by_its_copies(self):
-        rows = ListedRows(ROWS)
+        rows = ListedQuestions(ROWS)
         assert deepcopy(rows) is rows
         assert load_questions(rows)[3] == EXPECTED[3]
 
@@ -229,7 +229,7 @@ class TestElsewhere:
     )
     def test_a_wrong_list_is_named(self, rows, said):
         with pytest.raises(ConfigError, match=said):
-            load_questions(ListedRows(rows))[1]
+            load_questions(ListedQuestions(rows))[1]
 
     @pytest.mark.parametrize("name", ["no.jsonl", "./no", "no such/file", "/no/where"])
     def test_a_missing_file_is_named(self, name):

@@ -5,7 +5,7 @@ from typing import Any
 import gymnasium
 import pytest
 
-from envfleet.llm.turns import EpisodePlayer
+from envfleet.llm.turns import TurnPlayer
 
 
 class Older:
@@ -68,5 +68,5 @@ class Wrapped(Gymnast):
     ],
 )
 def test_a_reset_is_told_the_mode_if_it_can_be(kind: type[Any], told: str) -> None:
-    opening = EpisodePlayer(kind()).begin(5, "val")
+    opening = TurnPlayer(kind()).begin(5, "val")
     assert (opening.state, opening.failure) == (told, None)

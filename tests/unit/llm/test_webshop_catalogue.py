@@ -36,7 +36,7 @@ from envfleet.llm.environments.webshop.catalogue import (
 from envfleet.llm.environments.webshop.generator import generate
 from envfleet.llm.environments.webshop.goals import GoalWriter, combination_of, goal_place, shuffled
 from envfleet.llm.environments.webshop.json_stream import items_of, pairs_of
-from envfleet.llm.environments.webshop.sources import Files, Generated
+from envfleet.llm.environments.webshop.sources import GeneratedSource, SourceFiles
 from envfleet.llm.environments.webshop.store import Store, open_store, prepare
 from envfleet.observe.progress import Silent
 
@@ -200,9 +200,12 @@ class TestGenerator:
         write_catalogue(tmp_path, 120, 3)
         items = tmp_path / "items_shuffle.json"
         assert len(json.loads(items.read_text())) == 120
-        files = Files(items, tmp_path / "items_ins_v2.json", tmp_path / "items_human_ins.json")
+        files = SourceFiles(
+            items, tmp_path / "items_ins_v2.json", tmp_path / "items_human_ins.json"
+        )
         stores = [
-            Store(prepare(source, tmp_path / "cache")) for source in (files, Generated(120, 3))
+            Store(prepare(source, tmp_path / "cache"))
+            for source in (files, GeneratedSource(120, 3))
         ]
         assert stores[0].folder != stores[1].folder
         for number in range(120):
@@ -231,15 +234,15 @@ class TestStore:
         with monkeypatch.context() as patch:
             patch.setattr(GoalWriter, "finish", fail)
             with pytest.raises(RuntimeError, match="power cut"):
-                prepare(Generated(5, 0), tmp_path)
+                prepare(GeneratedSource(5, 0), tmp_path)
         assert [path.suffix for path in tmp_path.iterdir()] == [".lock"]
-        assert Store(prepare(Generated(5, 0), tmp_path)).num_products == 5
+        assert Store(prepare(GeneratedSource(5, 0), tmp_path)).num_products == 5
 
     def test_what_a_killed_builder_left_is_cleared_away(self, tmp_path):
-        left = tmp_path / f"{Generated(5, 0).digest()}-v{store_module.VERSION}.x.building"
+        left = tmp_path / f"{GeneratedSource(5, 0).digest()}-v{store_module.VERSION}.x.building"
         left.mkdir()
         (left / "products.bin").write_bytes(b"half")
-        prepare(Generated(5, 0), tmp_path)
+        prepare(GeneratedSource(5, 0), tmp_path)
         assert not left.exists()
 
     def test_whoever_waited_for_a_builder_takes_what_was_built(self, tmp_path, monkeypatch):
@@ -249,24 +252,24 @@ class TestStore:
         def after_another(lock):
             with monkeypatch.context() as patch:
                 patch.setattr(store_module, "_locked", locked)
-                prepare(Generated(5, 0), tmp_path)
+                prepare(GeneratedSource(5, 0), tmp_path)
             monkeypatch.setattr(store_module, "build", None)
             with locked(lock):
                 yield
 
         monkeypatch.setattr(store_module, "_locked", after_another)
-        assert Store(prepare(Generated(5, 0), tmp_path)).num_products == 5
+        assert Store(prepare(GeneratedSource(5, 0), tmp_path)).num_products == 5
 
     def test_another_source_is_another_store(self, tmp_path):
         write_catalogue(tmp_path, 5, 0)
         items = tmp_path / "items_shuffle.json"
         digests = {
-            Generated(5, 0).digest(),
-            Generated(5, 1).digest(),
-            Generated(6, 0).digest(),
-            Files(items).digest(),
-            Files(items, num_products=4).digest(),
-            Files(items, tmp_path / "items_ins_v2.json").digest(),
+            GeneratedSource(5, 0).digest(),
+            GeneratedSource(5, 1).digest(),
+            GeneratedSource(6, 0).digest(),
+            SourceFiles(items).digest(),
+            SourceFiles(items, num_products=4).digest(),
+            SourceFiles(items, tmp_path / "items_ins_v2.json").digest(),
         }
         assert len(digests) == 6
 
@@ -283,7 +286,7 @@ class TestStore:
     def test_processes_that_want_one_store_at_once_share_it(self, tmp_path):
         context = multiprocessing.get_context("spawn")
         with context.Pool(2) as pool:
-            folders = pool.starmap(prepare, [(Generated(300, 0), tmp_path)] * 2)
+            folders = pool.starmap(prepare, [(GeneratedSource(300, 0), tmp_path)] * 2)
             pool.close()
             pool.join()
         assert len(set(folders)) == 1
@@ -296,7 +299,7 @@ class TestStore:
             def advance(self, num: int = 1) -> None:
                 seen.append(num)
 
-        prepare(Generated(1000, 0), tmp_path, Told())
+        prepare(GeneratedSource(1000, 0), tmp_path, Told())
         assert seen == [1000]
 
 
@@ -327,7 +330,7 @@ class TestGoals:
             assert sum(map(len, spans)) == len(set().union(*spans)) == num
 
     def test_words_of_a_synthetic_goal(self, tmp_path):
-        store = Store(prepare(Generated(60, 0), tmp_path))
+        store = Store(prepare(GeneratedSource(60, 0), tmp_path))
         for number in range(store.num_goals["synthetic"]):
             goal = store.goal(number)
             assert isinstance(goal.options, dict)
@@ -343,7 +346,7 @@ class TestGoals:
                 {"instruction": "nothing to check", "instruction_attributes": []}]  # fmt: skip
         (tmp_path / "items.json").write_text(json.dumps([item]))
         (tmp_path / "items_human_ins.json").write_text(json.dumps({"B1": rows}))
-        files = Files(tmp_path / "items.json", human=tmp_path / "items_human_ins.json")
+        files = SourceFiles(tmp_path / "items.json", human=tmp_path / "items_human_ins.json")
         store = Store(prepare(files, tmp_path))
         assert store.num_goals == {"synthetic": 0, "human": 1}
         goal = store.goal(0, is_human=True)
@@ -351,7 +354,7 @@ class TestGoals:
         assert goal.options == ["red"]
 
     def test_some_goals_by_filter_and_limit(self, tmp_path):
-        store = Store(prepare(Generated(100, 0), tmp_path))
+        store = Store(prepare(GeneratedSource(100, 0), tmp_path))
         everything = store.goals()
         tops = store.goals(filter_goals=lambda number, goal: goal.category == "fashion")
         assert 0 < len(tops) < len(everything)
@@ -375,7 +378,7 @@ class TestGoals:
 
     def test_no_goals_is_an_error_that_says_what_to_give(self, tmp_path):
         (tmp_path / "items.json").write_text(json.dumps([{"asin": "B1"}]))
-        store = Store(prepare(Files(tmp_path / "items.json"), tmp_path))
+        store = Store(prepare(SourceFiles(tmp_path / "items.json"), tmp_path))
         with pytest.raises(ConfigError, match="attr_path"):
             store.goals().number(0, "train")
 

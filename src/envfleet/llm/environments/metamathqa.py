@@ -16,7 +16,7 @@ from typing import Any, ClassVar, get_args
 from envfleet.errors import ConfigError
 from envfleet.llm.environments.base import Mode, Step, TextEnv, TextEnvConfig
 from envfleet.llm.environments.questions import (
-    ListedRows,
+    ListedQuestions,
     Questions,
     checked_fractions,
     load_questions,
@@ -58,8 +58,10 @@ class MetaMathQAConfig(TextEnvConfig):
         if self.scoring not in get_args(Scoring):
             offered = ", ".join(get_args(Scoring))
             raise ConfigError(f"scoring must be one of {offered}, got {self.scoring!r}")
-        if self.dataset_path is not None and not isinstance(self.dataset_path, str | ListedRows):
-            self.dataset_path = ListedRows(self.dataset_path)
+        if self.dataset_path is not None and not isinstance(
+            self.dataset_path, str | ListedQuestions
+        ):
+            self.dataset_path = ListedQuestions(self.dataset_path)
         if self.split_fractions is not None:
             self.split_fractions = checked_fractions(self.split_fractions)
 
@@ -93,7 +95,7 @@ class MetaMathQAEnv(TextEnv):
         if config.dataset_path is None:
             return Questions(WordProblems(config.generator_seed, config.num_problems))
         dataset = config.dataset_path
-        rows = dataset if isinstance(dataset, str | ListedRows) else ListedRows(dataset)
+        rows = dataset if isinstance(dataset, str | ListedQuestions) else ListedQuestions(dataset)
         return load_questions(rows, split=config.split, cache_dir=config.cache_dir)
 
     def _begin(self, seed: int, mode: Mode) -> None:

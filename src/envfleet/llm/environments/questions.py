@@ -58,7 +58,7 @@ class Questions:
         )
 
 
-class ListedRows(Sequence[Mapping[str, Any]]):
+class ListedQuestions(Sequence[Mapping[str, Any]]):
     """Rows given as a list. `deepcopy` returns the object itself, so that environments share it."""
 
     def __init__(self, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -77,11 +77,11 @@ class ListedRows(Sequence[Mapping[str, Any]]):
         """The name of this row in errors."""
         return f"row {index} of the list"
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> ListedRows:
+    def __deepcopy__(self, memo: dict[int, Any]) -> ListedQuestions:
         return self
 
 
-class DatasetRows:
+class DatasetQuestions:
     """Rows of a `datasets.Dataset`, which maps its files into memory."""
 
     def __init__(self, dataset: Any, name: str) -> None:
@@ -167,7 +167,7 @@ def checked_fractions(fractions: Sequence[float]) -> tuple[float, float, float]:
 
 
 def load_questions(
-    dataset: str | ListedRows, *, split: str = "train", cache_dir: str | None = None
+    dataset: str | ListedQuestions, *, split: str = "train", cache_dir: str | None = None
 ) -> Questions:
     """The questions of a file, of a folder made by `save_to_disk`, of a hub id, or of a list.
 
@@ -180,7 +180,7 @@ def load_questions(
         ConfigError: There is no such dataset, or it has no rows.
         MissingExtra: It needs a package that is not installed.
     """
-    if isinstance(dataset, ListedRows):
+    if isinstance(dataset, ListedQuestions):
         questions = Questions(dataset)
     else:
         questions = _loaded(dataset, split, cache_dir)
@@ -211,10 +211,10 @@ def _loaded(dataset: str, split: str, cache_dir: str | None) -> Questions:
             f"there is no file {dataset}, and the hub did not give its split {split!r}: "
             f"{' '.join(str(exc).split())}"
         ) from exc
-    return Questions(DatasetRows(found, f"{dataset} ({split})"))
+    return Questions(DatasetQuestions(found, f"{dataset} ({split})"))
 
 
-def _of_folder(path: Path, split: str) -> DatasetRows:
+def _of_folder(path: Path, split: str) -> DatasetQuestions:
     datasets = import_extra(
         "datasets", wanted_by=f"the folder {path}", install="pip install datasets"
     )
@@ -228,4 +228,4 @@ def _of_folder(path: Path, split: str) -> DatasetRows:
         if split not in found:
             raise ConfigError(f"{path} has no split {split!r}; it has {', '.join(found)}")
         found = found[split]
-    return DatasetRows(found, str(path))
+    return DatasetQuestions(found, str(path))

@@ -46,7 +46,7 @@ def is_arithmetic(text: str) -> bool:
         tree = ast.parse(text.strip(), mode="eval")
     except (ValueError, SyntaxError, MemoryError, RecursionError):
         return False
-    return _power_in(tree.body) <= MAX_NESTED_EXPONENT
+    return _power_in_answer(tree.body) <= MAX_NESTED_EXPONENT
 
 
 def has_long_exponent(text: str) -> bool:
@@ -79,7 +79,7 @@ def _depth(text: str) -> int:
 _TOO_MUCH = MAX_NESTED_EXPONENT + 1
 
 
-def _power_in(node: ast.expr, depth: int = 0) -> int:
+def _power_in_answer(node: ast.expr, depth: int = 0) -> int:
     """The largest product of exponents on a branch of a tree; `_TOO_MUCH` for anything else."""
     if depth > MAX_TREE_DEPTH:
         return _TOO_MUCH
@@ -90,10 +90,10 @@ def _power_in(node: ast.expr, depth: int = 0) -> int:
         case ast.Name():
             return 1
         case ast.UnaryOp(op=ast.USub() | ast.UAdd(), operand=operand):
-            return _power_in(operand, depth)
+            return _power_in_answer(operand, depth)
         case ast.BinOp(left=left, op=ast.Pow(), right=ast.Constant(value=int(exponent))):
             by = exponent if 1 <= exponent <= MAX_EXPONENT else _TOO_MUCH
-            return _power_in(left, depth) * by
+            return _power_in_answer(left, depth) * by
         case ast.BinOp(left=left, op=ast.Add() | ast.Sub() | ast.Mult() | ast.Div(), right=right):
-            return max(_power_in(left, depth), _power_in(right, depth))
+            return max(_power_in_answer(left, depth), _power_in_answer(right, depth))
     return _TOO_MUCH

@@ -104,7 +104,7 @@ def check(spec: LevelSpec) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Room:
+class _SolvedLevel:
     """A solved room: a box on each target, the player anywhere."""
 
     num_columns: int
@@ -141,7 +141,7 @@ def _inside(num_rows: int, num_columns: int) -> int:
     return sum(row << number * num_columns for number in range(1, num_rows - 1))
 
 
-def _furnish(spec: LevelSpec, floor: int, rng: Random) -> _Room | None:
+def _furnish(spec: LevelSpec, floor: int, rng: Random) -> _SolvedLevel | None:
     """Put targets on cells from which a single box could be pulled."""
     columns = spec.num_columns
     up, down, left, right = pullable(floor, columns)
@@ -153,7 +153,7 @@ def _furnish(spec: LevelSpec, floor: int, rng: Random) -> _Room | None:
         target = _pick(candidates, rng)
         candidates.remove(target)
         targets |= target
-    return _Room(columns, floor, targets, _pulls_from(targets, floor, columns))
+    return _SolvedLevel(columns, floor, targets, _pulls_from(targets, floor, columns))
 
 
 def _pulls_from(targets: int, floor: int, columns: int) -> dict[int, int]:
@@ -180,7 +180,7 @@ def _pulls_from(targets: int, floor: int, columns: int) -> dict[int, int]:
 class _ReversePlay:
     """A reverse play, up to its best state."""
 
-    room: _Room
+    room: _SolvedLevel
     score: int
     moves: list[int]
     player: int
@@ -209,7 +209,7 @@ def _first_level(spec: LevelSpec, rng: Random, num_tries: int) -> Level | None:
     return None
 
 
-def _reverse_play(spec: LevelSpec, room: _Room, rng: Random) -> _ReversePlay | None:
+def _reverse_play(spec: LevelSpec, room: _SolvedLevel, rng: Random) -> _ReversePlay | None:
     """Pull boxes off the targets at random, mostly outwards, and keep the best state.
 
     The best state has no box on a target and needs the most pushes.

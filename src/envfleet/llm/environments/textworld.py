@@ -84,19 +84,19 @@ class TextWorldEnv(TextEnv):
         game = self.config.game_file
         if game is None:
             number = random.Random(seed).randint(0, self.config.num_games - 1)
-            game = str(made_game(_kind(self.config), number, self.config.games_dir))
+            game = str(made_game(_game_kind(self.config), number, self.config.games_dir))
         if game != self._game:
             self.close()
         self._game, self._commands, self._num_steps = game, [], 0
         self._state = None
         state = self._now()
-        self._said = f"{state.objective}\n\n{_plain(state.description)}"
+        self._said = f"{state.objective}\n\n{_game_text(state.description)}"
 
     def _now(self) -> Any:
         """The state of the game, replayed up to here if it is not open."""
         if self._state is None:
             if self._player is None:
-                self._player = _opened(str(self._game))
+                self._player = _opened_game(str(self._game))
             self._state = self._player.reset()
             for command in self._commands:
                 self._state, _, _ = self._player.step(command)
@@ -104,7 +104,7 @@ class TextWorldEnv(TextEnv):
 
     def _act(self, action: Any) -> Step:
         before = self._now()
-        command = _command(action)
+        command = _game_command(action)
         is_offered = command in before.admissible_commands
         self._num_steps += 1
         after, is_done = before, False
@@ -112,9 +112,9 @@ class TextWorldEnv(TextEnv):
             after, _, is_done = self._player.step(command)
             self._state = after
             self._commands.append(command)
-        self._said = _plain(after.feedback) if is_offered else "That cannot be done here."
+        self._said = _game_text(after.feedback) if is_offered else "That cannot be done here."
         info = {
-            "action_is_effective": is_offered and _facts(after) != _facts(before),
+            "action_is_effective": is_offered and _game_facts(after) != _game_facts(before),
             "action_is_valid": is_offered,
             "success": bool(after.won),
             "score": int(after.score or 0),
@@ -133,27 +133,27 @@ class TextWorldEnv(TextEnv):
         return f"{self._said}\n\nYou can: {', '.join(state.admissible_commands)}"
 
 
-def _kind(config: TextWorldConfig) -> GameKind:
+def _game_kind(config: TextWorldConfig) -> GameKind:
     return GameKind(config.num_rooms, config.num_objects, config.quest_length)
 
 
-def _command(action: Any) -> str:
+def _game_command(action: Any) -> str:
     if not isinstance(action, str) or len(action) > MAX_COMMAND_CHARS:
         return ""
     return " ".join(action.lower().split())
 
 
-def _facts(state: Any) -> list[str]:
+def _game_facts(state: Any) -> list[str]:
     return sorted(map(str, state.facts))
 
 
-def _plain(text: str) -> str:
+def _game_text(text: str) -> str:
     """A game's text without its prompt and status line."""
     head, _, _ = text.partition("\n>")
     return head.strip()
 
 
-def _opened(game: str) -> Any:
+def _opened_game(game: str) -> Any:
     textworld = textworld_package()
     wanted = textworld.EnvInfos(
         admissible_commands=True,

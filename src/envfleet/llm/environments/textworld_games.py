@@ -45,7 +45,7 @@ def textworld_package() -> Any:
 def made_game(kind: GameKind, number: int, games_dir: str | None = None) -> Path:
     """The file of the game of this number, which is made if it is not there."""
     name = f"{textworld_package().__version__}-{kind}-{number}"
-    kept = _kept(games_dir)
+    kept = _games_folder(games_dir)
     game = kept / name / "game.z8"
     if not game.exists():
         kept.mkdir(parents=True, exist_ok=True)
@@ -61,7 +61,7 @@ def made_game(kind: GameKind, number: int, games_dir: str | None = None) -> Path
     return game
 
 
-def _kept(games_dir: str | None) -> Path:
+def _games_folder(games_dir: str | None) -> Path:
     if games_dir is not None:
         return Path(games_dir).expanduser().resolve()
     cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"

@@ -104,7 +104,7 @@ def _write_rows(path: Path, rows: Sequence[dict[str, Any]]) -> None:
 
 
 def _write_parquet(path: Path, rows: Sequence[dict[str, Any]]) -> None:
-    table = _table(rows, "the form parquet")
+    table = _arrow_table(rows, "the form parquet")
     parquet = import_extra("pyarrow.parquet", wanted_by="the form parquet", install=_INSTALL_ARROW)
     with _complete(path) as unfinished:
         parquet.write_table(table, unfinished)
@@ -116,7 +116,7 @@ def _write_dataset(path: Path, rows: Sequence[dict[str, Any]]) -> None:
     )
     if path.exists():
         raise ConfigError(f"{path} exists already; a dataset is written into a folder of its own")
-    table = _table(rows, "the form datasets")
+    table = _arrow_table(rows, "the form datasets")
     had_bars = datasets.is_progress_bar_enabled()
     datasets.disable_progress_bars()
     try:
@@ -135,7 +135,7 @@ _WRITERS: dict[str, Callable[[Path, Sequence[dict[str, Any]]], None]] = {
 _INSTALL_ARROW = "pip install 'envfleet[parquet]'"
 
 
-def _table(rows: Sequence[dict[str, Any]], wanted_by: str) -> Any:
+def _arrow_table(rows: Sequence[dict[str, Any]], wanted_by: str) -> Any:
     """The rows as an Arrow table, of the same types for any rows and for none."""
     arrow = import_extra("pyarrow", wanted_by=wanted_by, install=_INSTALL_ARROW)
     kinds = {

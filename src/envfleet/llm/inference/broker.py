@@ -31,7 +31,7 @@ _HAIR_S = 0.001
 
 
 @dataclass(slots=True, eq=False)
-class Job:
+class InferenceJob:
     """One request from the moment it was made."""
 
     request: GenerateRequest
@@ -46,7 +46,7 @@ class Job:
     """For its next attempt."""
     deadline: asyncio.TimerHandle | None = None
 
-    def __lt__(self, other: Job) -> bool:
+    def __lt__(self, other: InferenceJob) -> bool:
         return self.order < other.order
 
 
@@ -59,8 +59,8 @@ class Broker:
         self._loop = asyncio.get_running_loop()
         self._numbers = itertools.count()
         self._dice = random.Random()
-        self._waiting: list[Job] = []
-        self._jobs: set[Job] = set()
+        self._waiting: list[InferenceJob] = []
+        self._jobs: set[InferenceJob] = set()
         self._num_in_flight = 0
         self._hold_until_s = 0.0
         self._first_s: float | None = None
@@ -72,10 +72,10 @@ class Broker:
         self._busy_s = self._occupied_s = 0.0
         self._max_in_flight = 0
 
-    def submit(self, request: GenerateRequest, on_end: Callable[[Outcome], None]) -> Job:
+    def submit(self, request: GenerateRequest, on_end: Callable[[Outcome], None]) -> InferenceJob:
         """Take a request in; `on_end` is called once, unless the job is cancelled."""
         now_s = self._loop.time()
-        job = Job(request, on_end, (request.priority, next(self._numbers)), now_s)
+        job = InferenceJob(request, on_end, (request.priority, next(self._numbers)), now_s)
         self._counts["requests"] += 1
         self._jobs.add(job)
         if self._first_s is None:
@@ -91,7 +91,7 @@ class Broker:
         self._start_more()
         return job
 
-    def cancel(self, job: Job) -> None:
+    def cancel(self, job: InferenceJob) -> None:
         """Forget a request; its place is free at once, and `on_end` is not called."""
         if not job.is_over:
             self._counts["cancelled"] += 1
@@ -144,7 +144,7 @@ class Broker:
             self._count_places(+1)
             job.attempt = self._loop.create_task(self._attempt(job))
 
-    async def _attempt(self, job: Job) -> None:
+    async def _attempt(self, job: InferenceJob) -> None:
         begun_s = self._loop.time()
         left_s = self._budget_left_s(begun_s)
         limit_s = min(self._options.request_timeout_s, left_s)
@@ -157,7 +157,7 @@ class Broker:
             outcome = exc
         except TimeoutError as exc:
             if not limit.expired():
-                outcome = _unexpected(exc)
+                outcome = _broker_failure(exc)
             elif limit_s == left_s:
                 outcome = self._spent_time()
             else:
@@ -168,7 +168,7 @@ class Broker:
                     is_retryable=True,
                 )
         except Exception as exc:  # an engine of the user's own
-            outcome = _unexpected(exc)
+            outcome = _broker_failure(exc)
         if job.is_over:
             return  # cancelled in the meantime, and its place was given back then
         self._count_places(-1)
@@ -179,7 +179,7 @@ class Broker:
             self._retry_or_end(job, outcome)
         self._start_more()
 
-    def _retry_or_end(self, job: Job, error: InferenceError) -> None:
+    def _retry_or_end(self, job: InferenceJob, error: InferenceError) -> None:
         job.num_failures += 1
         delay_s = delay_before_retry(
             error,
@@ -204,19 +204,19 @@ class Broker:
             self._loop.call_at(self._hold_until_s + _HAIR_S, self._start_more)
         job.timer = self._loop.call_later(delay_s, self._wait_again, job)
 
-    def _wait_again(self, job: Job) -> None:
+    def _wait_again(self, job: InferenceJob) -> None:
         job.timer = None
         heapq.heappush(self._waiting, job)
         self._start_more()
 
-    def _expire(self, job: Job) -> None:
+    def _expire(self, job: InferenceJob) -> None:
         seconds = job.request.timeout_s or 0.0
         self._end(job, InferenceError("timeout", f"the time for it was over after {seconds:g} s"))
         self._start_more()
 
     # ---- ends -----------------------------------------------------------------------------------
 
-    def _end(self, job: Job, outcome: Outcome) -> None:
+    def _end(self, job: InferenceJob, outcome: Outcome) -> None:
         if job.is_over:
             return
         self._leave(job)
@@ -226,7 +226,7 @@ class Broker:
             self._counts["answers"] += 1
         job.on_end(outcome)
 
-    def _leave(self, job: Job) -> None:
+    def _leave(self, job: InferenceJob) -> None:
         job.is_over = True
         self._jobs.discard(job)
         for timer in (job.timer, job.deadline):
@@ -291,7 +291,7 @@ def _closed() -> InferenceError:
     return InferenceError("engine", "the inference manager was closed")
 
 
-def _unexpected(exc: Exception) -> InferenceError:
+def _broker_failure(exc: Exception) -> InferenceError:
     error = InferenceError("engine", f"the engine raised {type(exc).__name__}: {exc}")
     error.__cause__ = exc
     return error

@@ -105,15 +105,15 @@ class InferenceClient:
     def __exit__(self, *exc_info: object) -> None:
         self.close()
 
-    def _connection(self) -> _Connection:
-        found: _Connection | None = getattr(self._mine, "connection", None)
+    def _connection(self) -> _ClientConnection:
+        found: _ClientConnection | None = getattr(self._mine, "connection", None)
         # a forked child must not read the answers of its parent
         if found is None or found.is_closed or found.pid != os.getpid():
-            found = self._mine.connection = _Connection(self._path)
+            found = self._mine.connection = _ClientConnection(self._path)
         return found
 
 
-class _Connection:
+class _ClientConnection:
     """One thread's connection."""
 
     def __init__(self, path: str) -> None:

@@ -82,7 +82,7 @@ class EmbeddedEngine:
         self._ready = asyncio.Event()
         self._given_up: InferenceError | None = None
         self._lines: deque[str] = deque(maxlen=_MOST_LINES)
-        self._room = _Room(context_tokens)
+        self._room = _EmbeddedQueue(context_tokens)
 
     @property
     def name(self) -> str:
@@ -285,7 +285,7 @@ class EmbeddedEngine:
         )
 
 
-class _Room:
+class _EmbeddedQueue:
     """Lets requests in, first come first, while their tokens fit into the model's memory."""
 
     def __init__(self, num_tokens: int) -> None:

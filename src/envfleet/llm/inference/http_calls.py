@@ -51,27 +51,27 @@ class JsonServer:
     async def get(self, path: str) -> Any:
         """The JSON at this path."""
         async with self._answer("GET", path, None) as response:
-            return await _whole(response)
+            return await _whole_reply(response)
 
     async def post(self, path: str, body: Mapping[str, Any]) -> Any:
         """The JSON that the server answers."""
         async with self._answer("POST", path, body) as response:
-            return await _whole(response)
+            return await _whole_reply(response)
 
     async def stream(self, path: str, body: Mapping[str, Any]) -> AsyncIterator[dict[str, Any]]:
         """The events that the server answers, each as it comes; a cut stream just ends."""
         async with self._answer("POST", path, body) as response:
-            async for line in _lines(response):
+            async for line in _reply_lines(response):
                 if not line.startswith(b"data:"):
                     continue
                 data = line[5:].strip()
                 if data == b"[DONE]":
                     return
-                event = _parsed(data)
+                event = _parsed_reply(data)
                 if not isinstance(event, dict):
                     raise _garbage(data)
                 if "error" in event:
-                    raise self._refused(_status_in(event["error"]), data, {})
+                    raise self._refused(_http_status_in(event["error"]), data, {})
                 yield event
 
     @asynccontextmanager
@@ -120,7 +120,7 @@ class JsonServer:
         return without_credentials(self._base_url)
 
     def _refused(self, status: int, body: bytes, headers: Mapping[str, str]) -> InferenceError:
-        text = _message_in(body)
+        text = _http_error_text(body)
         key = self._key()
         shown = (text.replace(key, "***") if key else text)[:_MOST_SHOWN] or "no reason given"
         is_passing = status in (408, 425, 429) or status >= 500
@@ -170,7 +170,7 @@ def _aiohttp() -> Any:
     return import_extra("aiohttp", wanted_by="a model behind an address", install=install)
 
 
-async def _lines(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+async def _reply_lines(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
     """The lines of a body as they come, several at a time if they come together."""
     rest = b""
     async for data in response.content.iter_any():
@@ -182,11 +182,11 @@ async def _lines(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
     yield rest
 
 
-async def _whole(response: aiohttp.ClientResponse) -> Any:
-    return _parsed(await response.read())
+async def _whole_reply(response: aiohttp.ClientResponse) -> Any:
+    return _parsed_reply(await response.read())
 
 
-def _parsed(data: bytes) -> Any:
+def _parsed_reply(data: bytes) -> Any:
     try:
         return json.loads(data)
     except ValueError as exc:
@@ -203,13 +203,13 @@ def _garbage(data: bytes) -> InferenceError:
     )
 
 
-def _status_in(error: Any) -> int:
+def _http_status_in(error: Any) -> int:
     """The status that an error in the middle of a stream stands for."""
     code = error.get("code") if isinstance(error, dict) else None
     return code if isinstance(code, int) and 400 <= code < 600 else 500
 
 
-def _message_in(body: bytes) -> str:
+def _http_error_text(body: bytes) -> str:
     """The reason in an error's body, in whichever form a server gives it, as one line."""
     text = body.decode(errors="replace")
     try:

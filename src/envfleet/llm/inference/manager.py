@@ -22,7 +22,7 @@ from typing import Any
 
 from envfleet.errors import InferenceError
 from envfleet.llm.config import plain_config
-from envfleet.llm.inference.broker import Broker, Job, Outcome
+from envfleet.llm.inference.broker import Broker, InferenceJob, Outcome
 from envfleet.llm.inference.client import InferenceClient
 from envfleet.llm.inference.engines import engine_of
 from envfleet.llm.inference.options import InferenceOptions, read_options
@@ -47,7 +47,7 @@ class SharedLLMInferenceManager:
 
     def __init__(self, engine: Engine, *, options: InferenceOptions | None = None) -> None:
         self.options = InferenceOptions() if options is None else options
-        self._running = _Running(engine, self.options)
+        self._running = _ManagerThread(engine, self.options)
         self._close = weakref.finalize(self, self._running.close)
         try:
             self._running.start()
@@ -102,7 +102,7 @@ class SharedLLMInferenceManager:
     def submit(self, request: GenerateRequest) -> Future[Generation]:
         """Ask without waiting. A future that is cancelled frees its place at once."""
         future: Future[Generation] = Future()
-        self._running.post(_Asked(self._running.broker, request, future).begin)
+        self._running.post(_ManagerRequest(self._running.broker, request, future).begin)
         return future
 
     async def generate_async(self, request: GenerateRequest) -> Generation:
@@ -137,7 +137,7 @@ class SharedLLMInferenceManager:
         )
 
 
-class _Asked:
+class _ManagerRequest:
     """One request of another thread, between its future there and its job here."""
 
     __slots__ = ("_broker", "_future", "_job", "_loop", "_request")
@@ -146,7 +146,7 @@ class _Asked:
         self, broker: Broker, request: GenerateRequest, future: Future[Generation]
     ) -> None:
         self._broker, self._request, self._future = broker, request, future
-        self._job: Job | None = None
+        self._job: InferenceJob | None = None
 
     def begin(self) -> None:
         if self._future.cancelled():
@@ -169,7 +169,7 @@ class _Asked:
                 self._loop.call_soon_threadsafe(self._broker.cancel, self._job)
 
 
-class _Running:
+class _ManagerThread:
     """The thread, its event loop, and what lives in it."""
 
     def __init__(self, engine: Engine, options: InferenceOptions) -> None:

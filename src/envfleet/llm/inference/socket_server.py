@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from envfleet.errors import InferenceError
-from envfleet.llm.inference.broker import Broker, Job, Outcome
+from envfleet.llm.inference.broker import Broker, InferenceJob, Outcome
 from envfleet.llm.inference.client import GENERATE, frame, is_same_user, taken
 
 Handler = Callable[[Any], Any]
@@ -23,7 +23,7 @@ class SocketServer:
         self._broker, self._handlers = broker, handlers
         self.path = f"@envfleet-{os.getpid()}-{secrets.token_hex(8)}"
         self._server: asyncio.AbstractServer | None = None
-        self._connections: set[_Connection] = set()
+        self._connections: set[_ServerConnection] = set()
 
     async def start(self) -> None:
         """Listen."""
@@ -38,19 +38,19 @@ class SocketServer:
         for connection in list(self._connections):
             connection.end()
 
-    def _connected(self) -> _Connection:
-        return _Connection(self._broker, self._handlers, self._connections)
+    def _connected(self) -> _ServerConnection:
+        return _ServerConnection(self._broker, self._handlers, self._connections)
 
 
-class _Connection(asyncio.Protocol):
+class _ServerConnection(asyncio.Protocol):
     """One client."""
 
     def __init__(
-        self, broker: Broker, handlers: dict[str, Handler], connections: set[_Connection]
+        self, broker: Broker, handlers: dict[str, Handler], connections: set[_ServerConnection]
     ) -> None:
         self._broker, self._handlers, self._connections = broker, handlers, connections
         self._received = bytearray()
-        self._jobs: dict[int, Job] = {}
+        self._jobs: dict[int, InferenceJob] = {}
         self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

@@ -113,7 +113,7 @@ class OpenEnvServer:
             try:
                 session = _Session(self._make())
             except Exception as exc:
-                connection.send(_error(_told(exc), "FACTORY_ERROR"))
+                connection.send(_error(_error_text(exc), "FACTORY_ERROR"))
                 return
             try:
                 for message in connection:
@@ -157,7 +157,7 @@ class _Session:
             if kind == "close":
                 return None
         except Exception as exc:  # the environment's own
-            return _error(_told(exc), "EXECUTION_ERROR")
+            return _error(_error_text(exc), "EXECUTION_ERROR")
         text = f"there is no message type {kind!r:.40}; there are reset, step, state, close"
         return _error(text, "UNKNOWN_TYPE")
 
@@ -197,7 +197,7 @@ def _error(text: str, code: str) -> str:
     return _message("error", {"message": text, "code": code})
 
 
-def _told(exc: Exception) -> str:
+def _error_text(exc: Exception) -> str:
     return f"{type(exc).__name__}: {exc}"
 
 

@@ -89,7 +89,7 @@ class _Server(ThreadingHTTPServer):
             super().handle_error(request, client_address)
 
 
-class _Refused(Exception):
+class _RefusedRequest(Exception):
     def __init__(self, status: HTTPStatus, text: str) -> None:
         super().__init__(text)
         self.status, self.text = status, text
@@ -107,7 +107,7 @@ class _Handler(BaseHTTPRequestHandler):
             rest = self._checked(parts.path)
             asked = {name: values[-1] for name, values in parse_qs(parts.query).items()}
             self._answer(rest, asked)
-        except _Refused as exc:
+        except _RefusedRequest as exc:
             self._send(exc.text.encode(), "text/plain; charset=utf-8", exc.status)
         except (ConfigError, JournalError, ValueError) as exc:
             text = str(exc).encode()
@@ -117,11 +117,11 @@ class _Handler(BaseHTTPRequestHandler):
         """The path after the token."""
         port = self.server.view.port
         if self.headers.get("Host", "") not in (f"{_HOST}:{port}", f"localhost:{port}"):
-            raise _Refused(HTTPStatus.FORBIDDEN, "this page is for browsers of its machine")
+            raise _RefusedRequest(HTTPStatus.FORBIDDEN, "this page is for browsers of its machine")
         _, _, after = path.partition("/")
         token, _, rest = after.partition("/")
         if not compare_digest(token.encode(), self.server.view.token.encode()):
-            raise _Refused(
+            raise _RefusedRequest(
                 HTTPStatus.FORBIDDEN, "open the whole address that envfleet view has printed"
             )
         return rest
@@ -141,7 +141,7 @@ class _Handler(BaseHTTPRequestHandler):
             env_id, attempt, first = _numbers(asked, env_id=-1, attempt=0, first=0)
             found = feed.trajectory(env_id, attempt)
             if found is None:
-                raise _Refused(HTTPStatus.NOT_FOUND, "there is no such trajectory")
+                raise _RefusedRequest(HTTPStatus.NOT_FOUND, "there is no such trajectory")
             self._send_json(conversation(found, first))
         elif rest == "picture":
             self._send_picture(feed.folder, asked.get("name", ""))
@@ -149,7 +149,7 @@ class _Handler(BaseHTTPRequestHandler):
             found_ones = (feed.trajectory(*key) for key in feed.all_keys())
             self._send_json(chrome_trace(one for one in found_ones if one is not None))
         else:
-            raise _Refused(HTTPStatus.NOT_FOUND, "there is no such page")
+            raise _RefusedRequest(HTTPStatus.NOT_FOUND, "there is no such page")
 
     def _send_page(self) -> None:
         nonce = secrets.token_urlsafe(16)
@@ -167,7 +167,7 @@ class _Handler(BaseHTTPRequestHandler):
         path = (root / name).resolve()
         kind = _PICTURES.get(path.suffix.lower())
         if kind is None or not path.is_relative_to(root) or not path.is_file():
-            raise _Refused(HTTPStatus.NOT_FOUND, "there is no such picture")
+            raise _RefusedRequest(HTTPStatus.NOT_FOUND, "there is no such picture")
         self._send(path.read_bytes(), kind)
 
     def _send_json(self, document: Any) -> None:

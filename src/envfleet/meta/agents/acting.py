@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear, pad
 
-from envfleet.meta.agents.networks import Actor, TrialMemory
+from envfleet.meta.agents.networks import ActorNetwork, TrialMemory
 
 __all__ = ["MIN_ROWS", "ActingNetwork"]
 
@@ -29,7 +29,9 @@ MIN_OUTPUTS = 16
 class ActingNetwork:
     """An actor and its memory with the weights they have now; after an update make another one."""
 
-    def __init__(self, actor: Actor, memory: TrialMemory | None, device: torch.device) -> None:
+    def __init__(
+        self, actor: ActorNetwork, memory: TrialMemory | None, device: torch.device
+    ) -> None:
         self._device = device
         self._body = [_Product(weight.data, bias.data) for weight, bias in actor.body.weights]
         self._memory = None

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from envfleet.errors import ConfigError
 from envfleet.meta.agents.acting import MIN_ROWS, ActingNetwork
 from envfleet.meta.agents.algorithms import Algorithm, Choice, encoded, make_algorithm
-from envfleet.meta.agents.networks import Critic, Networks, TrialMemory
+from envfleet.meta.agents.networks import CriticNetwork, Networks, TrialMemory
 from envfleet.meta.agents.options import PolicyOptions
 from envfleet.meta.buffers import Windows
 
@@ -252,7 +252,9 @@ class Agent:
                 loss = loss + ((told - answers) * mask).square().sum() / mask.sum().clamp(min=1.0)
         return loss
 
-    def _worth(self, critic: Critic, memory: Tensor | None, obs: Tensor, choice: Choice) -> Tensor:
+    def _worth(
+        self, critic: CriticNetwork, memory: Tensor | None, obs: Tensor, choice: Choice
+    ) -> Tensor:
         values = critic(memory, obs, None if self.is_discrete else choice.actions)
         return self.algorithm.values(values[0], values[1], choice)
 

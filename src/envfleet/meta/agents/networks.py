@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from envfleet.learn.networks import Body, Recurrence
 from envfleet.meta.agents.options import AGENT_ARCHS, PolicyOptions
 
-__all__ = ["Actor", "Critic", "Networks", "TrialMemory"]
+__all__ = ["ActorNetwork", "CriticNetwork", "Networks", "TrialMemory"]
 
 HIDDEN_BIAS = 0.1
 LAST_OF_CRITIC, LAST_OF_ACTOR = 3e-3, 1e-3
@@ -102,7 +102,7 @@ def embedded_width(options: PolicyOptions) -> int:
     )
 
 
-class Actor(nn.Module):
+class ActorNetwork(nn.Module):
     """From what is remembered and the observation to what the algorithm makes an action of."""
 
     def __init__(
@@ -126,7 +126,7 @@ class Actor(nn.Module):
         return said
 
 
-class Critic(nn.Module):
+class CriticNetwork(nn.Module):
     """Two networks that judge actions."""
 
     def __init__(
@@ -161,7 +161,7 @@ class Critic(nn.Module):
 
 
 class Networks(nn.Module):
-    """Actor and critic, with the memories they have; a shared one is the critic's."""
+    """ActorNetwork and critic, with the memories they have; a shared one is the critic's."""
 
     def __init__(
         self, options: PolicyOptions, obs_dim: int, output_dim: int, action_dim: int, discrete: bool
@@ -176,10 +176,10 @@ class Networks(nn.Module):
 
         self.critic_memory = memory(is_there=has_critic_memory)
         self.actor_memory = memory(is_there=is_memory and not self.is_shared)
-        self.critic = Critic(
+        self.critic = CriticNetwork(
             options, obs_dim, action_dim, has_memory=has_critic_memory, is_discrete=discrete
         )
-        self.actor = Actor(options, obs_dim, output_dim, has_memory=is_memory)
+        self.actor = ActorNetwork(options, obs_dim, output_dim, has_memory=is_memory)
 
     @property
     def acting_memory(self) -> TrialMemory | None:

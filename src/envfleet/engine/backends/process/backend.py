@@ -62,7 +62,7 @@ class ProcessBackend(Backend[ProcessHandle]):
         self._may_spin = num_workers <= usable_cores()
         self._check_files()
         with self._naming_the_limit():
-            self._watch, self._stack_dumps = _Watch(), StackDumps()
+            self._watch, self._stack_dumps = _ProcessWait(), StackDumps()
         self._ports: list[WorkerPort] = [()] * num_workers  # type: ignore[list-item]
         """What the compiled steps need of each worker, once it is launched."""
         self._urgent_fd = self._watch.urgent_fd if HAS_EVENTFD else None
@@ -173,7 +173,7 @@ class ProcessBackend(Backend[ProcessHandle]):
         return TooManyOpenFiles(allowed, used, need, self.num_workers)
 
 
-class _Watch:
+class _ProcessWait:
     """One place to wait for all workers: their bells, and (as one nested set) messages and ends.
 
     Waiting for one worker's bell alone, with messages and ends of all, is what lock-step needs: the

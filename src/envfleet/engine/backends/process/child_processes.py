@@ -30,7 +30,7 @@ def hold_offspring(pid: int) -> list[int]:
             is_it = _parent(child) == pid  # else another has that number by now
             if is_it:
                 held += hold_offspring(child)
-            if not is_it or _KEEPS_ACCOUNT in _read(f"/proc/{child}/cmdline"):
+            if not is_it or _KEEPS_ACCOUNT in _read_child_file(f"/proc/{child}/cmdline"):
                 os.close(held.pop(position))
     return held
 
@@ -44,16 +44,16 @@ def end(held: list[int]) -> None:
 
 
 def _children(pid: int) -> list[int]:
-    lists = [_read(path) for path in glob.glob(f"/proc/{pid}/task/*/children")]
+    lists = [_read_child_file(path) for path in glob.glob(f"/proc/{pid}/task/*/children")]
     return [int(child) for words in lists for child in words.split()]
 
 
 def _parent(pid: int) -> int:
-    words = _read(f"/proc/{pid}/stat").rpartition(b")")[2].split()
+    words = _read_child_file(f"/proc/{pid}/stat").rpartition(b")")[2].split()
     return int(words[1]) if words else 0
 
 
-def _read(path: str) -> bytes:
+def _read_child_file(path: str) -> bytes:
     try:
         with open(path, "rb") as file:
             return file.read()

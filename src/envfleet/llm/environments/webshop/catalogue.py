@@ -95,12 +95,12 @@ class Product:
         )
 
 
-def _fields(record: Any) -> dict[str, Any]:
+def _record_fields(record: Any) -> dict[str, Any]:
     """Like `dataclasses.asdict` without its copies, which took half the time of building."""
     return {name: getattr(record, name) for name in record.__slots__}
 
 
-_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=_fields)
+_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=_record_fields)
 
 
 def stable_fraction(key: str) -> float:
@@ -144,23 +144,23 @@ def product_of(item: Any, about: Any = None, human: Any = None) -> Product | Non
         return None
     about = about if isinstance(about, dict) else {}
     if "attributes" in about:
-        attributes = _texts(about["attributes"])
+        attributes = _product_texts(about["attributes"])
     elif "Attributes" in item:
-        attributes = _texts(item["Attributes"])
+        attributes = _product_texts(item["Attributes"])
     else:
         attributes = list(NO_ATTRIBUTES)
     return Product(
         asin=item["asin"],
-        title=_text(item.get("name")),
-        description=_text(item.get("full_description")),
-        bullets=_texts(item.get("small_description")),
+        title=_product_text(item.get("name")),
+        description=_product_text(item.get("full_description")),
+        bullets=_product_texts(item.get("small_description")),
         prices=prices_of(item.get("pricing")),
         options=options_of(item.get("customization_options"), item.get("options")),
         attributes=attributes,
-        category=_text(item.get("category")),
-        query=_text(item.get("query")).lower().strip(),
-        product_category=_text(item.get("product_category")),
-        rating=_text(item.get("Rating")) or "N.A.",
+        category=_product_text(item.get("category")),
+        query=_product_text(item.get("query")).lower().strip(),
+        product_category=_product_text(item.get("product_category")),
+        rating=_product_text(item.get("Rating")) or "N.A.",
         reviews=_reviews(item.get("Reviews")),
         wanted=_instruction(about, "instruction"),
         human=_human(item.get("instructions") if human is None else human),
@@ -191,10 +191,10 @@ def options_of(customization: Any, ready: Any = None) -> dict[str, list[str]]:
         if not isinstance(contents, list):
             continue
         said = (one.get("value") if isinstance(one, dict) else one for one in contents)
-        values = [_text(one).strip().replace("/", " | ").lower() for one in said]
+        values = [_product_text(one).strip().replace("/", " | ").lower() for one in said]
         values = [" ".join(value.split("\n")) for value in values if value]
         if values:
-            options[_text(name).lower()] = values
+            options[_product_text(name).lower()] = values
     return options
 
 
@@ -202,18 +202,20 @@ def _is_asin(asin: Any) -> bool:
     return isinstance(asin, str) and 0 < len(asin) <= MAX_ASIN and asin != "nan"
 
 
-def _text(value: Any) -> str:
+def _product_text(value: Any) -> str:
     """A text of any value in a row: nothing, a number, a list of texts, or a text."""
     if isinstance(value, str):
         # Lone surrogates, such as "\ud83d", cannot be encoded.
         return value.encode("utf-8", "replace").decode("utf-8")
     if isinstance(value, list):
-        return " ".join(_text(one) for one in value)
+        return " ".join(_product_text(one) for one in value)
     return "" if value is None or isinstance(value, bool | dict) else str(value)
 
 
-def _texts(value: Any) -> list[str]:
-    return [_text(one) for one in value] if isinstance(value, list) else [_text(value)]
+def _product_texts(value: Any) -> list[str]:
+    return (
+        [_product_text(one) for one in value] if isinstance(value, list) else [_product_text(value)]
+    )
 
 
 def _price(part: Any) -> float | None:
@@ -230,9 +232,9 @@ def _reviews(reviews: Any) -> list[list[str]]:
     rows = [one for one in reviews if isinstance(one, dict)] if isinstance(reviews, list) else []
     return [
         [
-            _text(one.get("title")),
-            _text(one.get("score", one.get("stars"))),
-            _text(one.get("body", one.get("review"))),
+            _product_text(one.get("title")),
+            _product_text(one.get("score", one.get("stars"))),
+            _product_text(one.get("body", one.get("review"))),
         ]
         for one in rows
     ]
@@ -242,13 +244,13 @@ def _instruction(row: Any, words: str) -> Instruction | None:
     """The instruction of a row, if it has words and at least one attribute."""
     if not isinstance(row, dict):
         return None
-    text = _text(row.get(words))
+    text = _product_text(row.get(words))
     attributes = row.get("instruction_attributes")
-    checked = [one for one in _texts(attributes) if one] if attributes else []
+    checked = [one for one in _product_texts(attributes) if one] if attributes else []
     if not text or not checked:
         return None
     options = row.get("instruction_options")
-    chosen = [_text(one) for one in options] if isinstance(options, list) else []
+    chosen = [_product_text(one) for one in options] if isinstance(options, list) else []
     return Instruction(text, checked, [one for one in chosen if one])
 
 

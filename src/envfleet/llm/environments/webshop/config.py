@@ -13,7 +13,7 @@ from envfleet.llm.environments.base import TextEnvConfig
 from envfleet.llm.environments.config_fields import check_range
 from envfleet.llm.environments.webshop.goals import FilterGoals
 from envfleet.llm.environments.webshop.reward import Nouns
-from envfleet.llm.environments.webshop.sources import Files, Generated, Source, locate
+from envfleet.llm.environments.webshop.sources import GeneratedSource, Source, SourceFiles, locate
 from envfleet.llm.environments.webshop.store import CACHE_VARIABLE, default_cache, prepare
 from envfleet.observe.progress import Progress
 from envfleet.options import check_fields
@@ -75,9 +75,9 @@ def source_of(config: WebShopConfig) -> Source:
         if config.attr_path is not None or config.human_path is not None:
             raise ConfigError("attr_path and human_path belong to products: give file_path as well")
         number = config.num_products or NUM_GENERATED[config.dataset]
-        return Generated(number, config.catalogue_seed)
+        return GeneratedSource(number, config.catalogue_seed)
     files = locate(config.file_path, config.attr_path, config.human_path, config.dataset)
-    return Files(*files, num_products=config.num_products)
+    return SourceFiles(*files, num_products=config.num_products)
 
 
 def prepare_catalogue(config: WebShopConfig, progress: Progress | None = None) -> Path:

@@ -55,7 +55,7 @@ def row(number: int, seed: int = 0) -> Row:
     words = _words(draw, kind, attributes)
     item = {
         "asin": asin,
-        "name": _title(draw, words),
+        "name": _product_title(draw, words),
         "full_description": " ".join(
             sentence.format(**words) for sentence in draw.sample(SENTENCES, draw.randint(3, 7))
         ),
@@ -66,7 +66,7 @@ def row(number: int, seed: int = 0) -> Row:
         "category": kind.category,
         "query": kind.query,
         "average_rating": round(draw.uniform(2.5, 5.0), 1),
-        "customization_options": _options(draw, kind, asin),
+        "customization_options": _product_options(draw, kind, asin),
     }
     about: dict[str, Any] = {"attributes": attributes}
     if draw.random() < WITH_INSTRUCTION:
@@ -141,7 +141,7 @@ def _words(draw: random.Random, kind: ProductKind, attributes: list[str]) -> dic
     }
 
 
-def _title(draw: random.Random, words: dict[str, str]) -> str:
+def _product_title(draw: random.Random, words: dict[str, str]) -> str:
     parts = [words["brand"], words["praise"], words["noun"].title()]
     if draw.random() < 0.5:
         parts.append(f"for {words['occasion'].title()},")
@@ -168,7 +168,7 @@ def _pricing(draw: random.Random, prices: tuple[float, float]) -> str:
     return f"${price:,.2f}"
 
 
-def _options(
+def _product_options(
     draw: random.Random, kind: ProductKind, asin: str
 ) -> dict[str, list[dict[str, Any]]] | str:
     if draw.random() >= WITH_OPTIONS:

@@ -161,8 +161,8 @@ class GoalWriter:
         """Write the goals; returns how many there are of each kind."""
         ones = np.ones(len(self._human) // 2, np.float32)
         return {
-            "synthetic": _write(folder, "synthetic", self._synthetic, self._weights()),
-            "human": _write(folder, "human", self._human, ones),
+            "synthetic": _write_goals(folder, "synthetic", self._synthetic, self._weights()),
+            "human": _write_goals(folder, "human", self._human, ones),
         }
 
     def _weights(self) -> npt.NDArray[np.float32]:
@@ -178,7 +178,7 @@ class GoalWriter:
         return np.repeat(means, num_goals).astype(np.float32)
 
 
-def _write(folder: Path, kind: str, flat: Any, weights: npt.NDArray[np.float32]) -> int:
+def _write_goals(folder: Path, kind: str, flat: Any, weights: npt.NDArray[np.float32]) -> int:
     order = shuffled(len(weights), SHUFFLE_SEED)
     saved(folder / f"{kind}_goals.npy", np.array(flat, np.int32).reshape(-1, 2)[order])
     saved(folder / f"{kind}_weights.npy", weights[order])

@@ -22,21 +22,21 @@ MAX_PIECE = 64 << 20
 
 def items_of(path: Path) -> Iterator[Any]:
     """Every item of a file: of a JSON array, or one per line if the name ends in .jsonl."""
-    with _opened(path) as file:
+    with _opened_stream(path) as file:
         if path.suffix == ".jsonl":
-            yield from _lines(file, path)
+            yield from _json_lines(file, path)
         else:
-            yield from _array(_Scanner(file, path))
+            yield from _json_array(_Scanner(file, path))
 
 
 def pairs_of(path: Path) -> Iterator[tuple[str, Any]]:
     """Every key and value of a file that is one JSON object."""
-    with _opened(path) as file:
-        yield from _object(_Scanner(file, path))
+    with _opened_stream(path) as file:
+        yield from _json_object(_Scanner(file, path))
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[TextIO]:
+def _opened_stream(path: Path) -> Iterator[TextIO]:
     """A file in UTF-8, with or without a byte order mark."""
     try:
         with path.open(encoding="utf-8-sig") as file:
@@ -45,7 +45,7 @@ def _opened(path: Path) -> Iterator[TextIO]:
         raise ConfigError(f"{path} is not the JSON it should be: {exc}") from exc
 
 
-def _lines(file: TextIO, path: Path) -> Iterator[Any]:
+def _json_lines(file: TextIO, path: Path) -> Iterator[Any]:
     for number, line in enumerate(file, start=1):
         if line.strip():
             try:
@@ -54,7 +54,7 @@ def _lines(file: TextIO, path: Path) -> Iterator[Any]:
                 raise ConfigError(f"{path}:{number} is not JSON: {exc}") from exc
 
 
-def _array(scanner: _Scanner) -> Iterator[Any]:
+def _json_array(scanner: _Scanner) -> Iterator[Any]:
     scanner.expect("[")
     if scanner.peek() == "]":
         return
@@ -64,7 +64,7 @@ def _array(scanner: _Scanner) -> Iterator[Any]:
             return
 
 
-def _object(scanner: _Scanner) -> Iterator[tuple[str, Any]]:
+def _json_object(scanner: _Scanner) -> Iterator[tuple[str, Any]]:
     scanner.expect("{")
     if scanner.peek() == "}":
         return

@@ -67,10 +67,10 @@ def stem(word: str) -> str:
         word = word[:-1] + "i"
     word = _replaced(word, _STEP_2)
     word = _replaced(word, _STEP_3)
-    return _tidied(_without_ending(word))
+    return _tidied(_without_word_ending(word))
 
 
-def _shape(word: str) -> str:
+def _word_shape(word: str) -> str:
     """One letter per letter: c for a consonant, v for a vowel."""
     shape: list[str] = []
     for letter in word:
@@ -81,20 +81,20 @@ def _shape(word: str) -> str:
 
 def _measure(word: str) -> int:
     """How often a vowel is followed by a consonant: the m of the paper."""
-    return _shape(word).count("vc")
+    return _word_shape(word).count("vc")
 
 
 def _has_vowel(word: str) -> bool:
-    return "v" in _shape(word)
+    return "v" in _word_shape(word)
 
 
 def _ends_double(word: str) -> bool:
-    return len(word) > 1 and word[-1] == word[-2] and _shape(word)[-1] == "c"
+    return len(word) > 1 and word[-1] == word[-2] and _word_shape(word)[-1] == "c"
 
 
 def _ends_short(word: str) -> bool:
     """Consonant, vowel, consonant, and the last is not w, x or y: the *o of the paper."""
-    return _shape(word)[-3:] == "cvc" and word[-1] not in "wxy"
+    return _word_shape(word)[-3:] == "cvc" and word[-1] not in "wxy"
 
 
 def _without_plural(word: str) -> str:
@@ -134,7 +134,7 @@ def _replaced(word: str, endings: dict[str, str]) -> str:
     return word
 
 
-def _without_ending(word: str) -> str:
+def _without_word_ending(word: str) -> str:
     for ending in sorted((one for one in _STEP_4 if word.endswith(one)), key=len, reverse=True):
         rest = word[: -len(ending)]
         may_go = ending != "ion" or rest.endswith(("s", "t"))

@@ -41,7 +41,7 @@ class Source(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Generated:
+class GeneratedSource:
     """A generated catalogue."""
 
     num_products: int
@@ -61,7 +61,7 @@ class Generated:
 
 
 @dataclass(frozen=True, slots=True)
-class Files:
+class SourceFiles:
     """WebShop's own files."""
 
     items: Path
@@ -130,12 +130,12 @@ def locate(
         raise ConfigError(f"file_path: there is no file {items}")
     folders = (items.parent, items.parent.parent)
     size = items.stem.removeprefix("items_shuffle")
-    attributes = _named("attr_path", attr_path) or _first(
+    attributes = _file_named("attr_path", attr_path) or _first_file(
         folder / name
         for folder in folders
         for name in (f"items_ins_v2{size}.json", "items_ins_v2.json", "items_ins_v2_1000.json")
     )
-    human = _named("human_path", human_path) or _first(
+    human = _file_named("human_path", human_path) or _first_file(
         folder / "items_human_ins.json" for folder in folders
     )
     return items, attributes, human
@@ -146,7 +146,7 @@ def _products_in(folder: Path, dataset: str) -> Path:
         "small": ("items_shuffle_1000.json", "small/items_shuffle_1000.json"),
         "full": ("items_shuffle.json", "full/items_shuffle.json"),
     }[dataset]
-    found = _first(folder / name for name in (*names, "documents.jsonl"))
+    found = _first_file(folder / name for name in (*names, "documents.jsonl"))
     if found is None:
         raise ConfigError(
             f"file_path: {folder} holds neither {' nor '.join(names)} nor documents.jsonl, which "
@@ -155,7 +155,7 @@ def _products_in(folder: Path, dataset: str) -> Path:
     return found
 
 
-def _named(key: str, path: str | None) -> Path | None:
+def _file_named(key: str, path: str | None) -> Path | None:
     if path is None:
         return None
     named = Path(path).expanduser()
@@ -164,13 +164,13 @@ def _named(key: str, path: str | None) -> Path | None:
     return named
 
 
-def _first(paths: Iterator[Path]) -> Path | None:
+def _first_file(paths: Iterator[Path]) -> Path | None:
     return next((path for path in paths if path.is_file()), None)
 
 
 # The stamps are part of the cache key.
 @lru_cache(maxsize=64)
-def _digest_of_files(files: Files, stamps: tuple[tuple[int, int, int] | None, ...]) -> str:
+def _digest_of_files(files: SourceFiles, stamps: tuple[tuple[int, int, int] | None, ...]) -> str:
     return files._look()
 
 

@@ -75,7 +75,7 @@ class Store:
 
     def goal(self, number: int, *, is_human: bool = False) -> Goal:
         """The goal of this number among the human or the synthetic ones."""
-        product, which = self._goals[_kind(is_human)][number]
+        product, which = self._goals[_store_kind(is_human)][number]
         make = human_goal if is_human else synthetic_goal
         return make(self.product(int(product)), int(which))
 
@@ -91,7 +91,7 @@ class Store:
     def _goal_order(
         self, is_human: bool, filter_goals: FilterGoals | None, limit: int
     ) -> GoalOrder:
-        kind = _kind(is_human)
+        kind = _store_kind(is_human)
         if filter_goals is None and limit < 0:
             return GoalOrder(mapped(self.folder / f"{kind}_order.npy"))
         picked = pick(
@@ -208,7 +208,7 @@ def _build_beside(source: Source, folder: Path, progress: Progress | None) -> No
         shutil.rmtree(unfinished, ignore_errors=True)
 
 
-def _kind(is_human: bool) -> str:
+def _store_kind(is_human: bool) -> str:
     return "human" if is_human else "synthetic"
 
 
