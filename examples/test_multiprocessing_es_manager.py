@@ -61,7 +61,7 @@ def expected():
 def check_consistency():
     """Sequential and parallel rollouts are the same, every cache in full, for 1 to 3 workers."""
     sequential = expected()
-    expect(any(cache["penalty"] < 0 for cache in sequential), "nobody was penalised")
+    expect(any(cache["penalty"] < 0 for cache in sequential), "no environment was penalised")
     for workers in (1, 2, 3):
         with EnvStateManager(config(use_multiprocessing=True, max_workers=workers)) as manager:
             expect(played(manager) == sequential, f"{workers} workers change the rollout")

@@ -81,7 +81,7 @@ def check_death():
         envs.reset(seed=0)
         os.kill(envs.fleet.worker_pids()[0], signal.SIGKILL)
         truncated = envs.step(np.zeros(NUM_ENVS, np.int64))[3]
-        expect(truncated.any(), "nobody noticed that a worker was killed")
+        expect(truncated.any(), "the killed worker went unnoticed")
         played(envs, seed=1)
         expect(len(envs.incidents) >= 1, "the death is not on record")
 

@@ -52,12 +52,14 @@ def test_example_runs_as_pasted(block, tmp_path):
     run_as_pasted(block, tmp_path)
 
 
-def test_the_readme_s_ten_lines_run_and_survive_a_killed_worker(tmp_path):
-    ten_lines, survives = blocks_of(ROOT / "README.md")
+def test_the_readme_s_examples_run_and_survive_a_killed_worker(tmp_path):
+    ten_lines, survives, *others = blocks_of(ROOT / "README.md")
     assert len(ten_lines.splitlines()) <= 10
     run_as_pasted(ten_lines, tmp_path)
     printed = run_as_pasted(survives, tmp_path)
     assert printed.startswith("32 slots come back truncated: death in slot ")
+    for block in others:
+        run_as_pasted(block, tmp_path)
 
 
 def test_every_page_is_in_the_index():

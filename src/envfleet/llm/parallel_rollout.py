@@ -4,9 +4,9 @@
       ▲───────────── FailurePolicy: further attempts ◄────────┘
 
 Laws: with a deterministic engine or a cassette, trajectories and metrics are the same for every
-backend and every number of workers, whatever was lost on the way. What a backend has played before
-it failed is kept, and the next one goes on from there. Environments last from one rollout to the
-next.
+backend and every number of workers, also if something was lost on the way. What a backend has
+played before it failed is kept, and the next one goes on from there. Environments last from one
+rollout to the next.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Plays trajectories: each goes on as soon as it can, whatever the others wait for.
+"""Plays trajectories: each goes on as soon as it can; none waits for another.
 
     task ─► seat ─► reset ─► prompt ─► model ─► parse ─► step ─┬─► ... ─► end
                                ▲──────────── turn is over ─────┘

@@ -85,7 +85,7 @@ class ReplayBuffer:
             action_dim: Numbers of an action; 1 if actions are discrete.
             window: How many steps of a rollout are sampled; 1 for agents without memory.
             weight_baseline: What is added to each rollout's weight. With much of it all rollouts
-                are as likely, whatever their lengths.
+                are as likely; lengths do not matter.
         """
         check("max_steps", max_steps, Count)
         check("window", window, Count)

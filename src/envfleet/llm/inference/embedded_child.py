@@ -28,7 +28,7 @@ def main() -> None:
     answers.write(json.dumps({"address": server.listening_address}) + "\n")
     answers.close()
     sys.stdin.read()
-    os._exit(0)  # with nothing to save, and at once, whatever its threads are doing
+    os._exit(0)  # with nothing to save, and at once, though threads may be working
 
 
 def _end_with_parent(parent: int) -> None:

@@ -388,7 +388,7 @@ def make_agent(
 
 
 def rows_are_equal(agent: Agent, most_rows: int = 64) -> bool:
-    """Whether a row's action and memory are the same, bit for bit, whatever the other rows are."""
+    """Whether a row's action and memory are the same, bit for bit, for any other rows."""
     rng = np.random.default_rng(0)
 
     def random(*shape: int) -> Array:
