@@ -353,4 +353,7 @@ def _environment() -> dict[str, str]:
     """The child finds packages where this process found them, and gets no keys."""
     kept = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
     known = {name: os.environ[name] for name in kept if name in os.environ}
+    # the model's threads wait for each other many times a token; waiting threads that spin made
+    # two threads 8 times slower than one wherever another program had a core
+    known["OMP_WAIT_POLICY"] = "passive"
     return known | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
