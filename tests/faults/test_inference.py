@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from envfleet.errors import InferenceError, MissingExtra
-from envfleet.llm import SharedLLMInferenceManager
+from envfleet.llm import ParallelRolloutManager, SharedLLMInferenceManager, load_config
+from envfleet.llm.export import token_runs
 from envfleet.llm.inference import embedded
 from envfleet.llm.inference.embedded import EmbeddedEngine
 from envfleet.llm.inference.scripted import LognormalLatency, ScriptedEngine
@@ -180,6 +181,37 @@ def test_the_embedded_model_answers_with_exact_ids_and_keeps_to_a_grammar(gramma
         assert b"KEY" not in environment
     assert not is_alive(pid)
     llm.close()
+
+
+def test_turns_of_the_embedded_model_are_one_run_of_the_tokens_that_it_saw():
+    config = load_config(
+        "sokoban",
+        [
+            "agent_proxy.max_turn=3",
+            "agent_proxy.max_actions_per_turn=1",
+            "agent_proxy.enable_think=false",
+            "es_manager.val.env_groups=1",
+            "es_manager.val.env_configs.n_groups=[1]",
+            "llm.context_tokens=2048",
+        ],
+    )
+    with (
+        SharedLLMInferenceManager.from_config(config) as llm,
+        ParallelRolloutManager(config, llm, mode="val") as rollouts,
+    ):
+        (played,) = rollouts.rollout(seed=3).trajectories
+        (run,) = token_runs(played)
+        assert run.num_turns == len(played.turns) == 3
+        # between answers stand the end of one, a message and the beginning of the next, once each
+        begin = run.prompt_ids[0]
+        new = [
+            one for one, is_drawn in zip(run.completion_ids, run.mask, strict=True) if not is_drawn
+        ]
+        assert new.count(begin) == 4
+        # llama.cpp tells only the last of several tokens that make up one character
+        smile = llm.generate(ask(grammar='root ::= "\U0001f600"', max_tokens=8))
+        assert (smile.text, smile.token_ids, smile.log_probs) == ("\U0001f600", None, None)
+        assert smile.num_tokens > 2
 
 
 def test_a_real_llama_cpp_server_gives_over_its_address_what_the_embedded_engine_gives(

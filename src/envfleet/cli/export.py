@@ -70,6 +70,14 @@ def run(args: argparse.Namespace, context: Context) -> Report:
                 "warn",
             )
         )
+    if told.num_untold:
+        blocks.append(
+            Text(
+                f"{plural(told.num_untold, 'turn')} left out, because the engine could not report "
+                "every token of the answer.",
+                "warn",
+            )
+        )
     return Report(
         ok=True,
         document={
@@ -80,6 +88,7 @@ def run(args: argparse.Namespace, context: Context) -> Report:
             "num_trajectories": told.num_trajectories,
             "num_left_out": told.num_left_out,
             "num_cut": told.num_cut,
+            "num_untold": told.num_untold,
         },
         blocks=tuple(blocks),
     )

@@ -131,7 +131,13 @@ class ParallelRolloutManager:
             raise FleetClosed("this manager is closed; make a new one")
         first = self._first_seed(seed)
         path = None if folder is None else Path(folder)
-        rules = replace(self._rules, run_seed=first, started_s=monotonic(), folder=path)
+        rules = replace(
+            self._rules,
+            run_seed=first,
+            started_s=monotonic(),
+            folder=path,
+            continues_tokens=getattr(self.llm.engine, "continues_tokens", False),
+        )
         with ExitStack() as stack:
             journal = None
             if path is not None:

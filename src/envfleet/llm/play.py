@@ -20,10 +20,11 @@ from functools import partial
 from typing import Any, Protocol
 
 from envfleet.errors import InferenceError
+from envfleet.llm.inference.continuation import new_messages
 from envfleet.llm.inference.types import GenerateRequest, Generation, Message
 from envfleet.llm.parsing import parse_response
 from envfleet.llm.play_rules import PlayRules, TrajectoryTask, save_images
-from envfleet.llm.prompts import PromptInput, new_messages
+from envfleet.llm.prompts import PromptInput
 from envfleet.llm.seats import EnvSeats, SeatReply
 from envfleet.llm.trajectories import (
     FailureReason,
@@ -94,6 +95,9 @@ class _Live:
     asked: Future[Generation] | None = None
     asked_s: float = 0.0
     messages: tuple[Message, ...] = ()
+    """Of the coming turn, without those before the last answer."""
+    whole: tuple[Message, ...] = ()
+    """All that the model was shown last."""
     generation: Generation | None = None
     num_named: int = 0
     llm_response: str = ""
@@ -232,7 +236,8 @@ class Play:
         except Exception as exc:  # the user's own function
             self._fail(live, "env", f"the prompt cannot be written: {type(exc).__name__}: {exc}")
             return
-        live.messages = new_messages(messages)
+        so_far = self._tokens_so_far(live, messages)
+        live.messages, live.whole = new_messages(messages), messages
         if not isinstance(live.state, str):
             live.images = save_images(rules.folder, live.trajectory, live.state)
         live.asked_s = time.monotonic()
@@ -242,7 +247,7 @@ class Play:
         timeout_s = rules.inference.trajectory_timeout_s
         if timeout_s is not None:
             timeout_s = max(1e-3, timeout_s - (live.asked_s - live.begun_s))
-        request = rules.request(live.trajectory, messages, timeout_s)
+        request = rules.request(live.trajectory, messages, so_far, timeout_s)
         try:
             live.asked = self._ask(request)
         except InferenceError as exc:  # the manager was closed
@@ -250,6 +255,17 @@ class Play:
             return
         self._num_asked += 1
         live.asked.add_done_callback(lambda done: self._answers.put((live, done)))
+
+    def _tokens_so_far(self, live: _Live, messages: tuple[Message, ...]) -> tuple[int, ...] | None:
+        """The tokens that a conversation goes on from; None if it was written anew."""
+        turns = live.trajectory.turns
+        if not turns or not self._rules.continues_tokens:
+            return None
+        last = turns[-1].generation
+        grown = (*live.whole, Message("assistant", turns[-1].llm_response))
+        if last.prompt_ids is None or last.token_ids is None or messages[: len(grown)] != grown:
+            return None
+        return (*last.prompt_ids, *last.token_ids)
 
     def _answered(self, live: _Live, answer: Future[Generation]) -> None:
         live.asked = None

@@ -79,6 +79,8 @@ class PlayRules:
     folder: Path | None = None
     """Of the run, for images."""
     prefill: str = field(default="")
+    continues_tokens: bool = False
+    """Whether the engine takes a conversation as tokens that only grow."""
 
     @property
     def mode(self) -> str:
@@ -91,7 +93,11 @@ class PlayRules:
         return self.settings.format_penalty
 
     def request(
-        self, trajectory: Trajectory, messages: tuple[Message, ...], timeout_s: float | None
+        self,
+        trajectory: Trajectory,
+        messages: tuple[Message, ...],
+        so_far: tuple[int, ...] | None,
+        timeout_s: float | None,
     ) -> GenerateRequest:
         """What the model is asked in the next turn of a trajectory."""
         number, env_id, attempt = len(trajectory.turns), trajectory.env_id, trajectory.attempt
@@ -99,6 +105,7 @@ class PlayRules:
         return GenerateRequest(
             request_id=f"{env_id}.{attempt}.{number}",
             messages=messages,
+            so_far=so_far,
             prefill=self.prefill,
             sampling=self.inference.sampling(seed, grammar=self.grammars[trajectory.tag]),
             timeout_s=timeout_s,

@@ -19,7 +19,7 @@ from envfleet.llm.settings import AgentProxy, Tag
 from envfleet.llm.trajectories import TrajectoryTurn
 
 __all__ = ["PromptInput", "TagPrompt", "WritePrompt", "format_grammar", "tag_prompt"]
-__all__ += ["new_messages", "prefill_of", "write_messages"]
+__all__ += ["prefill_of", "write_messages"]
 
 SYSTEM = "You're a helpful assistant. "
 _MAX_TOKENS = 100
@@ -105,12 +105,6 @@ def _turn_text(given: PromptInput, number: int, state: str, actions_left: int) -
         "Strictly follow this format. "
         f"Max response length: {given.tag.max_tokens} words (tokens).\n"
     )
-
-
-def new_messages(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """Those after the last answer."""
-    answers = [place for place, one in enumerate(messages) if one.role == "assistant"]
-    return tuple(messages[answers[-1] + 1 :] if answers else messages)
 
 
 def prefill_of(proxy: AgentProxy) -> str:

@@ -16,11 +16,8 @@ from dataclasses import replace
 from typing import Any
 
 from envfleet.errors import ConfigError
+from envfleet.llm.inference.continuation import new_messages, probe_messages, text_after_answer
 from envfleet.llm.inference.types import GenerateRequest, Generation, Message
-from envfleet.llm.prompts import new_messages
-
-_ANSWER = "envfleet-answer-0"
-"""Stands for an answer where only what a template writes after it is of interest."""
 
 
 class TokenPrompts:
@@ -44,9 +41,8 @@ class TokenPrompts:
             new: The messages since.
             prefill: The beginning of the next answer.
         """
-        whole = self._text([Message("user", "-"), Message("assistant", _ANSWER), *new])
-        _, found, after = whole.partition(_ANSWER)
-        if not found:
+        after = text_after_answer(self._text(probe_messages(new)))
+        if after is None:
             raise ConfigError(
                 "the chat template leaves out an earlier answer, so a conversation of several "
                 "turns has no fixed tokens; use a template that keeps answers, or "

@@ -160,6 +160,20 @@ class TestRows:
         assert row["advantage"] == 0.5
         assert (row["model_version"], row["group_id"], row["env_id"]) == ("v3", 0, 0)
 
+    def test_a_turn_whose_tokens_could_not_be_told_is_left_out_and_counted(self, tmp_path):
+        turns = [
+            turn(0, prompt=(1, 2), answer=(3,)),
+            turn(1, prompt=(1, 2, 3, 4)),
+            turn(2, prompt=(1, 2, 3, 4, 5, 6), answer=(7,)),
+        ]
+        played = [trajectory(turns=turns)]
+        (row,) = training_rows(played)
+
+        assert row["input_ids"] == [1, 2, 3, 4, 5, 6, 7]
+        assert row["completion_mask"] == [0, 0, 1, 0, 0, 0, 1]
+        told = write_export(played, "rows", tmp_path / "rows.jsonl")
+        assert (told.num_rows, told.num_untold) == (1, 1)
+
     def test_masked_ones_are_left_out_even_without_tokens(self):
         lost = trajectory(1, has_tokens=False, is_masked=True)
 

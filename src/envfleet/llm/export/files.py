@@ -38,6 +38,8 @@ class Exported:
     """Trajectories that are not in it: masked, not over, or without an answer."""
     num_cut: int = 0
     """Rows that begin in mid-conversation: a prompt did not begin with the tokens so far."""
+    num_untold: int = 0
+    """Turns that are not in it, because the engine could not report all tokens of the answer."""
 
 
 def write_export(
@@ -70,9 +72,15 @@ def write_export(
     elif form in FORMS:
         rows = training_rows(trajectories, advantage)
         _WRITERS[form](path, rows)
-        num_told = sum(map(is_trained_on, trajectories))
+        trained_on = [one for one in trajectories if is_trained_on(one)]
+        num_told = len(trained_on)
+        num_untold = sum(len(one.turns) for one in trained_on) - sum(
+            row["num_turns"] for row in rows
+        )
         num_cut = sum(row["first_turn"] > 0 for row in rows)
-        return Exported(path, len(rows), num_told, len(trajectories) - num_told, num_cut)
+        return Exported(
+            path, len(rows), num_told, len(trajectories) - num_told, num_cut, num_untold
+        )
     else:
         raise ConfigError(f"the form is one of {', '.join(FORMS)}, not {form!r}")
     return Exported(path, len(told), len(told), len(trajectories) - len(told))

@@ -38,14 +38,20 @@ class TokenRun:
     """Of the model that gave the first answer."""
 
 
-def token_runs(trajectory: Trajectory) -> list[TokenRun]:
+def token_runs(trajectory: Trajectory, *, leaves_out: bool = False) -> list[TokenRun]:
     """The turns of a trajectory as few runs of tokens as can be; one, if templates only append.
+
+    Args:
+        trajectory: Of an engine that reports tokens.
+        leaves_out: Leave out turns whose answers the engine could not report.
 
     Raises:
         ConfigError: The engine did not report tokens or log-probabilities.
     """
     runs: list[TokenRun] = []
     for turn in trajectory.turns:
+        if leaves_out and turn.generation.token_ids is None:
+            continue
         prompt, answer, log_probs = _tokens_of(trajectory, turn)
         run = runs[-1] if runs else None
         new = _continuation(run, prompt) if run is not None else None
@@ -74,8 +80,10 @@ def training_rows(
     """One row per run of tokens, of all trajectories that are over and not masked.
 
     `input_ids`, `completion_mask` and `old_log_probs` are of one length; mask and log-probabilities
-    are 0 for tokens that the model did not draw. Rows of one trajectory have its advantage.
+    are 0 for tokens that the model did not draw. Rows of one trajectory have its advantage. A turn
+    whose answer has no tokens is left out, if the engine reported those of others.
     """
+    tells = any(turn.generation.token_ids is not None for one in trajectories for turn in one.turns)
     return [
         {
             "input_ids": [*run.prompt_ids, *run.completion_ids],
@@ -93,7 +101,7 @@ def training_rows(
         }
         for one, value in zip(trajectories, advantages_of(trajectories, advantage), strict=True)
         if value is not None
-        for run in token_runs(one)
+        for run in token_runs(one, leaves_out=tells)
     ]
 
 

@@ -60,6 +60,11 @@ class CassetteEngine:
         """That of the engine behind it."""
         return self._inner.max_concurrency if self._inner is not None else 64
 
+    @property
+    def continues_tokens(self) -> bool:
+        """Whether the engine behind it takes a conversation as tokens that only grow."""
+        return getattr(self._inner, "continues_tokens", False)
+
     async def start(self) -> None:
         """Read what is recorded; start the engine if there may be more."""
         end = 0

@@ -18,15 +18,18 @@ import secrets
 import sys
 import time
 from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from envfleet.errors import ConfigError, InferenceError, MissingExtra, describe_exit
+from envfleet.llm.inference.continuation import new_messages, probe_messages, text_after_answer
 from envfleet.llm.inference.http_calls import JsonServer
 from envfleet.llm.inference.types import (
     GenerateRequest,
     Generation,
     GenerationTimes,
+    Message,
     StopReason,
 )
 
@@ -54,6 +57,7 @@ class EmbeddedEngine:
     """
 
     is_deterministic = False
+    continues_tokens = True
     remembers_by_place = True
     """A conversation that finds its place taken by another has to be read again from its start."""
 
@@ -145,9 +149,23 @@ class EmbeddedEngine:
             return await self._complete(server, request, prompt_ids, begun_s)
 
     async def _prompt_ids(self, server: JsonServer, request: GenerateRequest) -> tuple[int, ...]:
-        messages = [{"role": one.role, "content": one.content} for one in request.messages]
-        text = (await server.post("/apply-template", {"messages": messages}))["prompt"]
-        body = {"content": text + request.prefill, "add_special": True, "parse_special": True}
+        if request.so_far is not None:
+            probe = probe_messages(new_messages(request.messages))
+            after = text_after_answer(await self._text(server, probe))
+            if after is not None:  # else the template drops answers, and no tokens only grow
+                added = await self._ids(server, after + request.prefill, is_first=False)
+                # the model may have ended its answer as the template does
+                has_ended = bool(added) and request.so_far[-1:] == added[:1]
+                return (*request.so_far, *added[has_ended:])
+        text = await self._text(server, request.messages)
+        return await self._ids(server, text + request.prefill, is_first=True)
+
+    async def _text(self, server: JsonServer, messages: Sequence[Message]) -> str:
+        plain = [{"role": one.role, "content": one.content} for one in messages]
+        return str((await server.post("/apply-template", {"messages": plain}))["prompt"])
+
+    async def _ids(self, server: JsonServer, text: str, *, is_first: bool) -> tuple[int, ...]:
+        body = {"content": text, "add_special": is_first, "parse_special": True}
         return tuple((await server.post("/tokenize", body))["tokens"])
 
     async def _complete(
@@ -175,6 +193,7 @@ class EmbeddedEngine:
         texts, token_ids, log_probs = [], [], []
         stop: StopReason | None = None
         first_s: float | None = None
+        num_tokens = 0
         async for event in server.stream("/completion", body):
             first_s = first_s or time.perf_counter()
             texts.append(event["content"])
@@ -182,16 +201,19 @@ class EmbeddedEngine:
             log_probs += [one["logprob"] for one in event.get("completion_probabilities") or ()]
             if event["stop"]:
                 stop = "length" if event["stop_type"] == "limit" else "stop"
+                num_tokens = event["tokens_predicted"]
         if stop is None or first_s is None:
             raise InferenceError("engine", "the embedded model's answer was cut", is_retryable=True)
+        # of the tokens that make up one character together, llama.cpp tells only the last
+        are_all = len(token_ids) == len(log_probs) == num_tokens
         return Generation(
             text="".join(texts),
             stop_reason=stop,
             prompt_ids=prompt_ids,
-            token_ids=tuple(token_ids),
-            log_probs=tuple(log_probs) if len(log_probs) == len(token_ids) else None,
+            token_ids=tuple(token_ids) if are_all else None,
+            log_probs=tuple(log_probs) if are_all else None,
             num_prompt_tokens=len(prompt_ids),
-            num_tokens=len(token_ids),
+            num_tokens=num_tokens,
             model_version=self._model.stem,
             times=GenerationTimes(
                 prefill_s=first_s - begun_s, decode_s=time.perf_counter() - first_s
@@ -353,4 +375,7 @@ def _environment() -> dict[str, str]:
     """The child finds packages where this process found them, and gets no keys."""
     kept = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
     known = {name: os.environ[name] for name in kept if name in os.environ}
+    # the model's threads wait for each other many times a token; waiting threads that spin made
+    # two threads 8 times slower than one wherever another program had a core
+    known["OMP_WAIT_POLICY"] = "passive"
     return known | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}

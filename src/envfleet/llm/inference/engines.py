@@ -61,12 +61,8 @@ def _plain_engine(name: str, options: InferenceOptions, config: Mapping[str, Any
 
 
 def threads_left(config: Mapping[str, Any]) -> int:
-    """Cores that the workers of a rollout leave; one is for this program itself, one is the least.
-
-    More threads than free cores make the model many times slower: its threads wait for each other
-    at every layer.
-    """
+    """Cores that the workers of a rollout leave; one is the least."""
     proxy = config.get("agent_proxy") or {}
     num_jobs = proxy.get("parallel_n_jobs", -1) if proxy.get("use_parallel_rollout") else 0
-    taken = num_jobs if isinstance(num_jobs, int) and num_jobs > 0 else 1
+    taken = num_jobs if isinstance(num_jobs, int) and num_jobs >= 0 else 1
     return max(1, usable_cores() - taken)

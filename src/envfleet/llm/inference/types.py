@@ -46,6 +46,10 @@ class GenerateRequest:
     messages: tuple[Message, ...] = ()
     prompt_ids: tuple[int, ...] | None = None
     """If given, the engine continues these tokens, and `messages` are for people only."""
+    so_far: tuple[int, ...] | None = None
+    """The tokens of the last prompt and of its answer, where `messages` only went on since: an
+    engine that `continues_tokens` tokenises what is new and nothing else. It says nothing that
+    `messages` do not say."""
     prefill: str = ""
     """The beginning of the answer, forced on the model; `Generation.text` starts after it."""
     sampling: Sampling = field(default_factory=Sampling)

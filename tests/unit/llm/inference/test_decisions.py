@@ -94,10 +94,11 @@ def test_an_address_is_shown_without_user_password_and_query():
     ("cores", "proxy", "threads"),
     [
         (1, {}, 1),
-        (2, {}, 1),
-        (8, {}, 7),
+        (2, {}, 2),
+        (8, {}, 8),
         (8, {"use_parallel_rollout": True, "parallel_n_jobs": 4}, 4),
-        (8, {"use_parallel_rollout": False, "parallel_n_jobs": 4}, 7),
+        (8, {"use_parallel_rollout": False, "parallel_n_jobs": 4}, 8),
+        (8, {"use_parallel_rollout": True, "parallel_n_jobs": -1}, 7),
         (2, {"use_parallel_rollout": True, "parallel_n_jobs": 16}, 1),
     ],
 )
