@@ -196,6 +196,7 @@ def _rollout_report(
         )
     blocks += [
         Text(f"Report: {page}"),
-        Text(f"Everything is in {folder}; read the conversations with: envfleet view {folder}"),
+        Text(f"Everything is in {folder}; read the conversations with:"),
+        Text(f"  envfleet view {folder}"),
     ]
     return Report(ok=not result.num_masked, document=document, blocks=tuple(blocks))

@@ -145,15 +145,15 @@ def test_any_order_of_things_gives_the_same_streams(fleets, orders):
 
 @pytest.mark.parametrize("place", PLACES)
 def test_steps_are_plain_again_after_something_special(place):
-    ones, halves = np.ones(2, np.int64), [slice(*bounds) for bounds in BOUNDS]
+    ones, shares = np.ones(2, np.int64), [list(range(*bounds)) for bounds in BOUNDS]
     with opened_at(place) as envs:
         envs.reset(seed=0)
-        for half in halves:
-            envs.send(ones, np.arange(NUM_ENVS)[half])
+        for slots in shares:
+            envs.send(ones, slots)
         seen = []
-        for _ in range(40):
-            slots = envs.recv(min_slots=2).slots
-            envs.send(np.ones(len(slots), np.int64), slots)
+        for slots in shares * 13:  # one worker at a time, so that the others are under way
+            envs.recv(slots=slots)
+            envs.send(ones, slots)
             seen.append(len(under_way(envs)))
         assert min(seen) < len(BOUNDS), "a step whose info is no number is not plain"
         assert max(seen) == len(BOUNDS), "but all others are"

@@ -106,12 +106,7 @@ class EmbeddedEngine:
     async def generate(self, request: GenerateRequest) -> Generation:
         """Continue the conversation, or the given tokens."""
         begun_s = time.perf_counter()
-        await self._ready.wait()
-        if self._given_up is not None:
-            raise self._given_up
-        child, server = self._child, self._server
-        if child is None or server is None:
-            raise InferenceError("engine", "the embedded model was closed")
+        child, server = await self._running()
         try:
             return await self._answer(server, request, begun_s)
         except InferenceError as exc:
@@ -132,6 +127,16 @@ class EmbeddedEngine:
         self._ready.set()  # who waits learns that it was closed
 
     # ---- asking ---------------------------------------------------------------------------------
+
+    async def _running(self) -> tuple[asyncio.subprocess.Process, JsonServer]:
+        while True:
+            await self._ready.wait()
+            if self._given_up is not None:
+                raise self._given_up
+            if self._child is not None and self._server is not None:
+                return self._child, self._server
+            if self._ready.is_set():  # and not: a child that was ready died since
+                raise InferenceError("engine", "the embedded model was closed")
 
     async def _answer(
         self, server: JsonServer, request: GenerateRequest, begun_s: float
