@@ -5,13 +5,13 @@ from typing import Any
 import pytest
 
 from envfleet.errors import ConfigError
+from envfleet.llm.inference.continuation import new_messages
 from envfleet.llm.inference.types import Generation, Message
 from envfleet.llm.play_rules import read_rules
 from envfleet.llm.prompts import (
     PromptInput,
     TagPrompt,
     format_grammar,
-    new_messages,
     prefill_of,
     write_messages,
 )
