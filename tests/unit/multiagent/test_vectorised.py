@@ -535,6 +535,70 @@ def test_a_pickled_slot_goes_on_where_it_was(kind, make):
             other.reset()
 
 
+@pytest.mark.parametrize("where", [HERE, APART], ids=["here", "apart"])
+@pytest.mark.parametrize(
+    ("kind", "make"),
+    [(AsyncPettingZooVecEnv, DyingAgentsParallel), (AECVecEnv, DyingAgents)],
+    ids=["parallel", "turns"],
+)
+def test_restored_slots_go_on_where_they_were(kind, make, where):
+    def on(vec, rng):
+        # one action for each living agent, or for each agent whose turn it is: others are refused
+        batches = []
+        for _ in range(8):
+            if kind is AECVecEnv:
+                batch = vec.step(rng.integers(2, size=vec.num_envs))
+                obs = {group: batch.obs_of(group) for group in vec.groups}
+            else:
+                alive = vec.alive
+                vec.step(
+                    [
+                        {name: int(rng.integers(2)) for name in alive if alive[name][slot]}
+                        for slot in range(vec.num_envs)
+                    ]
+                )
+                batch = vec.last_batch
+                obs = batch.obs
+            batches.append((obs, batch.all_rewards, batch.all_alive, batch.ended))
+        return batches
+
+    with kind([make] * 3, **where) as vec, kind([make] * 3, **where) as other:
+        vec.reset(seed=0)
+        on(vec, np.random.default_rng(0))
+        kept = vec.snapshot()
+        now = vec.restore(kept)
+        assert not now.valid.any()
+        assert not now.all_rewards.any()
+        expected = on(vec, np.random.default_rng(1))
+        assert value_difference(expected, on_restored(other, kept, on)) is None
+        # some slots, in another order
+        found = vec.restore([kept[2], kept[0]], [2, 0])
+        assert found.slots.tolist() == [2, 0]
+        assert (found.all_alive == now.all_alive[[2, 0]]).all()
+        vec.restore([kept[1]], [1])
+        assert value_difference(expected, on(vec, np.random.default_rng(1))) is None
+
+
+def on_restored(vec, kept, on):
+    vec.reset(seed=7)
+    vec.restore(kept)
+    return on(vec, np.random.default_rng(1))
+
+
+def test_restored_seats_have_their_names():
+    make = functools.partial(GENERATED_PARALLEL[0], max_cycles=30)
+    with AsyncPettingZooVecEnv([make] * 2, seats=40, **HERE) as vec:
+        vec.reset(seed=0)
+        for _ in range(5):
+            alive = vec.alive
+            vec.step([{seat: 1 for seat in alive if alive[seat][slot]} for slot in range(2)])
+        before = vec.last_batch
+        kept = vec.snapshot()
+        vec.reset(seed=5)
+        assert vec.restore(kept).names == before.names
+        assert value_difference(vec.alive, before.alive) is None
+
+
 class Doubling(wrappers.BaseWrapper):
     def step(self, action):
         super().step(action)
