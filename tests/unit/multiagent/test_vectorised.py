@@ -11,7 +11,7 @@ from gymnasium import spaces
 from gymnasium.error import ClosedEnvironmentError, NoAsyncCallError
 from gymnasium.vector.utils import iterate
 from pettingzoo import AECEnv, ParallelEnv
-from pettingzoo.utils import wrappers
+from pettingzoo.utils import aec_to_parallel, wrappers
 
 from envfleet import errors
 from envfleet.multiagent import AECVecEnv, AsyncPettingZooVecEnv, GridWorldEnvParallel
@@ -24,6 +24,7 @@ from tests.unit.multiagent.dying_agents import (
     boxes,
     mixed_actions,
 )
+from tests.unit.multiagent.small_game import Sticks
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)
@@ -602,6 +603,23 @@ def test_restored_seats_have_their_names():
 class Doubling(wrappers.BaseWrapper):
     def step(self, action):
         super().step(action)
+
+
+class AnnaAgain(Sticks):
+    """It is always the turn of the first agent."""
+
+    metadata: ClassVar[dict[str, Any]] = {**Sticks.metadata, "is_parallelizable": True}
+
+    def step(self, action):
+        super().step(action)
+        self.agent_selection = "anna"
+
+
+def test_an_order_that_is_no_cycle_is_an_error_that_says_where_to_go():
+    with AsyncPettingZooVecEnv([lambda: aec_to_parallel(AnnaAgain())], **HERE) as vec:
+        vec.reset(seed=0)
+        with pytest.raises(errors.EnvFailed, match=r"turn of anna, not of bert.*AECVecEnv"):
+            vec.step({name: np.zeros(1, np.int64) for name in vec.agents})
 
 
 def test_wrappers_of_other_kinds_stay():
