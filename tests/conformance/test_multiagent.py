@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from mpe2 import simple_spread_v3
+from pettingzoo.utils import aec_to_parallel, wrappers
 
 from envfleet.multiagent import AECVecEnv, AsyncPettingZooVecEnv, GridWorldEnvMultiAgent
 from envfleet.multiagent.grid_world import GridWorldEnvParallel
@@ -50,6 +52,20 @@ class ComingBack(DyingAgentsParallel):
         return answer
 
 
+class Forgetful(GridWorldEnvMultiAgent):
+    """Draws where it says an agent is, whenever it is asked."""
+
+    def observe(self, agent):
+        assert self._rng is not None
+        return super().observe(agent) | {"agent": self._rng.integers(5, size=2)}
+
+
+def forgetful_in_cycles():
+    world = Forgetful(size=5, max_steps=7)
+    checked = wrappers.AssertOutOfBoundsWrapper(world)
+    return aec_to_parallel(wrappers.OrderEnforcingWrapper(checked))
+
+
 PARALLEL = [
     pytest.param(functools.partial(DyingAgentsParallel, is_truncating=True), id="dying"),
     pytest.param(functools.partial(ComingBack, is_truncating=True), id="coming back"),
@@ -60,6 +76,9 @@ PARALLEL = [
     ),
     pytest.param(functools.partial(DyingAgentsParallel, death_rate=1.0), id="all at once"),
     pytest.param(functools.partial(GridWorldEnvParallel, size=5, max_steps=7), id="grid"),
+    pytest.param(functools.partial(simple_spread_v3.parallel_env, max_cycles=7), id="spread"),
+    pytest.param(rps_v2.parallel_env, id="rock, paper, scissors"),
+    pytest.param(forgetful_in_cycles, id="cycles"),
 ]
 TURNS = [
     pytest.param(functools.partial(DyingAgents, is_truncating=True), id="dying"),

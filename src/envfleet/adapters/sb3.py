@@ -23,6 +23,7 @@ from envfleet.adapters.gymnasium import make_vec
 from envfleet.adapters.opening import env_functions
 from envfleet.adapters.sb3_slot import MASKS, BuildSlot
 from envfleet.engine import Batch, Incident, ResetPlan
+from envfleet.engine.batch import any_set
 from envfleet.errors import ConfigError, MissingExtra
 
 try:
@@ -143,22 +144,21 @@ class FleetVecEnv(VecEnv):
         self._take_masks(infos)
         finals = batch.finals
         if finals is not None:
-            last = dict([*finals.packed.each(), *finals.plain])
+            has_last = finals.packed.groups or finals.plain
+            last = dict([*finals.packed.each(), *finals.plain]) if has_last else {}
             for slot in finals.positions:
                 self.reset_infos[slot] = begun = infos[slot]
                 infos[slot] = ended = last.get(slot, {})
                 if batch.incidents and "incident" in begun:  # it befell the episode that is over
                     ended["incident"] = begun.pop("incident")
-        if batch.has_events:
-            is_cut = (batch.truncated & ~batch.terminated).tolist()
-            for slot, info in enumerate(infos):
-                info[_TRUNCATED] = is_cut[slot]
-        else:
-            for info in infos:
-                info[_TRUNCATED] = False
+        for info in infos:
+            info[_TRUNCATED] = False
+        if batch.has_events and any_set(batch.truncated):
+            for slot in np.flatnonzero(batch.truncated & ~batch.terminated).tolist():
+                infos[slot][_TRUNCATED] = True
         if finals is not None:
-            for slot, obs in zip(finals.positions, finals.obs, strict=True):
-                infos[slot][_LAST_OBS] = obs
+            for slot in finals.positions:
+                infos[slot][_LAST_OBS] = finals.lasts[slot]
         return infos
 
     def _batched(self, actions: Any) -> Any:

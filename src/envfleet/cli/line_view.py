@@ -105,7 +105,10 @@ class LineView(PrintedRun):
 
     def evaluated(self, env_steps: int, evaluation: Evaluation) -> None:
         """Show how good the policy is."""
-        self.say(f"Evaluation at {env_steps:,}: {evaluation.mean:.2f} +- {evaluation.std:.2f}")
+        line = f"Evaluation at {env_steps:,}: {evaluation.mean:.2f} +- {evaluation.std:.2f}"
+        if (won := evaluation.figures.get("win_rate_random")) is not None:  # a game of several
+            line += f"  |  won against random: {won:.1%}"
+        self.say(line)
 
 
 def begin_lines(

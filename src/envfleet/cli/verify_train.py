@@ -2,7 +2,8 @@
 
 Two runs with one seed go side by side: one in this process, one in worker processes. After every
 rollout all experience is compared, after every update all parameters. Law: the first difference is
-named by iteration, step, slot and field, or by the parameter's name.
+named by iteration, step, slot and field (and by agent, if there are several, whose steps are its
+own turns), or by the parameter's name.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from typing import Any, TypeAlias
 
@@ -18,7 +20,7 @@ import numpy.typing as npt
 import torch
 
 from envfleet.adapters.names import label
-from envfleet.cli.command import Context, UsageError
+from envfleet.cli.command import Context
 from envfleet.cli.report import Block, Heading, Report, Table, Text
 from envfleet.cli.train_args import TrainArgs, add_train_flags, read_train_args
 from envfleet.learn.environments import opened
@@ -62,6 +64,8 @@ class TrainDifference:
     step: int | None = None
     """Within the iteration, from 0; None for what has no steps."""
     slot: int | None = None
+    agent: Any = None
+    """Whose row it is, if there are several agents."""
 
     @property
     def place(self) -> str:
@@ -71,7 +75,7 @@ class TrainDifference:
         )
         if self.step is not None:
             where += f", step {self.step}, slot {self.slot}"
-        return where
+        return where if self.agent is None else f"{where}, {self.agent}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,20 +107,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, context: Context) -> Report:
     """Train twice and compare."""
     asked = read_train_args(args)
-    if asked.agents is not None:
-        raise UsageError(
-            f"verify train is for environments with one agent, and {asked.options.env} has several"
-        )
     reference, other = runs_of(asked)
     iterations = other.iterations(asked.ppo)
     with (
         context.progress.bar("verify train", iterations) as bar,
-        opened(reference, asked.ppo) as one,
-        opened(other, asked.ppo) as two,
+        _trainer(reference, asked) as one,
+        _trainer(other, asked) as two,
     ):
         difference, compared = side_by_side(one, two, iterations, bar)
-        incidents = len(one.envs.incidents) + len(two.envs.incidents)
+        fleets = [one.envs, two.envs] if asked.agents is None else [one.vec, two.vec]
+        incidents = sum(len(fleet.incidents) for fleet in fleets)
     return _train_report(reference, other, difference, compared, incidents)
+
+
+def _trainer(options: TrainOptions, asked: TrainArgs) -> AbstractContextManager[Any]:
+    """A trainer for one agent or for several, on environments of its own."""
+    return opened(options, asked.ppo) if asked.agents is None else _of_agents(options, asked)
+
+
+@contextmanager
+def _of_agents(options: TrainOptions, asked: TrainArgs) -> Iterator[Any]:
+    from envfleet.multiagent.agent_environments import opened_agents  # needs PettingZoo
+
+    assert asked.agents is not None
+    with opened_agents(options, asked.agents, asked.ppo) as (_, trainer):
+        yield trainer
 
 
 def runs_of(asked: TrainArgs) -> tuple[TrainOptions, TrainOptions]:
@@ -144,26 +159,59 @@ def runs_of(asked: TrainArgs) -> tuple[TrainOptions, TrainOptions]:
 
 
 def side_by_side(
-    one: PPOTrainer, two: PPOTrainer, iterations: int, bar: ProgressBar
+    one: Any, two: Any, iterations: int, bar: ProgressBar
 ) -> tuple[TrainDifference | None, Compared]:
-    """Iterate both until something differs."""
+    """Iterate both trainers, of one agent or of several, until something differs."""
     names: tuple[str, ...] = ()
     transitions = 0
-    difference = state_difference(one.agent.state(), two.agent.state(), 0)
+    difference = state_difference(_policies(one), _policies(two), 0)
     number = 0
     while difference is None and number < iterations:
         progress = number / iterations
         number += 1
         rollouts = one.collect(), two.collect()
-        difference = rollout_difference(*rollouts, number)
+        difference = _experience_difference(*rollouts, one, number)
         if difference is None:
-            names, transitions = _state_fields(rollouts[0]), transitions + rollouts[0].rewards.size
+            made = list(_by_group(rollouts[0]).values())
+            names = _state_fields(made[0])
+            transitions += sum(int(rollout.valid.sum()) for rollout in made)
             one.learn(rollouts[0], progress)
             two.learn(rollouts[1], progress)
-            difference = state_difference(one.agent.state(), two.agent.state(), number)
+            difference = state_difference(_policies(one), _policies(two), number)
         bar.advance()
-    parameters = sum(array.size for _, array in _arrays("", one.agent.state()))
+    parameters = sum(array.size for _, array in _arrays("", _policies(one)))
     return difference, Compared(number, transitions, names, parameters)
+
+
+def _policies(trainer: Any) -> Any:
+    """The state of the policy, or of each group's if there are several."""
+    if isinstance(trainer, PPOTrainer):
+        return trainer.agent.state()
+    states = {str(name): agent.state() for name, agent in trainer.agents.items()}
+    return states if len(states) > 1 else next(iter(states.values()))
+
+
+def _by_group(rollout: Any) -> Mapping[Any, Any]:
+    return rollout if isinstance(rollout, Mapping) else {None: rollout}
+
+
+def _experience_difference(
+    expected: Any, got: Any, trainer: Any, iteration: int
+) -> TrainDifference | None:
+    """The earliest difference; where there are several agents, in the rows of one of them."""
+    found = []
+    others = _by_group(got)
+    for number, (group, rollout) in enumerate(_by_group(expected).items()):
+        difference = rollout_difference(rollout, others[group], iteration)
+        if difference is None:
+            continue
+        if group is not None and difference.slot is not None:
+            agents = trainer.vec.layout.groups[number].agents
+            slot, place = divmod(difference.slot, len(agents))
+            difference = replace(difference, slot=slot, agent=agents[place])
+        found.append(difference)
+    # what has no step comes last: it follows from what has one
+    return min(found, key=lambda one: (one.step is None, one.step or 0), default=None)
 
 
 # ---- comparing ----------------------------------------------------------------------------------
@@ -171,13 +219,17 @@ def side_by_side(
 
 def rollout_difference(expected: Any, got: Any, iteration: int) -> TrainDifference | None:
     """Where two rollouts first differ: by time, then by slot, then in the order of their fields."""
-    shape = np.shape(expected.rewards)
+    # agents that act in turn may have made more rows in one run than in the other
+    shape = (min(len(expected.rewards), len(got.rewards)), *np.shape(expected.rewards)[1:])
     first: tuple[tuple[bool, int, int, int], TrainDifference] | None = None
     for order, (name, left, right) in enumerate(_state_pairs(expected, got)):
+        is_by_row = left.shape[:2] == np.shape(expected.rewards)
+        if is_by_row and right.shape[:2] == np.shape(got.rewards):
+            left, right = left[: shape[0]], right[: shape[0]]
         if left.shape != right.shape or left.dtype != right.dtype:
             kinds = f"{left.dtype}{list(left.shape)}", f"{right.dtype}{list(right.shape)}"
             return TrainDifference(iteration, name, *kinds)
-        if left.shape[:2] != shape:
+        if not is_by_row:
             continue  # has no rows of its own: compared below, with the rest
         unequal = _unequal(left, right).reshape(*shape, -1).any(axis=2)
         if unequal.any():
@@ -278,6 +330,8 @@ def _cause(difference: TrainDifference, env: str) -> str:
     if difference.step is None:
         return "The experience was equal, so the cause lies in the learner: threads, or a GPU."
     if difference.field.partition(".")[0] in FROM_ENVIRONMENTS:
+        if difference.agent is not None:
+            return "That comes from the environment: something in it follows from no seed."
         return f"That comes from the environment; look closer with: envfleet verify {env}"
     return "The observations were equal, so the cause lies in the networks: threads, or a GPU."
 
@@ -330,7 +384,9 @@ def _train_report(
 def _train_json(difference: TrainDifference) -> dict[str, Any]:
     """For scripts; the values as text, because they may be anything."""
     values = {"expected": repr(difference.expected)[:500], "got": repr(difference.got)[:500]}
-    places = {"iteration": difference.iteration, "step": difference.step, "slot": difference.slot}
+    places = {name: getattr(difference, name) for name in ("iteration", "step", "slot")}
+    if difference.agent is not None:
+        places["agent"] = str(difference.agent)
     return places | {"field": difference.field} | values
 
 

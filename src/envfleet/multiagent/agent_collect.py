@@ -191,16 +191,13 @@ class AgentCollector:
         """Continue exactly where this state and these slots were taken."""
         self._generator.set_state(state["generator"].cpu())
         self._returns, self._lengths = state["returns"].copy(), state["lengths"].copy()
-        acting = np.zeros_like(self._returns, np.bool_)
         for group in self._groups:
             self._lanes[group.name].load(state["lanes"][str(group.name)])
-            lanes = self._to_act[group.name] = self._lanes[group.name].to_act
-            where, places = np.divmod(lanes, len(group.agents))
-            acting[where, np.array(group.numbers)[places]] = True
+            self._to_act[group.name] = self._lanes[group.name].to_act
         if slots is None:
             self._begin_anew()
         else:
-            self._vec.restored(slots, acting)
+            self._vec.restore(slots)
 
     def _begin_anew(self) -> None:
         """New episodes everywhere, by seeds that follow from the state."""

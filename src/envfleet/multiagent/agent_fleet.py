@@ -259,6 +259,25 @@ class AgentFleet:
         """The state of these slots, to go on from later, here or in another fleet."""
         return self.envs.snapshot(slots)
 
+    def restore(self, snapshots: Sequence[Snapshot], slots: Sequence[int] | None = None) -> Any:
+        """Bring these slots to those states.
+
+        Returns a batch of them, as `recv` would after a reset: who acts next and what they observe.
+        """
+        found = self.envs.restore(snapshots, slots)
+        wanted = np.arange(self.num_envs) if slots is None else np.asarray(slots, np.intp)
+        obs = (
+            {"record": found["record"][wanted], "seen": tuple(found["seen"][n] for n in wanted)}
+            if isinstance(self.layout, SeatLayout)
+            else found[wanted]
+        )
+        ended, cut, valid = np.zeros((3, len(wanted)), np.bool_)
+        return self._read(Batch(wanted, obs, np.zeros(len(wanted)), ended, cut, valid, True))
+
+    def _read(self, found: Batch) -> Any:
+        """Note whose turn it is, and return the batch by agent."""
+        raise NotImplementedError
+
     @property
     def incidents(self) -> tuple[Incident, ...]:
         """Every failure so far, oldest first."""

@@ -1,4 +1,4 @@
-"""An AEC environment without PettingZoo's own wrappers, which take half of a board game's time.
+"""Environments without PettingZoo's own wrappers, which take half of a board game's time.
 
 Law: a game that is driven through `Bare` is the same as one driven through the wrappers, move by
 move, with illegal moves too. Only wrappers whose whole effect is known are left out:
@@ -8,13 +8,17 @@ move, with illegal moves too. Only wrappers whose whole effect is known are left
     TerminateIllegalWrapper    ends the game at a move that the mask forbids; `Bare.step` does so
 
 The first wrapper of another kind, or of a class derived from these, stays, with all that it wraps.
+A Parallel environment that `aec_to_parallel` made of an AEC one is driven past them too.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Mapping
 from typing import Any
 
 from gymnasium.spaces import Discrete
+from pettingzoo.utils.conversions import aec_to_parallel_wrapper
 from pettingzoo.utils.env_logger import EnvLogger
 from pettingzoo.utils.wrappers import (
     AssertOutOfBoundsWrapper,
@@ -22,7 +26,7 @@ from pettingzoo.utils.wrappers import (
     TerminateIllegalWrapper,
 )
 
-from envfleet.errors import ActionError
+from envfleet.errors import ActionError, OutOfOrder
 
 MASK_KEY = "action_mask"
 """PettingZoo's name for the actions that are allowed, in an observation or in an info."""
@@ -126,6 +130,55 @@ class Bare:
     @staticmethod
     def _mask_in(seen: Any, info: dict[str, Any]) -> Any:
         return seen.get(MASK_KEY) if isinstance(seen, dict) else info.get(MASK_KEY)
+
+
+class BareCycles:
+    """A Parallel environment that is an AEC one inside: a step is one turn of every agent."""
+
+    def __init__(self, env: Any) -> None:
+        """Take an environment for which `are_cycles` is true, and which the caller closes."""
+        self._outermost, self._bare = env, Bare(env.aec_env)
+
+    @staticmethod
+    def are_cycles(env: Any) -> bool:
+        """Whether an environment was made by PettingZoo's `aec_to_parallel`."""
+        return type(env) is aec_to_parallel_wrapper
+
+    def reset(
+        self, *, seed: int | None, options: dict[str, Any] | None
+    ) -> tuple[dict[Any, Any], dict[Any, Any]]:
+        """Start an episode."""
+        env = self._bare.env
+        self._bare.reset(seed, options)
+        self._outermost.agents = list(env.agents)
+        live = [name for name in env.agents if not self._is_dead(name)]
+        return {name: self._bare.observe(name) for name in live}, dict(env.infos)
+
+    def step(self, actions: Mapping[Any, Any]) -> tuple[dict[Any, Any], ...]:
+        """One cycle; what a Parallel environment answers."""
+        bare, env = self._bare, self._bare.env
+        rewards: dict[Any, float] = defaultdict(int)
+        for name in env.agents:
+            if name != env.agent_selection:
+                raise OutOfOrder(
+                    f"{env} cannot be run in cycles: it is the turn of {env.agent_selection}, not "
+                    f"of {name}. Agents have to act in their order, and to die at a cycle's end; "
+                    "AECVecEnv needs neither"
+                )
+            bare.last()  # an environment may count, or draw, when it is asked
+            bare.step(actions[name])
+            for each in env.agents:
+                rewards[each] += env.rewards[each]
+        terminated, truncated = dict(env.terminations), dict(env.truncations)
+        told = dict(env.infos)
+        seen = {name: bare.observe(name) for name in env.agents}
+        while env.agents and self._is_dead(env.agent_selection):
+            bare.step(None)
+        self._outermost.agents = env.agents
+        return seen, rewards, terminated, truncated, told
+
+    def _is_dead(self, name: Any) -> bool:
+        return bool(self._bare.env.terminations[name] or self._bare.env.truncations[name])
 
 
 def _bounds_of(space: Any) -> tuple[int, int] | None:

@@ -16,7 +16,7 @@ from pettingzoo import AECEnv, ParallelEnv
 
 from envfleet.errors import ConfigError, OutOfOrder
 from envfleet.multiagent.agent_records import AgentLayout
-from envfleet.multiagent.bare import MASK_KEY
+from envfleet.multiagent.bare import MASK_KEY, BareCycles
 from envfleet.multiagent.groups import Groups, make_groups
 from envfleet.multiagent.record_writers import RecordWriter
 from envfleet.multiagent.seats import SeatLayout, SeatWriter
@@ -130,15 +130,19 @@ class ParallelSlot(_AgentSlot):
 
     _live: list[Any]
 
+    def __init__(self, env: Any, groups: Groups | None, seats: int | None) -> None:
+        super().__init__(env, groups, seats)
+        self._bare: Any = BareCycles(env) if BareCycles.are_cycles(env) else env
+
     def _begin(self, seed: int, options: Info | None) -> tuple[Outcome, Any]:
-        seen, infos = self.env.reset(seed=seed, options=options)
+        seen, infos = self._bare.reset(seed=seed, options=options)
         self._live = list(self.env.agents)
         return Outcome(live=self._live, seen=seen, infos=infos), None
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, Info]:
         """One step of all living agents."""
         actions = self._writer.actions_of(action, self._live)
-        seen, rewards, terminated, truncated, infos = self.env.step(actions)
+        seen, rewards, terminated, truncated, infos = self._bare.step(actions)
         live = list(self.env.agents)
         if any(terminated.values()) or any(truncated.values()):
             live = [name for name in live if not (terminated.get(name) or truncated.get(name))]

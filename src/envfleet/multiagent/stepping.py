@@ -49,8 +49,8 @@ class Stepping(Protocol):
     def draws(self, group: Group, lanes: Numbers | None = None) -> Any:
         """How many draws a step needs for a group, or which of them are for these lanes."""
 
-    def restored(self, slots: Sequence[Snapshot], acting: Flags) -> None:
-        """Bring all slots to these states; `acting` says who acts next there, [slot, agent]."""
+    def restore(self, snapshots: Sequence[Snapshot]) -> AgentBatch:
+        """Bring all slots to these states."""
 
 
 class TurnStepping(AECVecEnv):
@@ -84,11 +84,6 @@ class TurnStepping(AECVecEnv):
     def draws(self, group: Group, lanes: Numbers | None = None) -> Any:
         """One draw for each slot."""
         return self.num_envs if lanes is None else lanes // len(group.agents)
-
-    def restored(self, slots: Sequence[Snapshot], acting: Flags) -> None:
-        """Bring all slots to these states."""
-        self.envs.restore(slots)
-        self._turns[:] = acting.argmax(1)
 
 
 class TeamStepping(AsyncPettingZooVecEnv):
@@ -128,11 +123,6 @@ class TeamStepping(AsyncPettingZooVecEnv):
     def draws(self, group: Group, lanes: Numbers | None = None) -> Any:
         """One draw for each lane."""
         return self.num_envs * len(group.agents) if lanes is None else lanes
-
-    def restored(self, slots: Sequence[Snapshot], acting: Flags) -> None:
-        """Bring all slots to these states."""
-        self.envs.restore(slots)
-        self._alive[:] = acting
 
 
 def _in_lanes(tree: Any, lanes: Numbers) -> Any:

@@ -123,6 +123,15 @@ def test_every_tenth_iteration_and_the_last_are_shown():
     ]
 
 
+def test_an_evaluation_of_a_game_says_how_many_were_won():
+    stream = io.StringIO()
+    lines = LineView(stream, OPTIONS)
+    lines.evaluated(6400, Evaluation((1.0, 1.0), figures={"win_rate_random": 0.955}))
+    assert stream.getvalue().splitlines() == [
+        "Evaluation at 6,400: 1.00 +- 0.00  |  won against random: 95.5%"
+    ]
+
+
 def test_incidents_are_counted_whenever_there_are_more():
     stream = io.StringIO()
     lines = LineView(stream, OPTIONS)

@@ -73,6 +73,13 @@ class Sticks(AECEnv[Any, Any, Any]):
         pass
 
 
+class CarelessSticks(Sticks):
+    """Takes no notice of its seed."""
+
+    def reset(self, seed=None, options=None):
+        super().reset(None, options)
+
+
 class Guessing(ParallelEnv[Any, Any, Any]):
     """Two agents that earn 1 by doing what they see; one of them may be told nonsense."""
 

@@ -218,9 +218,23 @@ def test_from_a_name_to_a_run_that_goes_on_and_a_match(tmp_path, monkeypatch, ca
     assert json.loads(capsys.readouterr().out)["ok"]
 
 
-def test_verify_train_says_that_it_is_for_one_agent(capsys):
-    assert app.run(["verify", "train", "--env", STICKS]) == 2
-    assert "small_game:Sticks has several" in capsys.readouterr().err
+def test_verify_train_finds_a_game_equal_everywhere(capsys):
+    asked = ["--env", STICKS, "--n-envs", "4", "--n-steps", "16", "--num-episodes", "2"]
+    assert app.run(["verify", "train", *asked, "--backend", "thread", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["equal"]
+    # a turn whose reward is still to come belongs to the next rollout
+    assert 2 * 4 * 16 - 2 * 4 <= found["compared"]["transitions"] <= 2 * 4 * 16
+
+
+def test_verify_train_names_the_agent_whose_environment_follows_no_seed(capsys):
+    careless = "tests.unit.multiagent.small_game:CarelessSticks"
+    asked = ["--env", careless, "--n-envs", "2", "--n-steps", "32", "--num-episodes", "1"]
+    assert app.run(["verify", "train", *asked, "--backend", "thread", "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert found["parting"]["agent"] in ("anna", "bert")
+    assert found["parting"]["slot"] in (0, 1)
+    assert "follows from no seed" in found["conclusion"]
 
 
 @pytest.mark.parametrize(

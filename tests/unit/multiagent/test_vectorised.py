@@ -11,7 +11,7 @@ from gymnasium import spaces
 from gymnasium.error import ClosedEnvironmentError, NoAsyncCallError
 from gymnasium.vector.utils import iterate
 from pettingzoo import AECEnv, ParallelEnv
-from pettingzoo.utils import wrappers
+from pettingzoo.utils import aec_to_parallel, wrappers
 
 from envfleet import errors
 from envfleet.multiagent import AECVecEnv, AsyncPettingZooVecEnv, GridWorldEnvParallel
@@ -24,6 +24,7 @@ from tests.unit.multiagent.dying_agents import (
     boxes,
     mixed_actions,
 )
+from tests.unit.multiagent.small_game import Sticks
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)
@@ -535,9 +536,90 @@ def test_a_pickled_slot_goes_on_where_it_was(kind, make):
             other.reset()
 
 
+@pytest.mark.parametrize("where", [HERE, APART], ids=["here", "apart"])
+@pytest.mark.parametrize(
+    ("kind", "make"),
+    [(AsyncPettingZooVecEnv, DyingAgentsParallel), (AECVecEnv, DyingAgents)],
+    ids=["parallel", "turns"],
+)
+def test_restored_slots_go_on_where_they_were(kind, make, where):
+    def on(vec, rng):
+        # one action for each living agent, or for each agent whose turn it is: others are refused
+        batches = []
+        for _ in range(8):
+            if kind is AECVecEnv:
+                batch = vec.step(rng.integers(2, size=vec.num_envs))
+                obs = {group: batch.obs_of(group) for group in vec.groups}
+            else:
+                alive = vec.alive
+                vec.step(
+                    [
+                        {name: int(rng.integers(2)) for name in alive if alive[name][slot]}
+                        for slot in range(vec.num_envs)
+                    ]
+                )
+                batch = vec.last_batch
+                obs = batch.obs
+            batches.append((obs, batch.all_rewards, batch.all_alive, batch.ended))
+        return batches
+
+    with kind([make] * 3, **where) as vec, kind([make] * 3, **where) as other:
+        vec.reset(seed=0)
+        on(vec, np.random.default_rng(0))
+        kept = vec.snapshot()
+        now = vec.restore(kept)
+        assert not now.valid.any()
+        assert not now.all_rewards.any()
+        expected = on(vec, np.random.default_rng(1))
+        assert value_difference(expected, on_restored(other, kept, on)) is None
+        # some slots, in another order
+        found = vec.restore([kept[2], kept[0]], [2, 0])
+        assert found.slots.tolist() == [2, 0]
+        assert (found.all_alive == now.all_alive[[2, 0]]).all()
+        vec.restore([kept[1]], [1])
+        assert value_difference(expected, on(vec, np.random.default_rng(1))) is None
+
+
+def on_restored(vec, kept, on):
+    vec.reset(seed=7)
+    vec.restore(kept)
+    return on(vec, np.random.default_rng(1))
+
+
+def test_restored_seats_have_their_names():
+    make = functools.partial(GENERATED_PARALLEL[0], max_cycles=30)
+    with AsyncPettingZooVecEnv([make] * 2, seats=40, **HERE) as vec:
+        vec.reset(seed=0)
+        for _ in range(5):
+            alive = vec.alive
+            vec.step([{seat: 1 for seat in alive if alive[seat][slot]} for slot in range(2)])
+        before = vec.last_batch
+        kept = vec.snapshot()
+        vec.reset(seed=5)
+        assert vec.restore(kept).names == before.names
+        assert value_difference(vec.alive, before.alive) is None
+
+
 class Doubling(wrappers.BaseWrapper):
     def step(self, action):
         super().step(action)
+
+
+class AnnaAgain(Sticks):
+    """It is always the turn of the first agent."""
+
+    metadata: ClassVar[dict[str, Any]] = {**Sticks.metadata, "is_parallelizable": True}
+
+    def step(self, action):
+        super().step(action)
+        self.agent_selection = "anna"
+
+
+def test_an_order_that_is_no_cycle_is_an_error_that_says_where_to_go():
+    with AsyncPettingZooVecEnv([lambda: aec_to_parallel(AnnaAgain())], **HERE) as vec:
+        vec.reset(seed=0)
+        with pytest.raises(errors.EnvFailed, match=r"turn of anna, not of bert.*AECVecEnv"):
+            vec.step({name: np.zeros(1, np.int64) for name in vec.agents})
 
 
 def test_wrappers_of_other_kinds_stay():
