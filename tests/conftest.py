@@ -21,6 +21,9 @@ import psutil
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests import ray_cluster as ray_tests
+from tests.ray_cluster import ray_cluster  # noqa: F401  (a fixture for every test)
+
 # No database and no random choice: a run in CI tries the same examples as the run before it. And no
 # clock: how long examples take says how busy the machine is.
 settings.register_profile(
@@ -40,6 +43,9 @@ ORPHANED = "shared memory that nobody holds"
 ORPHANED_S = 30.0
 """How long that may be there: it may be a stranger's who was killed, and is then cleared away by
 the resource tracker of multiprocessing when the last of the stranger's children is gone."""
+
+LINKS = ("socket:", "anon_inode:")
+"""What Ray's connections look like among the open descriptors."""
 
 SHM = Path("/dev/shm")
 FDS = Path("/proc/self/fd")
@@ -66,22 +72,27 @@ class Surroundings:
     multiprocessing starts a resource tracker and a fork server when first needed, keeps them for
     the life of the process, and holds one descriptor of each. Its heap, which Gymnasium's
     AsyncVectorEnv uses, never gives back a small arena. loky, a part of joblib, has a tracker of
-    its own. These are paid once, and are not leaks.
+    its own. These are paid once, and are not leaks. Nor is the Ray cluster of the tests
+    (`tests/ray_cluster.py`), of which it is seen what lives in it instead: actors, objects and
+    placement groups.
     """
 
     processes: dict[int, str]
     threads: frozenset[threading.Thread]
     shared_memory: frozenset[str]
     fds: dict[int, str]
+    ray: frozenset[str] = frozenset()
 
     @classmethod
     def now(cls) -> "Surroundings":
+        cluster = ray_tests.running()
         loky = sys.modules.get("joblib.externals.loky.backend.resource_tracker")
         loky_tracker = getattr(loky, "_resource_tracker", None)
         servants = {
             getattr(loky_tracker, "_pid", None),
             getattr(resource_tracker._resource_tracker, "_pid", None),
             getattr(forkserver._forkserver, "_forkserver_pid", None),
+            *(cluster.daemons() if cluster else ()),
         }
         their_fds = {
             getattr(loky_tracker, "_fd", None),
@@ -98,10 +109,17 @@ class Surroundings:
                 for fd, target in open_fds()
                 if fd not in their_fds and arena not in target
             },
+            ray=cluster.contents() if cluster else frozenset(),
         )
 
-    def left_behind(self, *, ignore_threads: bool = False) -> dict[str, list[str]]:
-        """What there is now and was not then, by kind; empty when all is well."""
+    def left_behind(
+        self, *, ignore_threads: bool = False, ignore_links: bool = False
+    ) -> dict[str, list[str]]:
+        """What there is now and was not then, by kind; empty when all is well.
+
+        Ray opens connections to the cluster, and closes them, when it likes; `ignore_links` leaves
+        them out.
+        """
         now = Surroundings.now()
         found = {
             "processes": [
@@ -110,6 +128,7 @@ class Surroundings:
             "threads": [thread.name for thread in now.threads - self.threads if not ignore_threads],
             "shared memory": [],
             ORPHANED: [],
+            "Ray": sorted(now.ray - self.ray),
         }
         ours = {os.getpid(), *now.processes}
         for name in sorted(now.shared_memory - self.shared_memory):
@@ -118,9 +137,17 @@ class Surroundings:
             if holders <= ours and entry.exists():
                 found["shared memory" if holders else ORPHANED].append(str(entry))
         # By number, since a descriptor may be closed and another opened in its place.
-        if len(now.fds) > len(self.fds):
+        then_fds, now_fds = (
+            {
+                fd: target
+                for fd, target in one.fds.items()
+                if not (ignore_links and target.startswith(LINKS))
+            }
+            for one in (self, now)
+        )
+        if len(now_fds) > len(then_fds):
             found["file descriptors"] = [
-                f"{fd} -> {target}" for fd, target in now.fds.items() if self.fds.get(fd) != target
+                f"{fd} -> {target}" for fd, target in now_fds.items() if then_fds.get(fd) != target
             ]
         return {kind: entries for kind, entries in found.items() if entries}
 
@@ -185,13 +212,26 @@ def own_user_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Non
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def ends_the_ray_cluster() -> Iterator[None]:
+    yield
+    ray_tests.stop()
+
+
 @pytest.fixture(autouse=True)
 def leaves_nothing_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fails a test after which a process, thread, descriptor or shared block is left."""
     ignore_threads = request.node.get_closest_marker("leaves_thread") is not None
+    ignore_links = ray_tests.is_asked_for(request)
+    if ignore_links:
+        ray_tests.started()
     before = Surroundings.now()
+
+    def left_behind() -> dict[str, list[str]]:
+        return before.left_behind(ignore_threads=ignore_threads, ignore_links=ignore_links)
+
     yield
-    found = before.left_behind(ignore_threads=ignore_threads)
+    found = left_behind()
     if found:
         # pytest.raises and a failing test keep frames alive in reference cycles, and with them
         # whatever the test itself had open.
@@ -201,7 +241,7 @@ def leaves_nothing_behind(request: pytest.FixtureRequest) -> Iterator[None]:
         ORPHANED_S if found.keys() == {ORPHANED} else GRACE_S
     ):
         time.sleep(0.01)
-        found = before.left_behind(ignore_threads=ignore_threads)
+        found = left_behind()
     if not found:
         return
     leaked = Surroundings.now().processes.keys() - before.processes.keys()

@@ -15,11 +15,13 @@
      │   ├─ MissingMainGuard
      │   ├─ MainNotImportable
      │   ├─ TooManyOpenFiles
+     │   ├─ NoNewProcess
      │   ├─ NotEnoughSharedMemory
      │   ├─ EnvNotPicklable
      │   ├─ EnvNotImportable
      │   ├─ EnvNotRegistered
      │   ├─ EnvConstructionFailed
+     │   ├─ ClusterUnreachable (ConnectionError)
      │   └─ StartTimeout (TimeoutError)
      ├─ EnvFailed (RuntimeError)            an environment raised; the remote traceback is the cause
      ├─ NothingCollected (RuntimeError)     environments failed in every step of a rollout
@@ -36,6 +38,9 @@
      ├─ RolloutFailed (RuntimeError)        a trajectory failed, and `on_failure` is "raise"
      ├─ InferenceError (RuntimeError)       a language model gave no answer
      ├─ OpenEnvError (ConnectionError)      an OpenEnv server cannot be used
+     ├─ ClusterLost (ConnectionError)       the Ray cluster does not answer any more
+     ├─ NoNodes (RuntimeError)              no node of the cluster can take the work
+     ├─ WorkLost (RuntimeError)             a piece of work was lost with its node too often
      └─ VideoError (RuntimeError)           a video cannot be made
 
 Each class takes its data as constructor arguments and keeps them as attributes, so it can be
@@ -45,6 +50,7 @@ pickled. Its text says what happened, where, and what to do next.
 from __future__ import annotations
 
 import difflib
+import re
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Literal
@@ -52,14 +58,15 @@ from typing import Literal
 import gymnasium.error
 
 __all__ = [
-    "ActionError", "CheckpointError", "ConfigError", "DeadlineExceeded", "EnvConstructionFailed",
-    "EnvFailed", "EnvNotImportable", "EnvNotPicklable", "EnvNotRegistered", "EnvfleetError",
-    "FleetClosed", "InferenceError", "JournalError", "LayoutMismatch", "MainNotImportable",
-    "MissingExtra", "MissingMainGuard", "NoSuchAttribute", "NotAnswered", "NotEnoughSharedMemory",
-    "NotFinite", "NothingCollected", "NothingSent", "OpenEnvError", "OutOfOrder", "RemoteTraceback",
+    "ActionError", "CheckpointError", "ClusterLost", "ClusterUnreachable", "ConfigError",
+    "DeadlineExceeded", "EnvConstructionFailed", "EnvFailed", "EnvNotImportable", "EnvNotPicklable",
+    "EnvNotRegistered", "EnvfleetError", "FleetClosed", "InferenceError", "JournalError",
+    "LayoutMismatch", "MainNotImportable", "MissingExtra", "MissingMainGuard", "NoNewProcess",
+    "NoNodes", "NoSuchAttribute", "NotAnswered", "NotEnoughSharedMemory", "NotFinite",
+    "NothingCollected", "NothingSent", "OpenEnvError", "OutOfOrder", "RemoteTraceback",
     "ResetNeeded", "ResumeFailed", "RolloutFailed", "SlotQuarantined", "SnapshotError",
     "SpacesDiffer", "StartError", "StartTimeout", "StillInFlight", "TooManyOpenFiles", "VideoError",
-    "WorkerDied", "did_you_mean", "level_of_caller",
+    "WorkLost", "WorkerDied", "did_you_mean", "level_of_caller",
 ]  # fmt: skip
 
 
@@ -190,6 +197,21 @@ class TooManyOpenFiles(StartError):
         )
 
 
+class NoNewProcess(StartError):
+    """A worker process could not be started."""
+
+    def __init__(self, worker: int, slots: Sequence[int], reason: str, remedy: str) -> None:
+        super().__init__(worker, tuple(slots), reason, remedy)
+        self.worker, self.slots, self.reason = worker, tuple(slots), reason
+        self.remedy = remedy
+
+    def __str__(self) -> str:
+        return (
+            f"no process could be started for worker {self.worker} of slots {list(self.slots)}: "
+            f"{self.reason}. {self.remedy}"
+        )
+
+
 class NotEnoughSharedMemory(StartError):
     """The shared block does not fit into the free memory."""
 
@@ -258,10 +280,17 @@ class EnvConstructionFailed(StartError):
     """An environment could not be built, or failed when it was measured; see the cause."""
 
     def __init__(
-        self, slot: int, reason: str, is_here: bool = False, doing: str = "the constructor"
+        self,
+        slot: int,
+        reason: str,
+        is_here: bool = False,
+        doing: str = "the constructor",
+        has_neighbour: bool = False,
     ) -> None:
-        super().__init__(slot, reason, is_here, doing)
+        super().__init__(slot, reason, is_here, doing, has_neighbour)
         self.slot, self.reason = slot, reason
+        self.has_neighbour = has_neighbour
+        """Another environment had been built in the same process."""
         self.is_here = is_here
         """It was built in this process, not in a worker."""
         self.doing = doing
@@ -273,6 +302,11 @@ class EnvConstructionFailed(StartError):
                 f"the environment of slot {self.slot} was built, but its {self.doing} failed when "
                 f"it was measured: {self.reason}."
             )
+        if self.has_neighbour:
+            text += (
+                " Another one had been built in that process: if each needs a process of its own, "
+                "use backend='process' with num_workers=num_envs."
+            )
         if self.is_here:
             return f"{text} The traceback is above, as the cause of this error."
         return (
@@ -281,19 +315,58 @@ class EnvConstructionFailed(StartError):
         )
 
 
-class StartTimeout(StartError, TimeoutError):
-    """A worker was not ready in time."""
+class ClusterUnreachable(StartError, ConnectionError):
+    """No Ray cluster answers, or it refuses this process."""
 
-    def __init__(self, worker: int, slots: Sequence[int], seconds: float, doing: str) -> None:
-        super().__init__(worker, tuple(slots), seconds, doing)
-        self.worker, self.slots, self.seconds, self.doing = worker, tuple(slots), seconds, doing
+    def __init__(self, address: str, reason: str) -> None:
+        super().__init__(address, reason)
+        self.address, self.reason = address, reason
 
     def __str__(self) -> str:
         return (
-            f"worker {self.worker} of slots {list(self.slots)} was not ready after "
-            f"{self.seconds:g} s. If the constructors are slow, raise reset_timeout_s; if one "
-            f"hangs, run it with backend='serial'. The worker is at: {self.doing}"
+            f"the Ray cluster at {self.address} cannot be used: {self.reason}. On the head, "
+            "`ray status` tells whether it runs, and `ray start --head` starts it; without an "
+            "address a cluster is started on this machine."
         )
+
+
+class StartTimeout(StartError, TimeoutError):
+    """A worker was not ready in time."""
+
+    def __init__(
+        self,
+        worker: int,
+        slots: Sequence[int],
+        seconds: float,
+        doing: str,
+        start_method: str | None = None,
+    ) -> None:
+        super().__init__(worker, tuple(slots), seconds, doing, start_method)
+        self.worker, self.slots, self.seconds, self.doing = worker, tuple(slots), seconds, doing
+        self.start_method = start_method
+
+    def __str__(self) -> str:
+        late = (
+            f"worker {self.worker} of slots {list(self.slots)} was not ready after "
+            f"{self.seconds:g} s."
+        )
+        if self.start_method != "fork" and re.search(r"/spawn\.py.* in prepare$", self.doing, re.M):
+            remedy = (
+                f"Start method {self.start_method!r} makes it import the main script, and it still "
+                "does: put what only the program itself may run under "
+                '`if __name__ == "__main__":`.'
+            )
+        else:
+            remedy = (
+                "If the constructors are slow, raise reset_timeout_s; if one hangs, run it with "
+                "backend='serial'."
+            )
+            if self.start_method == "fork":
+                remedy += (
+                    " A forked worker can also hang in what this process has loaded (OpenGL, X11) "
+                    "or in a lock that another thread held: try start_method='forkserver'."
+                )
+        return f"{late} {remedy} The worker is at: {self.doing or 'not known'}"
 
 
 class RemoteTraceback(Exception):
@@ -543,6 +616,49 @@ class InferenceError(EnvfleetError, RuntimeError):
         return f"the model gave no answer{tries}: {self.problem}"
 
 
+class ClusterLost(EnvfleetError, ConnectionError):
+    """The Ray cluster that a job runs on does not answer any more."""
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(problem)
+        self.problem = problem
+
+    def __str__(self) -> str:
+        return (
+            f"the Ray cluster does not answer any more ({self.problem}). See whether its head is "
+            "up (`ray status`), and go on from the last checkpoint"
+        )
+
+
+class NoNodes(EnvfleetError, RuntimeError):
+    """No node of the cluster can take the work."""
+
+    def __init__(self, pieces: int, waited_s: float, last: str) -> None:
+        super().__init__(pieces, waited_s, last)
+        self.pieces, self.waited_s, self.last = pieces, waited_s, last
+
+    def __str__(self) -> str:
+        left = f"{self.pieces} pieces of work are left, and " if self.pieces else ""
+        return (
+            f"{left}no node of the Ray cluster has had a worker for {self.waited_s:g} s (last: "
+            f"{self.last}). `ray status` shows the nodes and what takes their cores"
+        )
+
+
+class WorkLost(EnvfleetError, RuntimeError):
+    """A piece of work was lost with its worker more often than is allowed."""
+
+    def __init__(self, piece: int, losses: int, last: str) -> None:
+        super().__init__(piece, losses, last)
+        self.piece, self.losses, self.last = piece, losses, last
+
+    def __str__(self) -> str:
+        return (
+            f"piece {self.piece} of the work was lost {self.losses} times, the last time on "
+            f"{self.last}. It may be what ends its worker: run it on one machine to see"
+        )
+
+
 class VideoError(EnvfleetError, RuntimeError):
     """A video cannot be made. Nothing else fails because of it."""
 
@@ -564,7 +680,7 @@ class VideoError(EnvfleetError, RuntimeError):
 def describe_exit(exitcode: int | None) -> str:
     """What an exit code of a worker usually means."""
     if exitcode is None:
-        return "still running"
+        return "its exit code is not known"
     if exitcode == -9:
         return "killed by SIGKILL, often the system running out of memory"
     if exitcode == -11:

@@ -4,6 +4,7 @@ A worker under spawn or forkserver costs a new interpreter, so EVERY is for what
 could break on its own; what only the transport can break runs on QUICK.
 """
 
+import os
 from contextlib import closing
 from typing import Any
 
@@ -23,6 +24,8 @@ JOINT: dict[str, Any] = {**FORK, "num_here": 1}
 """One of the two workers is this process."""
 PIPES: dict[str, Any] = {"backend": PipeBackend.NAME, "num_workers": 2}
 """Its workers share no memory with this process."""
+RAY: dict[str, Any] = {"backend": "ray", "num_workers": 2}
+"""Actors on two nodes of the cluster of `tests/ray_cluster.py`."""
 
 _NAMES: dict[str, dict[str, Any]] = {
     "serial": SERIAL,
@@ -32,6 +35,7 @@ _NAMES: dict[str, dict[str, Any]] = {
     "forkserver": FORKSERVER,
     "joint": JOINT,
     "pipes": PIPES,
+    "ray": RAY,
 }
 
 
@@ -39,10 +43,15 @@ def _params(*names):
     return [pytest.param(_NAMES[name], id=name) for name in names]
 
 
-EVERY = _params("serial", "thread", "fork", "spawn", "forkserver", "joint", "pipes")
-QUICK = _params("serial", "thread", "fork", "joint", "pipes")
-APART = _params("fork", "pipes")
+EVERYWHERE = ("ray",) if "ENVFLEET_TEST_ALL_ON_RAY" in os.environ else ()
+"""An actor costs a second to start, so most laws are tested on Ray only if that is asked for."""
+
+EVERY = _params("serial", "thread", "fork", "spawn", "forkserver", "joint", "pipes", *EVERYWHERE)
+QUICK = _params("serial", "thread", "fork", "joint", "pipes", *EVERYWHERE)
+APART = _params("fork", "pipes", *EVERYWHERE)
 """Worker processes, one way each to reach them."""
+BY_RAY = [] if EVERYWHERE else _params("ray")
+"""Added to the lists of those laws that a transport can break."""
 PROCESSES = _params("fork", "spawn", "forkserver")
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from envfleet.testing import Counter, first_difference, fleet_driven, hand_driven
-from tests.conformance.matrix import MODES, PROCESSES, QUICK
+from tests.conformance.matrix import BY_RAY, MODES, PROCESSES, QUICK
 
 KEYS = ("a", "b", "_c", "d e", "é")
 
@@ -82,7 +82,7 @@ def test_infos_arrive_as_they_were_given(where, mode, env):
 
 
 @pytest.mark.parametrize("env", [RandomInfo, RandomNumbers])
-@pytest.mark.parametrize("where", QUICK)
+@pytest.mark.parametrize("where", [*QUICK, *BY_RAY])
 def test_infos_arrive_in_the_order_of_the_batch(where, env):
     for min_slots in (1, 2):
         assert_same(env, "same_step", 100, 7, min_slots=min_slots, **where)

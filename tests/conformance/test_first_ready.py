@@ -7,7 +7,7 @@ import pytest
 
 from envfleet import errors
 from envfleet.testing import Counter, NoisyStream, TaskCounter
-from tests.conformance.matrix import FORK, QUICK, THREAD, opened
+from tests.conformance.matrix import BY_RAY, FORK, QUICK, THREAD, opened
 from tests.gates import gated, in_time_at_best
 
 ZERO = np.zeros(4, dtype=np.int64)
@@ -44,7 +44,7 @@ def test_recv_gives_all_in_flight_by_default(where):
     assert batch.incidents == ()
 
 
-@pytest.mark.parametrize("where", QUICK)
+@pytest.mark.parametrize("where", [*QUICK, *BY_RAY])
 def test_rows_belong_to_the_slots_they_name(where):
     with opened(TaskCounter, 4, **where) as envs:
         envs.reset(seed=100)
@@ -67,7 +67,7 @@ def test_actions_belong_to_the_slots_they_name(where):
         assert 10 * slot <= reward < 10 * slot + 1
 
 
-@pytest.mark.parametrize("where", QUICK)
+@pytest.mark.parametrize("where", [*QUICK, *BY_RAY])
 def test_infos_are_aligned_with_the_slots(where):
     with opened(
         functools.partial(TaskCounter, length=1), 4, autoreset="same_step", **where
@@ -129,7 +129,7 @@ def test_slots_go_at_their_own_pace(where):
     assert batch.obs[np.argsort(batch.slots), 0].tolist() == [1, 1, 4, 1]
 
 
-@pytest.mark.parametrize("where", QUICK)
+@pytest.mark.parametrize("where", [*QUICK, *BY_RAY])
 def test_send_some_while_others_are_in_flight(where):
     with opened(Counter, 4, **where) as envs:
         envs.reset(seed=0)
@@ -141,7 +141,7 @@ def test_send_some_while_others_are_in_flight(where):
     assert sorted(seen) == [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize("where", QUICK)
+@pytest.mark.parametrize("where", [*QUICK, *BY_RAY])
 def test_misuse_is_one_sentence_and_leaves_the_protocol_in_step(where):
     with opened(Counter, 4, **where) as envs:
         envs.reset(seed=0)
@@ -162,7 +162,7 @@ def test_misuse_is_one_sentence_and_leaves_the_protocol_in_step(where):
     assert batch.obs[:, 0].tolist() == [1, 1]
 
 
-@pytest.mark.parametrize("where", QUICK)
+@pytest.mark.parametrize("where", [*QUICK, *BY_RAY])
 def test_named_slots_are_waited_for_and_others_left_where_they_are(where):
     with opened(TaskCounter, 4, **where) as envs:
         envs.reset(seed=100)

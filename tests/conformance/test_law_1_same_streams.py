@@ -21,7 +21,7 @@ from envfleet.testing import (
     fleet_driven,
     hand_driven,
 )
-from tests.conformance.matrix import EVERY, FORK, MODES, PROCESSES, QUICK, SERIAL, THREAD
+from tests.conformance.matrix import BY_RAY, EVERY, FORK, MODES, PROCESSES, QUICK, SERIAL, THREAD
 from tests.conformance.space_strategies import any_space
 
 SPACES: dict[str, spaces.Space[Any]] = {
@@ -80,7 +80,7 @@ def test_streams_do_not_depend_on_the_start_method(where):
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("min_slots", [1, 2, 5])
-@pytest.mark.parametrize("where", QUICK)
+@pytest.mark.parametrize("where", [*QUICK, *BY_RAY])
 def test_streams_do_not_depend_on_the_order_of_batches(where, min_slots, mode):
     assert_same(
         hand_driven(NoisyStream, 5, 40, 7, mode),
@@ -88,7 +88,7 @@ def test_streams_do_not_depend_on_the_order_of_batches(where, min_slots, mode):
     )
 
 
-@pytest.mark.parametrize("where", EVERY)
+@pytest.mark.parametrize("where", [*EVERY, *BY_RAY])
 def test_streams_of_registered_ids(where):
     assert_same(
         hand_driven("CartPole-v1", 3, 90, 0), fleet_driven("CartPole-v1", 3, 90, 0, **where)

@@ -1,6 +1,7 @@
 """Natively vectorised environments inside workers: one instance fills several slots."""
 
 import functools
+import warnings
 from typing import Any
 
 import gymnasium
@@ -11,7 +12,7 @@ from gymnasium.vector import AutoresetMode
 import envfleet
 from envfleet import errors
 from envfleet.testing import Counter, VectorCounter, first_difference, vector_driven
-from tests.conformance.matrix import EVERY, QUICK, opened
+from tests.conformance.matrix import EVERY, FORK, QUICK, opened
 
 
 def counter_of(count, mode=AutoresetMode.NEXT_STEP):
@@ -101,6 +102,22 @@ def test_a_vector_is_built_as_often_as_it_takes_to_fill_the_slots(env, ended, wh
             obs, _, terminated, _, _ = envs.step(np.zeros(4, np.int64))
     assert obs[:, 0].tolist() == [3, 3, 3, 3]
     assert terminated.tolist() == ended
+
+
+@pytest.mark.parametrize("where", [pytest.param(FORK, id="fork")])
+def test_envpool_s_environments_live_in_worker_processes(where):
+    def build(count):
+        import envpool
+
+        warnings.simplefilter("ignore")  # Gymnasium's, about the bounds of its spaces
+        return envpool.make_gymnasium("CartPole-v1", num_envs=count)
+
+    with opened(envfleet.native(build), 4, **where) as envs:
+        envs.reset(seed=0)
+        obs, rewards, *_, infos = envs.step(np.ones(4, np.int64))
+    assert obs.shape == (4, 4)
+    assert rewards.tolist() == [1.0] * 4
+    assert infos["elapsed_step"].tolist() == [1] * 4
 
 
 def test_a_plain_env_is_no_native_one():

@@ -26,7 +26,7 @@ from envfleet.testing import (
 from envfleet.testing.streams import slot_actions
 from envfleet.testing.values import snapshot as copied
 from envfleet.testing.values import value_difference
-from tests.conformance.matrix import EVERY, FORK, MODES, QUICK, SERIAL, THREAD, opened
+from tests.conformance.matrix import BY_RAY, EVERY, FORK, MODES, QUICK, SERIAL, THREAD, opened
 
 FORMS = ("array", "scalar", "new")
 
@@ -112,7 +112,7 @@ def assert_same_streams(expected: Streams, got: Streams) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("where", EVERY)
+@pytest.mark.parametrize("where", [*EVERY, *BY_RAY])
 def test_every_backend_gives_the_records_of_a_loop_by_hand(where, mode):
     expected = hand_driven(Skirmish, 3, 25, 0, mode)
     assert_same_streams(expected, fleet_driven(Skirmish, 3, 25, 0, mode, **where))

@@ -8,7 +8,7 @@ import pytest
 
 from envfleet import errors
 from envfleet.testing import Counter, Crashing, Hanging, Slow, TaskCounter
-from tests.conformance.matrix import FORK, MODES, QUICK, THREAD, opened
+from tests.conformance.matrix import BY_RAY, FORK, MODES, QUICK, RAY, THREAD, opened
 from tests.gates import gated, in_time_at_best
 
 ZERO = np.zeros(3, dtype=np.int64)
@@ -189,10 +189,11 @@ def test_a_masked_reset_keeps_what_other_slots_have_in_flight(where):
 
 APART = [pytest.param({**THREAD, "num_workers": 4}, id="thread")]
 APART += [pytest.param({**FORK, "num_workers": 4}, id="fork")]
+APART_OR_RAY = [*APART, pytest.param({**RAY, "num_workers": 4}, id="ray")]
 """A worker for each of four slots."""
 
 
-@pytest.mark.parametrize("where", QUICK)
+@pytest.mark.parametrize("where", [*QUICK, *BY_RAY])
 @pytest.mark.parametrize("mode", MODES)
 def test_resets_and_steps_are_received_together(mode, where):
     with opened(TaskCounter, 4, autoreset=mode, **where) as envs:
@@ -264,7 +265,7 @@ def test_slots_reset_side_by_side(where):
         in_time_at_best(reset_one_by_one, 0.9)
 
 
-@pytest.mark.parametrize("where", APART)
+@pytest.mark.parametrize("where", APART_OR_RAY)
 def test_others_step_while_a_slot_resets(where, tmp_path):
     gate = tmp_path / "gate"
     gate.touch()
@@ -340,7 +341,7 @@ def test_a_reset_that_raises_costs_its_own_slot_only(where):
         assert envs.step(ZERO)[0][:, 0].tolist() == [2, 1, 1]
 
 
-@pytest.mark.parametrize("where", QUICK)
+@pytest.mark.parametrize("where", [*QUICK, *BY_RAY])
 def test_a_reset_that_raises_is_done_again_after_a_restart(where, tmp_path):
     broken = functools.partial(Crashing, at="reset", nth=2, once=tmp_path / "happened")
     with opened([Counter, broken, Counter], on_failure="restart", **where) as envs:
@@ -355,7 +356,7 @@ def test_a_reset_that_raises_is_done_again_after_a_restart(where, tmp_path):
         assert envs.step(ZERO)[0][:, 0].tolist() == [2, 1, 1]
 
 
-@pytest.mark.parametrize("where", APART)
+@pytest.mark.parametrize("where", APART_OR_RAY)
 @pytest.mark.parametrize("on_failure", ["raise", "restart"])
 def test_a_reset_that_hangs_has_a_deadline(where, on_failure, tmp_path):
     hangs = functools.partial(

@@ -14,7 +14,7 @@ import pytest
 from gymnasium import spaces, wrappers
 from gymnasium.envs.mujoco.inverted_pendulum_v5 import InvertedPendulumEnv
 
-from envfleet.errors import EnvfleetError
+from envfleet.errors import EnvfleetError, SnapshotError
 from envfleet.testing import AnySpace, Counter, NoisyStream, TaskCounter
 from envfleet.testing.streams import slot_actions
 from envfleet.testing.values import snapshot as copied
@@ -115,6 +115,21 @@ class LeavesItsStateOutside(NoisyStream):
 
     def close(self):
         POSITIONS.pop(self.number, None)
+
+
+class LosesItsConnection(NoisyStream):
+    """Its pickle loads, and cannot go on."""
+
+    def __init__(self):
+        super().__init__(max_length=1)
+        self.connection = True
+
+    def __getstate__(self):
+        return {**self.__dict__, "connection": False}
+
+    def reset(self, *, seed=None, options=None):
+        assert self.connection, "not connected"
+        return super().reset(seed=seed, options=options)
 
 
 class Emulator:
@@ -312,6 +327,18 @@ def test_a_state_that_is_not_all_of_it_is_replayed(where, env):
         expected = go_on(envs, actions_for(envs, skip=9), 20)
         envs.restore(taken)
         assert_same(expected, go_on(envs, actions_for(envs, skip=9), 20))
+
+
+@pytest.mark.parametrize("where", QUICK)
+def test_a_pickle_is_tried_after_the_end_of_an_episode_too(where):
+    with opened(LosesItsConnection, 2, **where) as envs:
+        envs.reset(seed=0)
+        go_on(envs, actions_for(envs), 1)
+        taken = envs.snapshot()
+        assert {one.method for one in taken} == {"replay"}
+        expected = go_on(envs, actions_for(envs, skip=1), 5)
+        envs.restore(taken)
+        assert_same(expected, go_on(envs, actions_for(envs, skip=1), 5))
 
 
 @pytest.mark.parametrize("env", [DoesNotRepeatItself, CannotBePickled])
@@ -525,3 +552,29 @@ def test_a_snapshot_right_after_a_restart_does_not_repeat_what_failed(mode, how)
         assert len(envs.incidents) == 1
         again = [envs.step(np.array([0, 0]))[0].tolist() for _ in range(3)]
         assert [rows[0] for rows in again] == [rows[0] for rows in once]
+
+
+class Another(NoisyStream):
+    """Another class."""
+
+
+class AnotherWithStateMethods(HasStateMethods):
+    """Another class, with the same methods."""
+
+
+@pytest.mark.parametrize("where", [SERIAL, FORK], ids=["serial", "fork"])
+def test_a_snapshot_of_another_environment_is_refused_and_changes_nothing(where):
+    around = functools.partial(wrapped, wrappers.RecordEpisodeStatistics, "own")
+    env_fns = [NoisyStream, Another, HasStateMethods, AnotherWithStateMethods, around]
+    with opened(env_fns, **where) as envs:
+
+        def episode():
+            first = copied(envs.reset(seed=3)[0])
+            return first, go_on(envs, actions_for(envs), 3)
+
+        before = episode()
+        taken = envs.snapshot()
+        for slot, foreign in ((0, 1), (1, 0), (2, 3), (0, 2), (2, 4), (4, 2)):
+            with pytest.raises(SnapshotError, match="cannot be restored to a slot that holds"):
+                envs.restore([taken[foreign]], slots=[slot])
+        assert_same(before, episode())

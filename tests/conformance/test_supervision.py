@@ -23,7 +23,7 @@ from envfleet.testing import (
     fleet_driven,
     hand_driven,
 )
-from tests.conformance.matrix import APART, FORK, FORKSERVER, PIPES, QUICK, SPAWN, opened
+from tests.conformance.matrix import APART, BY_RAY, FORK, FORKSERVER, PIPES, QUICK, SPAWN, opened
 
 ZERO = np.zeros(3, dtype=np.int64)
 
@@ -245,7 +245,7 @@ def test_auto_says_what_it_chose_and_keeps_the_streams(num_envs):
     assert first_difference(expected, fleet_driven(NoisyStream, num_envs, 20)) is None
 
 
-@pytest.mark.parametrize("where", QUICK)
+@pytest.mark.parametrize("where", [*QUICK, *BY_RAY])
 def test_a_chosen_backend_is_told_too(where):
     with opened(Counter, 2, **where) as envs:
         assert where["backend"] in envs.plan

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import gc
+import math
 import os
 import re
 import signal
@@ -583,6 +584,37 @@ def test_what_hangs_at_once_is_told_by_its_own_deadline(at, mode):
         assert f"{at} passed {at}_timeout_s=0.35 at once, so it must be supervised" in envs.plan
         with pytest.raises(errors.DeadlineExceeded, match=f"raise {at}_timeout_s"):
             step_once(envs)
+
+
+@pytest.mark.parametrize("limit_s", [math.inf, 1e300, 40 * 24 * 3600.0])
+@pytest.mark.parametrize("backend", ["process", "thread", "serial"])
+def test_deadlines_may_be_longer_than_the_system_counts(backend, limit_s):
+    names = [
+        "start_s",
+        "close_s",
+        "warn_s",
+        *(["step_s", "reset_s"] if backend != "serial" else []),
+    ]
+    limits = Deadlines(**dict.fromkeys(names, limit_s))
+    fleet = Fleet(
+        [Counter] * 2, num_workers=2 - (backend == "serial"), backend=backend, deadlines=limits
+    )
+    with contextlib.closing(fleet):
+        fleet.reset([ResetPlan(0)] * 2)
+        fleet.send(zeros(2))
+        assert len(fleet.recv(timeout_s=limit_s).slots) == 2
+        assert fleet.call("t") == [1, 1]
+
+
+class NeverCloses(Counter):
+    def close(self):
+        time.sleep(3600)
+
+
+def test_what_never_closes_is_not_run_in_this_process():
+    with at_most(IN_NO_TIME_S), opened(NeverCloses, 2, backend="auto") as envs:
+        assert "has not closed within 3 s when it was measured" in envs.plan
+        assert envs.fleet.worker_pids()[0] != os.getpid()
 
 
 def step_once(envs):

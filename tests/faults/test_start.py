@@ -1,5 +1,6 @@
 """Failures at the start: one clear error in the parent that says what to do."""
 
+import errno
 import functools
 import importlib
 import multiprocessing
@@ -25,9 +26,10 @@ from gymnasium import spaces
 
 import envfleet
 from envfleet import errors
-from envfleet.engine import Deadlines, Fleet, ResetPlan
+from envfleet.engine import Deadlines, Fleet, ResetPlan, memory
 from envfleet.testing import Counter, FailingConstructor, HugeObservation
 from tests.faults.stage import METHODS, Resident, at_most, left_after, program, run_program, zeros
+from tests.gates import PATIENCE_S
 
 NEW = ("spawn", "forkserver")
 """Start methods that begin with a new interpreter."""
@@ -60,7 +62,7 @@ NO_GUARD = """
 )
 def test_a_missing_main_guard_is_one_error_that_shows_the_fix(method, backend, tmp_path):
     imports = tmp_path / "imports"
-    with at_most(10.0):
+    with at_most(PATIENCE_S):
         code, out, err = run_program(tmp_path, NO_GUARD, method, imports, backend)
     assert (code, out) == (1, "")
     assert err.count("Traceback") == 1, err
@@ -104,6 +106,33 @@ GUARDED = """
 """
 
 
+BLOCKING_MAIN = """
+    import multiprocessing, sys, time
+
+    import envfleet
+    from envfleet.engine import Deadlines, Fleet
+    from envfleet.testing import Counter
+
+    if multiprocessing.current_process().name != "MainProcess":
+        time.sleep(3600)
+
+    if __name__ == "__main__":
+        try:
+            Fleet([Counter], start_method=sys.argv[1], deadlines=Deadlines(start_s=3.0))
+        except envfleet.errors.StartTimeout as exc:
+            print(exc)
+"""
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_a_main_script_whose_import_blocks_is_named_with_its_line(method, tmp_path):
+    code, out, err = run_program(tmp_path, BLOCKING_MAIN, method)
+    assert (code, err) == (0, "")
+    told = f"Start method '{method}' makes it import the main script, and it still does: put what"
+    assert told in out
+    assert 'program.py", line 9 in <module>' in out
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_a_guarded_script_may_define_its_own_environments(method, tmp_path):
     code, out, err = run_program(tmp_path, GUARDED, method)
@@ -141,7 +170,7 @@ FAILING_MAIN = """
 def test_a_script_that_workers_cannot_import_is_one_error_that_says_why(
     method, way, reason, tmp_path
 ):
-    with at_most(10.0):
+    with at_most(PATIENCE_S):
         code, out, err = run_program(tmp_path, FAILING_MAIN, method, way)
     assert code == 1
     assert "imported" in out, "what it printed is not lost"
@@ -157,7 +186,7 @@ def test_a_script_that_workers_cannot_import_is_one_error_that_says_why(
 
 @pytest.mark.parametrize("method", NEW)
 def test_a_program_from_standard_input_is_told_to_become_a_file(method, tmp_path):
-    with at_most(10.0):
+    with at_most(PATIENCE_S):
         done = subprocess.run(
             [sys.executable, "-", method, "raise"],
             input=textwrap.dedent(FAILING_MAIN),
@@ -392,7 +421,7 @@ def here_only(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("method", NEW)
 def test_a_module_that_only_the_parent_has_is_named(method, here_only):
-    with at_most(10.0), pytest.raises(errors.EnvNotImportable) as caught:
+    with at_most(PATIENCE_S), pytest.raises(errors.EnvNotImportable) as caught:
         Fleet([Counter, here_only.Here], num_workers=2, start_method=method)
     error = caught.value
     assert error.slots == (1,)
@@ -418,7 +447,7 @@ def registered():
 @pytest.mark.parametrize("method", NEW)
 def test_an_id_registered_only_in_the_parent(method, registered):
     """A worker does not know an id inside a function; an id passed to make_vec is sent."""
-    with at_most(10.0), pytest.raises(errors.EnvNotRegistered) as caught:
+    with at_most(PATIENCE_S), pytest.raises(errors.EnvNotRegistered) as caught:
         Fleet(
             [Counter, functools.partial(gymnasium.make, registered)],
             num_workers=2,
@@ -444,7 +473,7 @@ def test_an_id_registered_only_in_the_parent(method, registered):
 @pytest.mark.parametrize("method", METHODS)
 def test_the_first_of_several_failing_constructors_is_enough(method):
     """One error, and one traceback in it."""
-    with at_most(10.0), pytest.raises(errors.EnvConstructionFailed) as caught:
+    with at_most(PATIENCE_S), pytest.raises(errors.EnvConstructionFailed) as caught:
         Fleet([FailingConstructor] * 4, num_workers=2, start_method=method)
     assert caught.value.slot in (0, 2)
     assert str(caught.value.__cause__).count("Traceback") == 1
@@ -504,6 +533,23 @@ def test_a_function_that_builds_no_environment_is_told_so():
             Fleet([Counter, nothing], num_workers=2)
 
 
+def test_a_block_in_a_file_has_its_place_on_the_disk(monkeypatch):
+    """A map of a file with holes on a full disk ends its process (SIGBUS) when it is written to."""
+    monkeypatch.setattr(memory, "HAS_MEMFD", False)
+    slab = memory.Slab.create(is_shared=True)
+    slab.grow(1 << 20, 1)
+    assert slab.fd is not None
+    assert os.fstat(slab.fd).st_blocks * 512 >= 1 << 20
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(errors.NotEnoughSharedMemory, match=r"on device in .* TMPDIR"):
+        slab.grow(2 << 20, 1)
+    slab.close()
+
+
 def test_start_deadlines_run_side_by_side():
     """Each worker's clock starts when it is launched, not when its neighbour is ready."""
 
@@ -555,7 +601,7 @@ def test_a_worker_killed_on_its_way_up_is_named(method, after_s, tmp_path):
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
                 continue
-        with at_most(10.0):
+        with at_most(PATIENCE_S):
             code = running.finish(15.0)
         assert code == 0, running.err
         assert running.out.startswith(("WorkerDied", "open")), running.out

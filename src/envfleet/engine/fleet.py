@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from envfleet.engine import checks
 from envfleet.engine.actions import ActionWriter
+from envfleet.engine.backends.base import check_options
 from envfleet.engine.backends.process.launch import refuse_unguarded_main
 from envfleet.engine.batch import Batch
 from envfleet.engine.batch_reader import BatchReader
@@ -68,6 +69,7 @@ class Fleet:
         poison: bool = False,
         page_plan: PagePlan = PagePlan(),  # noqa: B008 - frozen
         num_here: int = 0,
+        backend_options: Any = None,
     ) -> None:
         """Build the environments; returns when all of them are there.
 
@@ -85,9 +87,11 @@ class Fleet:
             page_plan: Room for the observations of many steps, see `pages`.
             num_here: So many of the slots, the last, live in this process, which steps them while
                 worker processes step the others; it counts as one of the workers.
+            backend_options: What the backend takes beside, such as `RayOptions` for "ray".
         """
         refuse_unguarded_main()
         checks.check_choices(start_method, autoreset, on_failure)
+        check_options(backend, backend_options)
         checks.check_plan(len(env_fns), num_workers, num_here, backend, deadlines)
         self.num_slots, self.autoreset = len(env_fns), autoreset
         self._poison, self._can_resume = poison, on_failure == "resume"
@@ -100,6 +104,7 @@ class Fleet:
             deadlines=deadlines,
             page_plan=page_plan,
             num_here=num_here,
+            backend_options=backend_options,
         )
         self._finalizer = weakref.finalize(self, workers.stop)
         self._together = checks.together_of(workers.facts)
@@ -134,6 +139,11 @@ class Fleet:
         """Every failure so far, oldest first."""
 
     # ---- facts ----------------------------------------------------------------------------------
+
+    @property
+    def round_trip_s(self) -> float | None:
+        """How long an empty command to the slowest worker takes, where that is much."""
+        return self._workers.round_trip_s
 
     @property
     def facts(self) -> list[EnvFacts]:
@@ -381,10 +391,31 @@ class Fleet:
         slots: Sequence[int] | None = None,
     ) -> list[Any]:
         """Call `name` on the environments of these slots; what is no function is read."""
-        if name in ("reset", "step", "close"):
-            raise ConfigError(f"{name!r} cannot be called by name; use the fleet's own {name}")
-        payload = (name, tuple(args), dict(kwargs or {}))
+        payload = _call_payload(name, args, kwargs)
         return self._ask_each(slots, Op.CALL, payload, f"an argument for {name!r}")
+
+    def start_call(
+        self,
+        name: str,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        slots: Sequence[int] | None = None,
+    ) -> Callable[[float | None], list[Any]]:
+        """Start a `call`; what is returned waits for its results, at most so many seconds.
+
+        Past these it raises TimeoutError, and the results are dropped.
+        """
+        payload = _call_payload(name, args, kwargs)
+        slot_set = self._named(slots)
+        self._workers.check_payload(payload, f"an argument for {name!r}")
+        group = self._receiver.post_alike(slot_set, Op.CALL, payload)
+
+        def results(timeout_s: float | None) -> list[Any]:
+            self._check_open()
+            values = self._receiver.answers(group, timeout_s)
+            return [values[slot] for slot in slot_set.slots.tolist()]
+
+        return results
 
     def get(self, name: str, slots: Sequence[int] | None = None) -> list[Any]:
         """Read `name` from the environments of these slots; a function is returned, not called."""
@@ -491,6 +522,14 @@ class Fleet:
         """This is a copy of the process whose workers these are: they answer to the original."""
         if not self._is_closed:
             self._is_closed, self._why_closed = True, self._workers.why_not_here
+
+
+def _call_payload(
+    name: str, args: Sequence[Any], kwargs: Mapping[str, Any] | None
+) -> tuple[str, tuple[Any, ...], dict[str, Any]]:
+    if name in ("reset", "step", "close"):
+        raise ConfigError(f"{name!r} cannot be called by name; use the fleet's own {name}")
+    return name, tuple(args), dict(kwargs or {})
 
 
 _fleets: weakref.WeakSet[Fleet] = weakref.WeakSet()

@@ -102,7 +102,7 @@ class EnvHost(HostRows):
         """Plans for the next autoresets of rows, where there are any."""
         self._restart_plans: dict[int, ResetPlan] = {}
         """How slots whose environment was replaced begin again, unless their caller resets them."""
-        self._is_trusted: dict[tuple[type, ...], bool] = {}
+        self._is_trusted: dict[tuple[Any, ...], bool] = {}
         """Whether pickles of these kinds of environments, wrappers first, will do."""
         self._ends: list[tuple[int, bool, bool]] = []
         """Ends in the step under way: row, terminated, truncated."""
@@ -329,12 +329,13 @@ class EnvHost(HostRows):
         return self._take_reply()
 
     def _trusts(self, row: int, blob: bytes) -> bool:
-        """Whether a pickle will do; each kind of environment is tried once."""
-        env = self._envs[row]
-        kind = tuple(map(type, snapshots.layers_of(env)))
-        if kind not in self._is_trusted and self._state[row] == SlotState.RUNNING:
-            self._is_trusted[kind] = survives_pickling(env, blob) is not False
-        return self._is_trusted.get(kind, True)
+        """Whether a pickle will do; each kind is tried once in an episode and once after one."""
+        env, is_running = self._envs[row], self._state[row] == SlotState.RUNNING
+        kind = is_running, *map(type, snapshots.layers_of(env))
+        if kind not in self._is_trusted:
+            is_trusted = survives_pickling(env, blob, is_running=is_running) is not False
+            self._is_trusted[kind] = is_trusted
+        return self._is_trusted[kind]
 
     def rehearse(self, slots: Sequence[int], states: Sequence[snapshots.Snapshot]) -> Reply | None:
         """Say for each slot whether a replay leads another environment to where it stands."""
@@ -436,7 +437,7 @@ class EnvHost(HostRows):
         try:
             self._reward_of[row] = reward
         except Exception:  # None, arrays of one, whole numbers beyond all floats
-            self._reward_of[row] = one_number(reward)
+            self._reward_of[row], info = one_number(reward, info, self._envs[row])
         spill = self._write_obs[row](obs)
         if spill is not None:
             self._spill(row, spill)

@@ -142,9 +142,20 @@ class HostRows:
         return reply
 
 
-def one_number(reward: Any) -> float:
-    """A reward that is no float as one; TypeError if it is not one number."""
+def one_number(reward: Any, info: dict[str, Any], env: Any) -> tuple[float, dict[str, Any]]:
+    """A reward that is no float as one, and the info of its step.
+
+    Environments with several objectives declare a `reward_space`. Their reward is the sum of its
+    parts, and the info has these as `vector_reward`.
+
+    Raises:
+        TypeError: It is not one number, and no such space was declared.
+    """
     try:
-        return float(np.asarray(reward).item())
+        parts = np.asarray(reward)
+        if parts.ndim == 1 and getattr(env.unwrapped, "reward_space", None) is not None:
+            parts = parts.astype(np.float64)
+            return float(parts.sum()), {**info, "vector_reward": parts}
+        return float(parts.item()), info
     except Exception:
         raise TypeError(f"the reward must be one number, got {reward!r}") from None

@@ -36,9 +36,12 @@ _PAGE = mmap.ALLOCATIONGRANULARITY
 Array = npt.NDArray[Any]
 
 
+HAS_MEMFD = hasattr(os, "memfd_create")
+
+
 def unnamed_file(label: str) -> int:
     """The descriptor of a file that no folder lists and that ends with its last user."""
-    if hasattr(os, "memfd_create"):
+    if HAS_MEMFD:
         return os.memfd_create(label)
     with tempfile.TemporaryFile() as file:
         return os.dup(file.fileno())
@@ -69,8 +72,16 @@ class Slab:
             return
         try:
             os.ftruncate(self.fd, size)
+            # on a full disk a file with holes would end the first that writes into its map
+            if not HAS_MEMFD and hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(self.fd, 0, size)
         except OSError as exc:
-            raise NotEnoughSharedMemory(size, available, num_slots, exc.strerror or "") from exc
+            why = exc.strerror or ""
+            if not HAS_MEMFD:
+                left = os.fstatvfs(self.fd)
+                available = left.f_bavail * left.f_frsize
+                why = f"{why} in {tempfile.gettempdir()}; TMPDIR names another folder"
+            raise NotEnoughSharedMemory(size, available, num_slots, why) from exc
 
     def map(self, offset: int, length: int) -> mmap.mmap:
         """Map a page-aligned part."""

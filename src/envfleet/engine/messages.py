@@ -18,13 +18,17 @@ from envfleet.errors import (
     SnapshotError,
 )
 
-_OLD_API = "environments of the old Gym API need a wrapper, such as shimmy's GymV21CompatibilityV0"
+OLD_API = "environments of the old Gym API need a wrapper, such as shimmy's GymV21CompatibilityV0"
 _WANTED = {
     "2": "reset must return two values (obs, info)",
     "5": "step must return five values (obs, reward, terminated, truncated, info)",
 }
 _UNPACKING = re.compile(r"values to unpack \(expected ([25])(?:, got (\d+))?\)")
-_SEEKERS = ("gymnasium.core", "gymnasium.vector", "envfleet.engine.")
+_OLD_RESET = re.compile(r"\breset\(\) got an unexpected keyword argument '(seed|options)'")
+_SEEKERS = (
+    *("gymnasium.core", "gymnasium.vector", "envfleet.engine."),
+    "envfleet.multiagent.slot_envs",
+)
 """Where attributes are looked up by name; a method that is found may lack things of its own."""
 _UNPACKERS = ("envfleet.engine.", "gymnasium.wrappers.")
 """Where environments' answers are unpacked; an environment may unpack things of its own."""
@@ -37,16 +41,20 @@ def read_reset(answer: Any) -> tuple[Any, dict[str, Any]]:
         obs, info = answer
         return obs, info
     got = len(answer) if is_tuple else f"1 of type {type(answer).__name__}"
-    raise TypeError(f"{_WANTED['2']}, got {got}; {_OLD_API}")
+    raise TypeError(f"{_WANTED['2']}, got {got}; {OLD_API}")
 
 
 def in_words(exc: BaseException) -> BaseException:
-    """`exc`; if an answer of the wrong length raised it, an error that says so, caused by it."""
+    """`exc`; if the old Gym API raised it, an error that says so, caused by it."""
+    if isinstance(exc, TypeError) and _OLD_RESET.search(str(exc)):
+        old = TypeError(f"{exc}; {OLD_API}")
+        old.__cause__ = exc
+        return old
     found = _UNPACKING.search(str(exc)) if isinstance(exc, ValueError) else None
     if found is None or not _raised_in(exc).startswith(_UNPACKERS):
         return exc
     expected, got = found.groups()
-    error = TypeError(f"{_WANTED[expected]}, got {got or 'another number of them'}; {_OLD_API}")
+    error = TypeError(f"{_WANTED[expected]}, got {got or 'another number of them'}; {OLD_API}")
     error.__cause__ = exc
     return error
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 from envfleet.engine.detached_copy import detached_copy
@@ -13,7 +13,7 @@ from envfleet.options import CountOrZero, Seconds, option_class
 EnvFn: TypeAlias = Callable[[], Any]
 Autoreset: TypeAlias = Literal["next_step", "same_step", "disabled"]
 OnFailure: TypeAlias = Literal["raise", "restart", "resume", "fallback"]
-BackendName: TypeAlias = Literal["serial", "thread", "process"]
+BackendName: TypeAlias = Literal["serial", "thread", "process", "ray"]
 StartMethod: TypeAlias = Literal["fork", "spawn", "forkserver"]
 
 
@@ -43,6 +43,22 @@ class RestartPolicy:
     """Failures of one slot within the window that are answered by a restart."""
     window_s: Seconds = 600.0
     """Older failures are forgotten, so that a rare crash never ends a long run."""
+
+
+@option_class
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RayOptions:
+    """Where the workers of backend="ray" live."""
+
+    address: str | None = None
+    """host:port of the head, or "auto" for the cluster of which this machine is a node. None takes
+    RAY_ADDRESS, or the connection that this process has, or starts a cluster on this machine."""
+    placement: Literal["spread", "pack"] = "spread"
+    """Workers on as many nodes as possible, or on few."""
+    resources: Mapping[str, float] = field(default_factory=lambda: {"CPU": 1.0})
+    """What each worker takes of a node: "CPU", "GPU", or names that nodes were given."""
+    runtime_env: Mapping[str, Any] | None = None
+    """Ray's runtime environment of all workers: working_dir, py_modules, pip, env_vars."""
 
 
 @dataclass(frozen=True, slots=True)

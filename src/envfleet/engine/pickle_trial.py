@@ -2,8 +2,8 @@
 
 Pickle also takes environments whose state lies elsewhere: in a simulator that is known by a number,
 or behind a connection. So a pickle is tried before it is trusted. The copy and the original take
-the same action in a child of this process, which has no connections and ends then. The original in
-this process is not touched.
+the same action, or begin the same episode if theirs is over, in a child of this process, which has
+no connections and ends then. The original in this process is not touched.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import pickle
 import select
 import signal
 import warnings
+from functools import partial
 from typing import Any, NoReturn
 
 from envfleet.engine.detached_copy import detached_copy
@@ -22,8 +23,8 @@ from envfleet.engine.snapshot import are_alike
 _LIMIT_S = 5
 
 
-def survives_pickling(env: Any, blob: bytes) -> bool | None:
-    """Whether `blob`, the pickled `env`, steps as `env` does; None if that cannot be told."""
+def survives_pickling(env: Any, blob: bytes, *, is_running: bool) -> bool | None:
+    """Whether `blob`, the pickled `env`, goes on as `env` does; None if that cannot be told."""
     read_end, write_end = os.pipe()
     try:
         with warnings.catch_warnings():
@@ -34,7 +35,7 @@ def survives_pickling(env: Any, blob: bytes) -> bool | None:
         os.close(write_end)
         return None
     if child == 0:
-        _judge(env, blob, write_end)
+        _judge(env, blob, is_running, write_end)
     os.close(write_end)
     try:
         waiting = select.poll()
@@ -49,8 +50,8 @@ def survives_pickling(env: Any, blob: bytes) -> bool | None:
     return None if answer == b"?" else answer == b"y"  # none at all: the copy ended its process
 
 
-def _judge(env: Any, blob: bytes, answer_to: int) -> NoReturn:
-    """In the child: compare one step, answer and end."""
+def _judge(env: Any, blob: bytes, is_running: bool, answer_to: int) -> NoReturn:
+    """In the child: compare one step or reset, answer and end."""
     try:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.alarm(2 * _LIMIT_S)  # if its parent has ended meanwhile
@@ -59,8 +60,9 @@ def _judge(env: Any, blob: bytes, answer_to: int) -> NoReturn:
         os.closerange(answer_to + 1, os.sysconf("SC_OPEN_MAX"))
         env.action_space.seed(0)
         action = env.action_space.sample()
-        copied = _step(lambda: pickle.loads(blob), action)
-        original = _step(lambda: env, action)
+        go_on = partial(_step, action) if is_running else _reset
+        copied = go_on(lambda: pickle.loads(blob))
+        original = go_on(lambda: env)
         if copied is None and original is None:
             answer = b"?"
         else:
@@ -70,9 +72,17 @@ def _judge(env: Any, blob: bytes, answer_to: int) -> NoReturn:
         os._exit(0)
 
 
-def _step(get_env: Any, action: Any) -> Any:
+def _step(action: Any, get_env: Any) -> Any:
     """What a step returns, without the info; None if it raises."""
     try:
         return tuple(get_env().step(detached_copy(action))[:4])
+    except BaseException:
+        return None
+
+
+def _reset(get_env: Any) -> Any:
+    """What a reset with a seed returns, without the info; None if it raises."""
+    try:
+        return tuple(get_env().reset(seed=0)[:1])
     except BaseException:
         return None

@@ -36,7 +36,8 @@ JOINT_GAIN = 1.05
 OWN_SHARE, WORKER_SHARE = 4, 3
 """How this process shares slots with workers, each of which begins later, and copies as well."""
 _NO_DEADLINES = Deadlines()
-_NOT_FORK_SAFE = ("torch", "jax", "tensorflow")
+_NOT_FORK_SAFE = ("torch", "jax", "tensorflow", "pyglet.gl", "pyglet.window", "OpenGL.GL")
+"""Modules that have threads of their own once they are used, or a connection to a display."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +202,8 @@ def plan_fleet(
                 num_envs, workers, step_s, start_method, may_be_serial=may_be_serial
             )
         cost = measure(first, start_method, deadlines)
+        if cost.why_alone and num_envs > 1:
+            return Plan("process", start_method, num_envs, cost.why_alone)
     except NotMeasured as exc:  # what becomes of the environment is decided by `on_failure`
         is_waiting = exc.is_waiting and not is_native
         workers = min(MAX_WAITING_WORKERS if is_waiting else cores, num_envs)

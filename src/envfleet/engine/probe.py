@@ -46,6 +46,8 @@ WAITING_SHARE = 0.5
 """An environment that uses the processor for less than this share of its time is mostly waiting."""
 NativeSteps = tuple[float, float]
 """Seconds of a step of one instance: of all slots, and of the largest share."""
+_SECOND_LIMIT_S = 0.5
+"""A second environment is tried only where building the first took no longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,8 @@ class StepCost:
 
     step_s: float
     cpu_share: float
+    why_alone: str = ""
+    """Why a process cannot hold two of these environments, if it cannot."""
 
 
 class NotMeasured(Exception):
@@ -156,7 +160,13 @@ def _ask(probe: EnvFn, start_method: StartMethod, deadlines: Deadlines) -> Any:
         deadlines=limits,
     )
     try:
-        return _result_of(fleet)
+        result = _result_of(fleet)
+        closing_s = time.monotonic()
+        fleet.close()
+        if time.monotonic() - closing_s >= limits.close_s:
+            took = f"it has not closed within {limits.close_s:g} s when it was measured"
+            raise NotMeasured(f"{took}, so it must be supervised")
+        return result
     except DeadlineExceeded as exc:
         if exc.seconds in (deadlines.step_s, deadlines.reset_s):
             passed = f"{exc.doing} passed {exc.option}={exc.seconds:g} at once"
@@ -175,7 +185,7 @@ def _ask(probe: EnvFn, start_method: StartMethod, deadlines: Deadlines) -> Any:
 
 def _result_of(fleet: Fleet) -> Any:
     """Let a probe go on until it knows."""
-    from envfleet.engine.backends.process.handle import state_of
+    from envfleet.engine.backends.process.child_processes import state_of
 
     (pid,) = fleet.worker_pids()
     fleet.reset([ResetPlan()])
@@ -223,7 +233,9 @@ class _EnvProbe(gymnasium.Env[Any, Any]):
     action_space = spaces.Discrete(1)
 
     def __init__(self, env_fn: EnvFn, slice_s: float | None) -> None:
+        begun_s = time.perf_counter()
         env = env_fn()
+        self._env_fn, self._build_s = env_fn, time.perf_counter() - begun_s
         self.result: StepCost | str = "a function that builds a VectorEnv is not measured"
         """What was measured, or why nothing was."""
         self._slice_s, self._clock, self._resets, self._steps = slice_s, CpuClock(), 0, 0
@@ -275,8 +287,19 @@ class _EnvProbe(gymnasium.Env[Any, Any]):
                 has_ended = self._play()
         if has_ended or not self._is_known:  # the reset behind an end counts too
             return has_ended, False
-        self.result = self._clock.shared_by(self._steps)
+        cost = self._clock.shared_by(self._steps)
+        self.result = replace(cost, why_alone=self._try_second())
         return False, True
+
+    def _try_second(self) -> str:
+        """Why there cannot be a second one beside the first; empty if that takes long to find."""
+        if self._build_s > _SECOND_LIMIT_S:
+            return ""
+        try:
+            self._second = self._env_fn()  # ends with this process: its close may never return
+        except Exception as exc:
+            return f"a second one in the same process failed ({type(exc).__name__}: {exc})"
+        return ""
 
     @property
     def _is_known(self) -> bool:

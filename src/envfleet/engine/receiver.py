@@ -135,6 +135,15 @@ class Receiver:
         """`ask`, with one payload for all."""
         return _results(self._ask(lambda: self._inflight.post_shared(slot_set, op, payload)))
 
+    def post_alike(self, slot_set: SlotSet, op: Op, payload: Any) -> list[Pending]:
+        """Start what `ask_alike` does; `answers` brings the results."""
+        with uninterrupted:
+            return self._inflight.post_shared(slot_set, op, payload)
+
+    def answers(self, group: list[Pending], timeout_s: float | None) -> dict[int, Any]:
+        """Wait for commands that were posted; past `timeout_s` their answers are dropped."""
+        return _results(self._ask(lambda: group, timeout_s))
+
     def ask_for_all(self, slot_set: SlotSet, plans: Sequence[ResetPlan]) -> None:
         """Give each of these slots its plan for the next autoreset, or none of them."""
         group: list[Pending] = []
@@ -159,14 +168,20 @@ class Receiver:
                         self._inflight.post_part(Op.QUEUE, pending.part, none, slots)
             raise
 
-    def _ask(self, post: Callable[[], list[Pending]]) -> list[Pending]:
+    def _ask(
+        self, post: Callable[[], list[Pending]], timeout_s: float | None = None
+    ) -> list[Pending]:
         """Post a group of commands and wait until each has its answer, or will have none."""
         group: list[Pending] = []
+        give_up_s = None if timeout_s is None else time.monotonic() + timeout_s
         try:
             with uninterrupted:
                 group = post()
             while not all(pending.is_done for pending in group):
-                self.advance(None, want_all=True)
+                left_s = None if give_up_s is None else give_up_s - time.monotonic()
+                if left_s is not None and left_s < 0:
+                    raise TimeoutError(f"the call was not done within {timeout_s} s; it is dropped")
+                self.advance(left_s, want_all=True)
         except BaseException:
             for pending in group:  # the caller is gone: what comes of it concerns no other call
                 pending.unwanted |= set(pending.slots)

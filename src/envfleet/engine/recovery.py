@@ -32,6 +32,7 @@ from envfleet.errors import (
     EnvConstructionFailed,
     EnvfleetError,
     EnvNotRegistered,
+    NoNewProcess,
     ResumeFailed,
     SlotQuarantined,
     SnapshotError,
@@ -55,6 +56,8 @@ class _Loss:
     """Since when its slots have done nothing, as far as that is not counted yet."""
     incident: Incident | None = None
     falls_back: bool = False
+    lacks_process_since_s: float | None = None
+    """Since when there has been no process for its successor."""
 
     def fails_again(self, error: EnvfleetError, slot: int | None) -> None:
         """The successor did not come up: that is one more failure, with its own reason.
@@ -334,10 +337,15 @@ class Recovery:
             loss.event = replace(loss.event, slots=left)
             loss.falls_back = verdict is Decision.FALL_BACK
             try:
-                self._workers.replace(
-                    loss.worker, in_process=loss.falls_back, absent=self.blocked.keys()
+                self._launch(loss)
+                break
+            except NoNewProcess as exc:
+                loss.lacks_process_since_s = time.monotonic()
+                warnings.warn(
+                    f"{exc}. It is tried again for {self._workers.start_limit_s:g} s",
+                    RuntimeWarning,
+                    stacklevel=level_of_caller(),
                 )
-                self._inflight.steps = self._workers.fast_path
                 break
             except EnvfleetError as exc:
                 if loss.falls_back:
@@ -349,6 +357,25 @@ class Recovery:
         self._batch_reader.mend_rows(loss.event.slots)
         self._inflight.hold(loss.worker)
         self.coming[loss.worker] = loss
+
+    def _launch(self, loss: _Loss) -> None:
+        """Put a successor in the place of a lost worker."""
+        self._workers.replace(loss.worker, in_process=loss.falls_back, absent=self.blocked.keys())
+        self._inflight.steps = self._workers.fast_path
+        loss.lacks_process_since_s = None
+
+    def _has_come(self, loss: _Loss) -> bool:
+        """Whether a successor is up; one that there was no process for is tried again."""
+        since_s = loss.lacks_process_since_s
+        if since_s is None:
+            return self._workers.has_come(loss.worker)
+        try:
+            self._launch(loss)
+        except NoNewProcess:
+            if time.monotonic() - since_s >= self._workers.start_limit_s:
+                loss.falls_back = True  # no other try
+                raise
+        return False
 
     def _go_on_without(self, worker: int, slots: Sequence[int], error: EnvfleetError) -> None:
         """These slots have been given up: the worker's others are asked again, and these never."""
@@ -379,7 +406,7 @@ class Recovery:
         """Let successors that have come up go on; one that could not is one more failure."""
         for worker, loss in list(self.coming.items()):
             try:
-                if not self._workers.has_come(worker):
+                if not self._has_come(loss):
                     continue
             except EnvfleetError as exc:
                 del self.coming[worker]

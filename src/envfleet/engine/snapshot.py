@@ -217,6 +217,8 @@ class OwnState:
     method: Literal["own", "mujoco"]
     inner: bytes
     around: bytes
+    kind: tuple[str, ...]
+    """Of what environment, as `kind_of` says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,6 +226,8 @@ class Pickled:
     """The whole environment, wrappers included."""
 
     blob: bytes
+    kind: tuple[str, ...]
+    """Of what environment, as `kind_of` says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,6 +276,15 @@ class Snapshot:
         return "pickle" if isinstance(self.taken, Pickled) else "replay"
 
 
+def kind_of(env: Any) -> tuple[str, ...]:
+    """What an environment is: its wrappers, itself, and what its observations look like."""
+    names = [f"{type(layer).__module__}.{type(layer).__qualname__}" for layer in layers_of(env)]
+    space = env.observation_space
+    # not all of it: texts of spaces differ from process to process
+    names[-1] += f" ({type(space).__name__}, {space.shape}, {space.dtype})"
+    return tuple(names)
+
+
 def take(env: Any) -> Taken:
     """The state of `env`, or None if only a replay will do."""
     inner = env.unwrapped
@@ -279,16 +292,22 @@ def take(env: Any) -> Taken:
     try:
         if pair is not None:
             state = cloudpickle.dumps(_call_take(inner, pair[0]))
-            return OwnState("own", state, save_layers(env))
+            return OwnState("own", state, save_layers(env), kind_of(env))
         if has_mujoco_data(inner):
-            return OwnState("mujoco", pickle.dumps(inner.data), save_layers(env, _MUJOCO_PARTS))
-        return Pickled(_dumps(env, inner, {}, ()))
+            data, around = pickle.dumps(inner.data), save_layers(env, _MUJOCO_PARTS)
+            return OwnState("mujoco", data, around, kind_of(env))
+        return Pickled(_dumps(env, inner, {}, ()), kind_of(env))
     except Exception:  # pickling may raise anything; a replay is still possible
         return None
 
 
 def put_back(env: Any, taken: OwnState | Pickled) -> Any:
     """Bring `env` to a state; returns what to go on with."""
+    if taken.kind != (kind := kind_of(env)):
+        raise SnapshotError(
+            f"a snapshot of {' around '.join(taken.kind)} cannot be restored to a slot that holds "
+            f"{' around '.join(kind)}; the environment and its wrappers must be the same"
+        )
     if isinstance(taken, Pickled):
         restored = pickle.loads(taken.blob)
         env.close()

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import VectorEnv
 
 from envfleet.engine.host import Guard
@@ -51,7 +52,8 @@ class VectorHost:
             env.single_action_space,
             dict(env.metadata or {}),
             env.render_mode,
-            env.spec,
+            # other libraries keep settings there that may not leave their process
+            env.spec if isinstance(env.spec, EnvSpec) else None,
             native=True,
             together=range(self.first, self.first + self.count),
         )
@@ -85,6 +87,9 @@ class VectorHost:
         except BaseException as exc:
             self._note("step", exc)
             return self._take_reply()
+        if np.ndim(rewards) == 2:  # several objectives, as in a host of single environments
+            infos = {**infos, "vector_reward": np.asarray(rewards, np.float64)}
+            rewards = infos["vector_reward"].sum(1)
         self._rewards[:] = rewards
         flags = self._flags
         flags[0], flags[1] = terminated, truncated

@@ -23,6 +23,7 @@ from envfleet.engine.backends.base import (
     SharedMemory,
     WorkerHandle,
     backend_named,
+    made,
 )
 from envfleet.engine.backends.encoding import always_travels
 from envfleet.engine.backends.serial import JointFastPath, SerialBackend
@@ -64,6 +65,7 @@ class Workers:
         deadlines: Deadlines,
         page_plan: PagePlan,
         num_here: int,
+        backend_options: Any = None,
     ) -> None:
         self.env_fns, self.deadlines = tuple(env_fns), deadlines
         self.bounds = deal(len(self.env_fns), num_workers, num_here or None)
@@ -79,6 +81,7 @@ class Workers:
         self._backend: Backend[Any] | None = None
         self._joint: JointFastPath | None = None
         kind = backend_named(backend)
+        self._start_method = start_method if kind.survives_crash else None
         # other processes map the block; threads have it, and without sharing it is the parent's
         self._slab = Slab.create(is_shared=kind.shares_memory and kind.needs_pickle)
         try:
@@ -91,7 +94,9 @@ class Workers:
             )
             self._backend = self._local
             if kind is not SerialBackend:
-                self._backend = kind(self._shared_memory, num_workers, start_method)
+                self._backend = made(
+                    kind, self._shared_memory, num_workers, start_method, backend_options
+                )
             launched_s = time.monotonic()
             for worker in range(num_workers):
                 self.handles.append(self._backend_of(worker).launch(self._launch(worker)))
@@ -102,6 +107,12 @@ class Workers:
         except BaseException:
             self.stop()
             raise
+
+    @property
+    def round_trip_s(self) -> float | None:
+        """What the backend says of it, if it is worth telling."""
+        assert self._backend is not None
+        return self._backend.round_trip_s()
 
     @property
     def data(self) -> Data:
@@ -267,7 +278,7 @@ class Workers:
     def _await(self, handle: WorkerHandle, launched_s: float) -> list[EnvFacts]:
         assert self._backend is not None
         while not self._is_up(handle, launched_s):
-            left_s = launched_s + self._start_limit_s - time.monotonic()
+            left_s = launched_s + self.start_limit_s - time.monotonic()
             self._backend.wait([handle], max(left_s, 0.0), want_all=False)
         assert handle.facts is not None
         return handle.facts
@@ -282,12 +293,14 @@ class Workers:
             raise _start_error(*handle.start_failure, slots, is_here=is_here)
         if handle.is_dead:
             raise self._death_at_start(handle, slots)
-        if time.monotonic() >= launched_s + self._start_limit_s:
-            raise StartTimeout(handle.worker, slots, self._start_limit_s, handle.stack())
+        if time.monotonic() >= launched_s + self.start_limit_s:
+            limit_s, stack = self.start_limit_s, handle.stack()
+            raise StartTimeout(handle.worker, slots, limit_s, stack, self._start_method)
         return False
 
     @property
-    def _start_limit_s(self) -> float:
+    def start_limit_s(self) -> float:
+        """How long a worker may take to come up."""
         return max(self.deadlines.start_s, self.deadlines.reset_s or 0.0)
 
     def _death_at_start(self, handle: WorkerHandle, slots: Sequence[int]) -> Exception:
@@ -313,6 +326,9 @@ def _start_error(
     elif failure.kind == ConfigError.__name__:
         error = ConfigError(failure.reason.partition(": ")[2])
     else:
-        error = EnvConstructionFailed(failure.slot, failure.reason, is_here)
+        has_neighbour = failure.slot != slots[0]
+        error = EnvConstructionFailed(
+            failure.slot, failure.reason, is_here, has_neighbour=has_neighbour
+        )
     error.__cause__ = RemoteTraceback(failure.traceback)
     return error

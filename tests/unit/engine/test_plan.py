@@ -3,6 +3,8 @@
 import functools
 import os
 import re
+import sys
+import threading
 import time
 from contextlib import closing
 
@@ -221,6 +223,33 @@ class Busy(Counter):
             pass
 
 
+class OnePerProcess(Counter):
+    """As emulators of stable-retro."""
+
+    num_open = 0
+
+    def __init__(self):
+        super().__init__()
+        if OnePerProcess.num_open:
+            raise RuntimeError("Cannot create multiple instances per process")
+        OnePerProcess.num_open += 1
+
+    def close(self):
+        OnePerProcess.num_open -= 1
+
+
+def test_an_environment_that_must_be_alone_in_its_process_is(monkeypatch):
+    monkeypatch.setattr(planning, "usable_cores", lambda: 2)
+    with closing(envfleet.make_vec(OnePerProcess, 3)) as envs:
+        assert "a second one in the same process failed" in envs.plan
+        assert len(set(envs.fleet.worker_pids())) == 3
+        envs.reset(seed=0)
+    for options in ({"backend": "serial"}, {"backend": "process", "num_workers": 2}):
+        with pytest.raises(errors.EnvConstructionFailed, match="with num_workers=num_envs"):
+            envfleet.make_vec(OnePerProcess, 3, **options)
+        OnePerProcess.num_open = 0
+
+
 class HangingReset(Counter):
     def reset(self, *, seed=None, options=None):
         time.sleep(3600)
@@ -309,3 +338,15 @@ def test_an_early_death_is_told_by_what_it_was_in_and_left_to_the_fleet(at):
 def step_once(envs):
     envs.reset(seed=0)
     envs.step(np.zeros(envs.num_envs, np.int64))
+
+
+@pytest.mark.parametrize("name", ["torch", "pyglet.gl", "pyglet.window", "OpenGL.GL"])
+def test_nothing_is_forked_beside_libraries_that_do_not_survive_it(name, monkeypatch):
+    for known in planning._NOT_FORK_SAFE:
+        monkeypatch.delitem(sys.modules, known, raising=False)
+    monkeypatch.setattr(threading, "active_count", lambda: 1)
+    if sys.platform == "linux":
+        assert planning.choose_start_method(None) == "fork"
+    monkeypatch.setitem(sys.modules, name, sys)
+    assert planning.choose_start_method(None) != "fork"
+    assert planning.choose_start_method("fork") == "fork"

@@ -9,18 +9,21 @@ the engine asks which class a backend is. How to add one: docs/backends.md.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
 from envfleet.engine.interrupts import uninterrupted
+from envfleet.engine.machine import usable_cores
 from envfleet.engine.memory import Control, ControlPlan, Data, PagePlan, Slab
 from envfleet.engine.messages import Command, EnvFacts, EnvFailure, Op, Reply, WorkerStatus
 from envfleet.engine.options import Autoreset, EnvFn, StartMethod
+from envfleet.errors import ConfigError
 from envfleet.options import check
 
 
@@ -171,6 +174,8 @@ class Backend(ABC, Generic[H]):
     """A worker that crashes leaves this process alone."""
     has_own_clock: ClassVar[bool]
     """Workers work by themselves; else only while this process waits for them."""
+    options_class: ClassVar[type | None] = None
+    """What `backend_options` are for this backend, which is then given them as `options`."""
 
     def __init__(
         self, shared_memory: SharedMemory, num_workers: int, start_method: StartMethod
@@ -192,7 +197,24 @@ class Backend(ABC, Generic[H]):
         """Wait until one of `pending` has news: a reply, a start, an end.
 
         With `want_all` news of one may come late while others are busy, which saves wake-ups.
+
+        What other workers have said is taken in as well: the first words of one that is starting
+        are waited for by no one, and its fleet goes on only once `facts` are there.
         """
+
+    @classmethod
+    @contextlib.contextmanager
+    def place(cls, options: Any, num_workers: int | None) -> Iterator[tuple[int, str]]:
+        """For how many workers there is room, and in words, while a fleet is planned and opened.
+
+        `num_workers` is what was asked for, if that was said.
+        """
+        cores = usable_cores()
+        yield cores, f"{cores} cores are usable"
+
+    def round_trip_s(self) -> float | None:
+        """How long an empty command takes, where that is long enough to be told to the user."""
+        return None
 
     def death_at_start(self, handle: H) -> Exception | None:
         """Why a worker died before it was up, if the backend knows more than its exit code says."""
@@ -274,10 +296,31 @@ class Backend(ABC, Generic[H]):
         return self.handles[worker].last.page
 
 
+def made(
+    kind: type[Backend[Any]],
+    shared_memory: SharedMemory,
+    num_workers: int,
+    start_method: StartMethod,
+    options: Any,
+) -> Backend[Any]:
+    """A backend of this kind, with its options if there are any; `check_options` has seen them."""
+    own = {} if options is None else {"options": options}
+    return kind(shared_memory, num_workers, start_method, **own)
+
+
+def check_options(name: str, options: Any) -> None:
+    """An error unless these are what the backend of this name takes."""
+    wanted = backend_named(name, "auto").options_class if name != "auto" else None
+    if options is not None and (wanted is None or not isinstance(options, wanted)):
+        takes = f"takes {wanted.__name__}" if wanted else "takes none"
+        raise ConfigError(f"backend_options: backend={name!r} {takes}, got {options!r}")
+
+
 _factories: dict[str, type[Backend[Any]] | str] = {
     "serial": "envfleet.engine.backends.serial:SerialBackend",
     "thread": "envfleet.engine.backends.thread:ThreadBackend",
     "process": "envfleet.engine.backends.process.backend:ProcessBackend",
+    "ray": "envfleet.engine.backends.ray.backend:RayBackend",
 }
 
 

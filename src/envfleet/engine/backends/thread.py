@@ -23,6 +23,9 @@ from envfleet.engine.messages import Command, EnvFacts, EnvFailure, Op, Reply, W
 from envfleet.engine.options import StartMethod
 from envfleet.engine.worker import BuildFailed, Worker
 
+_LONGEST_WAIT_S = 1e6
+"""Longer ones may be more than the system counts; after eleven days nothing is in a hurry."""
+
 
 class _Abandoned(BaseException):
     """Unwinds a thread that came back too late."""
@@ -175,6 +178,8 @@ class ThreadBackend(Backend[ThreadHandle]):
         if any(handle.peek() is not Answer.NONE for handle in pending):
             timeout_s = 0.0  # a signal handler raised when its news had been taken
         last = pending[-1] if want_all and pending else None
+        if timeout_s is not None and timeout_s > _LONGEST_WAIT_S:
+            timeout_s = None
         give_up_s = None if timeout_s is None else time.monotonic() + timeout_s
         with contextlib.suppress(queue.Empty):
             while True:

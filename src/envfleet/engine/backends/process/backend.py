@@ -21,6 +21,7 @@ from envfleet.engine.backends.base import Answer, Backend, Launch, SharedMemory
 from envfleet.engine.backends.encoding import encode_env_fns
 from envfleet.engine.backends.process.bell import HAS_EVENTFD
 from envfleet.engine.backends.process.handle import ProcessHandle, StackDumps
+from envfleet.engine.backends.process.launch import ForkServerStopped
 from envfleet.engine.backends.process.main import GUARD_EXIT, PAGE_SHIFT, WorkerSpec
 from envfleet.engine.interrupts import uninterrupted
 from envfleet.engine.machine import NO_CHILDREN, may_have_children, open_files, usable_cores
@@ -32,6 +33,7 @@ from envfleet.errors import (
     ConfigError,
     MainNotImportable,
     MissingMainGuard,
+    NoNewProcess,
     RemoteTraceback,
     TooManyOpenFiles,
     WorkerDied,
@@ -43,6 +45,10 @@ UNKNOWN_EXIT = 255
 """What multiprocessing gives for a process whose fork server has ended."""
 _LONGEST_WAIT_S = 1e6
 """The kernel does not take 25 days; what waits longer waits again."""
+_HOW_TO_GET_PROCESSES = (
+    "This user or container may have no more processes and threads (ulimit -u, pids.max) or no "
+    "more memory: use fewer workers (num_workers=), end other programs, or use backend='thread'"
+)
 SPARE_FILES = 16
 """What it holds for all of them, and opens for a moment while one is started."""
 
@@ -79,18 +85,29 @@ class ProcessBackend(Backend[ProcessHandle]):
             parent_pid=os.getpid(),
             may_spin=self._may_spin,
             is_from_server=self.start_method == "forkserver",
+            mark=os.urandom(8).hex(),
         )
+        slots = range(launch.first, launch.first + len(launch.env_fns))
         try:
             with self._naming_the_limit():
                 handle = ProcessHandle(
                     launch, self.shared_memory, self._context, spec, self._stack_dumps
                 )
+        except ForkServerStopped as exc:
+            (pid,) = exc.args
+            reason, remedy = f"the fork server (process {pid}) is stopped", f"kill -CONT {pid}"
+            raise NoNewProcess(launch.worker, slots, reason, f"Continue it: {remedy}") from None
         except (EOFError, ConnectionError) as exc:
-            slots = range(launch.first, launch.first + len(launch.env_fns))
             ended = "The fork server ended before it had started the worker."
             raise WorkerDied(
                 launch.worker, slots, UNKNOWN_EXIT, "start-up", ended, restart_helps=False
             ) from exc
+        except (OSError, RuntimeError) as exc:
+            if isinstance(exc, OSError) and exc.errno not in (errno.EAGAIN, errno.ENOMEM):
+                raise
+            if isinstance(exc, RuntimeError) and "start new thread" not in str(exc):
+                raise
+            raise NoNewProcess(launch.worker, slots, str(exc), _HOW_TO_GET_PROCESSES) from exc
         self._watch.add(handle)
         handle.on_stop = partial(self._watch.remove, handle)
         self.handles[launch.worker] = handle
@@ -257,6 +274,8 @@ class _ProcessWait:
             handle.note_message()
             if handle.channel.is_broken:
                 self._ignore(fd)
+                # it is ending, or cannot answer; a fork server that is stopped does not tell
+                handle.note_end()
 
     def _ignore(self, fd: int) -> None:
         if self._by_fd.pop(fd, None) is not None:

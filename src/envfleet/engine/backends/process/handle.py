@@ -20,8 +20,20 @@ import numpy as np
 from envfleet.engine.backends.base import Answer, Launch, RowBinding, SharedMemory
 from envfleet.engine.backends.process.bell import Bell, WordBell
 from envfleet.engine.backends.process.channel import ParentChannel
-from envfleet.engine.backends.process.child_processes import end, hold_offspring
-from envfleet.engine.backends.process.launch import WORKER_NAME, main_script, started, watch_end
+from envfleet.engine.backends.process.child_processes import (
+    await_end,
+    end,
+    hold_marked,
+    hold_offspring,
+    state_of,
+)
+from envfleet.engine.backends.process.launch import (
+    WORKER_NAME,
+    ForkProcess,
+    main_script,
+    started,
+    watch_end,
+)
 from envfleet.engine.backends.process.main import (
     HAS_MESSAGE,
     HAS_REPLY,
@@ -47,6 +59,8 @@ from envfleet.errors import StillInFlight
 POSTED, DONE, TAKEN = range(3)
 """What is counted of a worker's commands."""
 _STACK_WAIT_S = 0.3
+_END_WAIT_S, _REAP_S = 5.0, 0.5
+"""How long a killed process may take to end, and its exit code to come from the fork server."""
 _STACK_PART = 1 << 24
 """Bytes of the file for each worker; those that nothing is written to take no memory."""
 
@@ -104,7 +118,7 @@ class ProcessHandle:
         counts = np.zeros(3, np.uint64)
         self._counts = counts.data
         """Commands posted, done and taken; the compiled steps count here too."""
-        self._stack_dumps = stack_dumps
+        self._stack_dumps, self._mark = stack_dumps, spec.mark
         with contextlib.ExitStack() as undo, contextlib.ExitStack() as theirs:
             self.commands: Bell | WordBell = (
                 WordBell(self._post_words) if HAS_FUTEX else Bell.create(take_waits=True)
@@ -127,7 +141,8 @@ class ProcessHandle:
                 stack=stack_fd,
             )
             is_fork = context.get_start_method() == "fork"
-            self.process = context.Process(
+            new_process: Any = ForkProcess if is_fork else context.Process
+            self.process = new_process(
                 target=main if is_fork else begin,
                 args=(spec, descriptors) if is_fork else (main_script(), spec, descriptors),
                 name=f"{WORKER_NAME}{launch.worker}",
@@ -256,7 +271,7 @@ class ProcessHandle:
 
     def exit_code(self) -> int | None:
         """The process's exit code; negative for a signal."""
-        self.process.join(1.0)
+        self.process.join(_REAP_S)
         code: int | None = self.process.exitcode
         return code
 
@@ -290,26 +305,22 @@ class ProcessHandle:
             return
         self._is_open = False
         self.on_stop()
+        # a worker that has closed its environments has left what it wanted to leave
+        posted, _, taken = self._counts
+        has_closed = posted == taken and self.last.op is Op.CLOSE
         if self.process.is_alive():
-            # a worker that has closed its environments has left what it wanted to leave
-            posted, _, taken = self._counts
-            has_closed = posted == taken and self.last.op is Op.CLOSE
             offspring = [] if has_closed else hold_offspring(self.process.pid)
             self.process.kill()
             end(offspring)
-        self.process.join(5.0)
-        with contextlib.suppress(ValueError):  # still running after SIGKILL: stuck in the kernel
+        elif not has_closed:
+            end(hold_marked(self._mark))
+        has_ended = await_end(self.process.pid, _END_WAIT_S)
+        self.process.join(_REAP_S if has_ended else _END_WAIT_S)
+        popen = self.process._popen
+        with contextlib.suppress(ValueError):  # stuck in the kernel, or its server is stopped
             self.process.close()
+        popen.close()
         self.commands.close()
         self.done.close()
         self.channel.close()
         del self._ring, self._post_words, self._tickets, self.port, self.on_stop
-
-
-def state_of(pid: int | None) -> str:
-    """The kernel's letter for what a process is doing; empty where it does not tell."""
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0]
-    except OSError:
-        return ""

@@ -13,9 +13,10 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
-from multiprocessing import forkserver, resource_tracker, spawn, util
+from multiprocessing import forkserver, popen_fork, resource_tracker, spawn, util
 from typing import Any
 
+from envfleet.engine.backends.process.child_processes import state_of
 from envfleet.engine.backends.process.main import GUARD_EXIT, THREAD_VARIABLES, Script
 from envfleet.engine.interrupts import uninterrupted
 
@@ -183,6 +184,32 @@ def _interrupts_wait(start_method: str) -> Iterator[None]:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
+class ForkProcess(multiprocessing.context.ForkProcess):
+    """A process that leaves nothing open if it cannot be started."""
+
+    @staticmethod
+    def _Popen(process_obj: Any) -> Any:
+        return _ForkPopen(process_obj)
+
+
+class _ForkPopen(popen_fork.Popen):
+    def _launch(self, process_obj: Any) -> None:
+        """The ordinary one opens two pipes first, and leaves them open if there is no process."""
+        try:
+            super()._launch(process_obj)  # type: ignore[misc]
+        except OSError as exc:
+            frame = exc.__traceback__.tb_next if exc.__traceback__ else None
+            opened = {} if frame is None else frame.tb_frame.f_locals
+            for name in ("parent_r", "parent_w", "child_r", "child_w"):
+                if name in opened:
+                    os.close(opened[name])
+            raise
+
+
+class ForkServerStopped(Exception):
+    """The fork server answers nothing; the argument is its process."""
+
+
 def _ensure_server() -> None:
     """Start the fork server, if there is none yet, with the engine loaded in it."""
     server: Any = forkserver._forkserver
@@ -195,3 +222,5 @@ def _ensure_server() -> None:
             forkserver.ensure_running()
     finally:
         server._preload_modules = asked
+    if state_of(server._forkserver_pid) == "T":
+        raise ForkServerStopped(server._forkserver_pid)

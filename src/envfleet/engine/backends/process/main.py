@@ -37,6 +37,8 @@ import numpy.typing as npt
 from envfleet.engine.backends.encoding import dumps, encode_reply
 from envfleet.engine.backends.process.bell import Bell, WordBell
 from envfleet.engine.backends.process.channel import WorkerChannel
+from envfleet.engine.backends.process.child_processes import mark_offspring
+from envfleet.engine.backends.process.copies import CopyGuard
 from envfleet.engine.host import Guard
 from envfleet.engine.memory import Control, ControlPlan, Data, Slab
 from envfleet.engine.messages import Command, EnvFacts, EnvFailure, Op, Reply
@@ -103,6 +105,8 @@ class WorkerSpec:
     parent_pid: int
     may_spin: bool
     is_from_server: bool
+    mark: str
+    """By which its children are known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +148,7 @@ def begin(script: Script, spec: WorkerSpec, descriptors: Descriptors) -> None:
     process: Any = multiprocessing.current_process()
     process._config["daemon"] = False  # what the script starts is refused for a better reason
     process._inheriting = True
+    _write_stacks_to(descriptors.fds["stack"])
     try:
         with _no_wandb_runs():
             spawn.prepare(script)
@@ -179,19 +184,25 @@ def main(spec: WorkerSpec, descriptors: Descriptors) -> None:
     _settle(spec, descriptors.fds["stack"])
     fds = descriptors.fds
     channel = WorkerChannel(fds["channel"])
+    slab = Slab(fds["slab"])  # stays open for copies
+    copies = CopyGuard(spec.first, fds["slab"])
     doing: Literal["import", "build"] = "import"
     try:
         env_fns = pickle.loads(spec.env_fns)
         doing = "build"
-        slab = Slab(fds["slab"])
-        control = Control(spec.control, slab.map(0, spec.control.nbytes))
+        control_map = slab.map(0, spec.control.nbytes)
+        copies.keep_off(control_map, 0)
+        control = Control(spec.control, control_map)
         status = control.status[spec.worker]
         worker = Worker(spec.first, env_fns, spec.autoreset, status, Guard())
         ready = dumps(Ready(dumps(worker.facts())))
+        copies.end_if_copy()
     except BuildFailed as exc:
+        copies.end_if_copy()
         _decline(channel, NotReady(doing, exc.failure))
         return
     except BaseException as exc:
+        copies.end_if_copy()
         _decline(channel, NotReady(doing, EnvFailure.of(spec.first, "start-up", exc)))
         return
     try:
@@ -199,8 +210,9 @@ def main(spec: WorkerSpec, descriptors: Descriptors) -> None:
         offset, length, space_groups, page_plan = pickle.loads(channel.recv())
     except (OSError, EOFError):  # Ctrl-C while the parent waited: it has given this worker up
         return
-    worker.bind(control, Data(space_groups, slab.map(offset, length), page_plan=page_plan))
-    slab.close()
+    data_map = slab.map(offset, length)
+    copies.keep_off(data_map, offset)
+    worker.bind(control, Data(space_groups, data_map, page_plan=page_plan))
     gc.collect()
     gc.freeze()  # what start-up built is there to stay: later collections need not look at it
     with contextlib.suppress(OSError):
@@ -209,7 +221,7 @@ def main(spec: WorkerSpec, descriptors: Descriptors) -> None:
     if "commands" in fds:
         commands = Bell(fds["commands"], fds["commands_write"])
     done = Bell(fds["done_read"], fds["done"])
-    _serve(spec, worker, control, channel, commands, done)
+    _serve(spec, worker, control, channel, commands, done, copies)
 
 
 def _decline(channel: WorkerChannel, why: NotReady) -> None:
@@ -224,6 +236,7 @@ def _serve(
     channel: WorkerChannel,
     commands: Bell | WordBell,
     done: Bell,
+    copies: CopyGuard,
 ) -> None:
     ring, status = control.rings[spec.worker], control.status[spec.worker]
     size, served = len(ring) // 3, 0
@@ -243,6 +256,8 @@ def _serve(
                 status[2] += clock() - started
             else:
                 reply = _handled(spec, worker, channel, tickets, ring[entry], op, flags)
+            if copies.is_copy:
+                copies.end_if_copy()
             if reply is not None:
                 channel.send(encode_reply(reply))
                 ring[entry + 2] = flags | HAS_REPLY
@@ -316,11 +331,10 @@ def _settle(spec: WorkerSpec, stack_fd: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    faulthandler.enable(file=stack_fd, all_threads=True)
-    if STACK_SIGNAL is not None and hasattr(faulthandler, "register"):
-        faulthandler.register(STACK_SIGNAL, file=stack_fd, all_threads=True, chain=False)
+    _write_stacks_to(stack_fd)
     # an environment may need children of its own, which a daemonic process may not have
     multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
+    mark_offspring(spec.mark)
     for name in THREAD_VARIABLES:
         os.environ.setdefault(name, "1")
     torch = sys.modules.get("torch")
@@ -338,7 +352,15 @@ def _settle(spec: WorkerSpec, stack_fd: int) -> None:
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     parent_fd = _parent_fd(spec.parent_pid)
-    threading.Thread(target=_end_with, args=(spec.parent_pid, parent_fd), daemon=True).start()
+    watcher = threading.Thread(target=_end_with, args=(spec.parent_pid, parent_fd), daemon=True)
+    with contextlib.suppress(RuntimeError):  # no more threads to be had
+        watcher.start()
+
+
+def _write_stacks_to(stack_fd: int) -> None:
+    faulthandler.enable(file=stack_fd, all_threads=True)
+    if STACK_SIGNAL is not None and hasattr(faulthandler, "register"):
+        faulthandler.register(STACK_SIGNAL, file=stack_fd, all_threads=True, chain=False)
 
 
 def _parent_fd(pid: int) -> int | None:

@@ -1,0 +1,1 @@
+"""Workers that are Ray actors, on one machine or a cluster, and the connection to Ray."""

@@ -1,0 +1,213 @@
+"""Actors, nodes and heads that are really killed under a fleet on Ray."""
+
+import os
+import signal
+import time
+from contextlib import closing, suppress
+
+import numpy as np
+import psutil
+import pytest
+
+import envfleet
+from envfleet.errors import DeadlineExceeded, WorkerDied
+from envfleet.testing import Counter, Hanging, NoisyStream
+from tests.faults.stage import Resident, program
+from tests.gates import PATIENCE_S
+from tests.ray_cluster import NODE
+
+
+class OnSomeNode(NoisyStream):
+    """A stream that depends on its seed and actions, and reports its process."""
+
+    @property
+    def pid(self) -> int:
+        return os.getpid()
+
+
+def opened(env, count, **kwargs):
+    return closing(envfleet.make_vec(env, count, backend="ray", num_workers=2, **kwargs))
+
+
+def until(is_so, what):
+    """Return as soon as it is so."""
+    give_up_s = time.monotonic() + PATIENCE_S
+    while not is_so():
+        assert time.monotonic() < give_up_s, f"{what} never came"
+        time.sleep(0.01)
+
+
+def kill_worker_of(envs, slot):
+    """Kill it for certain."""
+    pid = envs.get_attr("pid")[slot]
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: not psutil.pid_exists(pid), "the end of a worker")
+
+
+def rows(envs, actions, between=(), is_new=True):
+    """What a fleet answers to these actions; `between` has what is done before a step."""
+    found = [envs.reset(seed=11)[0].copy()] if is_new else []
+    for number, action in enumerate(actions):
+        if number in between:
+            between[number]()
+        obs, rewards, terminated, truncated, _ = envs.step(action)
+        found += [obs.copy(), rewards.copy(), terminated.copy(), truncated.copy()]
+    return found
+
+
+def actions_for(envs, steps):
+    space = envs.action_space
+    space.seed(5)
+    return [space.sample() for _ in range(steps)]
+
+
+def test_a_killed_actor_is_named_and_says_what_ray_says(ray_cluster):
+    with opened(Resident, 4) as envs:
+        envs.reset(seed=0)
+        kill_worker_of(envs, 2)
+        start_s = time.monotonic()
+        with pytest.raises(WorkerDied) as caught:
+            envs.step(np.zeros(4, int))
+        assert time.monotonic() - start_s < PATIENCE_S
+        assert caught.value.slots == (2, 3)
+        assert caught.value.doing == "step"
+        assert "still running" not in str(caught.value)
+        assert "worker process has died" in str(caught.value)
+
+
+def test_a_killed_actor_is_replaced_and_its_slots_come_back_truncated(ray_cluster):
+    with opened(Resident, 4, on_failure="restart") as envs:
+        envs.reset(seed=0)
+        envs.step(np.zeros(4, int))
+        kill_worker_of(envs, 0)
+        *_, truncated, infos = envs.step(np.zeros(4, int))
+        assert truncated.tolist() == [True, True, False, False]
+        assert infos["_incident"].tolist() == [True, True, False, False]
+        assert envs.step(np.zeros(4, int))[0][:, 0].tolist()[2:] == [3, 3]
+
+
+def test_streams_are_bit_equal_when_actors_are_killed_under_resume(ray_cluster):
+    with closing(envfleet.make_vec(OnSomeNode, 4, backend="serial")) as envs:
+        actions = actions_for(envs, 40)
+        expected = rows(envs, actions)
+    with opened(OnSomeNode, 4, on_failure="resume") as envs:
+        found = rows(
+            envs,
+            actions,
+            {7: lambda: kill_worker_of(envs, 0), 25: lambda: kill_worker_of(envs, 3)},
+        )
+    for one, other in zip(expected, found, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_slots_of_a_removed_node_go_on_where_they_stood_once_it_is_back(ray_cluster):
+    with closing(envfleet.make_vec(OnSomeNode, 4, backend="serial")) as envs:
+        actions = actions_for(envs, 20)
+        expected = rows(envs, actions)
+    node, is_there = ray_cluster.nodes.add_node(**NODE, resources={"doomed": 2}), True
+    options = envfleet.RayOptions(resources={"doomed": 1})
+    try:
+        with opened(OnSomeNode, 4, on_failure="resume", backend_options=options) as envs:
+            found = rows(envs, actions[:9])
+            pids = envs.get_attr("pid")
+            ray_cluster.nodes.remove_node(node, allow_graceful=False)
+            is_there = False
+            for pid in set(pids):  # a node that goes takes them along; here they linger for a while
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            envs.send(actions[9])
+            until(lambda: not envs.recv(timeout_s=0.1) and envs.incidents, "the loss of a node")
+            node, is_there = ray_cluster.nodes.add_node(**NODE, resources={"doomed": 2}), True
+            batch = envs.recv()
+            found += [batch.obs, batch.rewards, batch.terminated, batch.truncated]
+            found += rows(envs, actions[10:], is_new=False)
+    finally:
+        if is_there:
+            ray_cluster.nodes.remove_node(node)
+    for one, other in zip(expected, found, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("mode", ["sleep", "gil"])
+def test_a_hanging_actor_is_given_up_at_its_deadline(mode, ray_cluster):
+    env_fns = [Counter, lambda: Hanging(mode=mode, nth=2), Counter, Counter]
+    with opened(env_fns, None, step_timeout_s=1.0) as envs:
+        envs.reset(seed=0)
+        envs.step(np.zeros(4, int))
+        with pytest.raises(DeadlineExceeded) as caught:
+            envs.step(np.zeros(4, int))
+        assert caught.value.worker == 0
+        if mode == "sleep":
+            assert caught.value.slot == 1
+            assert "misbehave" in caught.value.stack
+        else:
+            assert "hold the interpreter" in caught.value.stack
+
+
+PARENT = """
+    import sys, time
+
+    import numpy as np
+
+    import envfleet
+    from tests.faults.test_ray import OnSomeNode
+
+    envs = envfleet.make_vec(OnSomeNode, 4, backend="ray", num_workers=2)
+    envs.reset(seed=0)
+    print(*envs.get_attr("pid"), flush=True)
+    while sys.argv[1] == "stepping":
+        envs.step(envs.action_space.sample())
+    time.sleep(600)
+"""
+
+
+def test_sigkill_of_the_parent_ends_its_actors(ray_cluster, tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", os.getcwd())
+    with program(tmp_path, PARENT, "stepping") as parent:
+        pids = set(parent.numbers())
+        assert len(pids) == 2
+        assert len(ray_cluster.actors()) == 2
+        parent.kill()
+        until(lambda: not ray_cluster.actors(), "the end of the actors")
+        until(lambda: not any(map(psutil.pid_exists, pids)), "the end of their processes")
+
+
+HEADLESS = """
+    import time
+
+    import numpy as np
+    import psutil
+
+    import envfleet
+    from envfleet.errors import ClusterUnreachable
+    from envfleet.testing import Counter
+
+    envs = envfleet.make_vec(Counter, 2, backend="ray", num_workers=1,
+                             backend_options=envfleet.RayOptions(address="local"))
+    envs.reset(seed=0)
+    for child in psutil.Process().children(recursive=True):
+        if child.name() == "gcs_server":
+            child.kill()
+    start_s = time.monotonic()
+    try:
+        while True:
+            envs.step(np.zeros(2, int))
+            time.sleep(0.05)
+    except ClusterUnreachable as exc:
+        print(int(time.monotonic() - start_s), exc, flush=True)
+    envs.close()
+    print("closed", flush=True)
+"""
+
+
+def test_a_lost_head_is_an_error_before_ray_ends_the_program(tmp_path, monkeypatch):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    with program(tmp_path, HEADLESS) as running:
+        code = running.finish(100.0)
+        after_s, _, text = running.out.partition(" ")
+        assert int(after_s) < 50
+        assert "its head has been silent" in text
+        assert "from its last checkpoint" in text
+        assert running.out.splitlines()[-1] == "closed"
+        assert code == 0
