@@ -10,7 +10,9 @@ if TYPE_CHECKING:
     from envfleet import errors
     from envfleet.adapters.gymnasium import FleetVectorEnv, ParallelEnv, make_vec
     from envfleet.adapters.opening import native
+    from envfleet.adapters.registration import register
     from envfleet.engine import Batch, Incident, Snapshot
+    from envfleet.engine.options import RayOptions
 
     __version__: str
 
@@ -19,11 +21,13 @@ __all__ = [
     "FleetVectorEnv",
     "Incident",
     "ParallelEnv",
+    "RayOptions",
     "Snapshot",
     "__version__",
     "errors",
     "make_vec",
     "native",
+    "register",
 ]
 _ROOMS = ("adapters", "engine", "errors", "layout", "observe")
 """Can be named without being imported."""
@@ -42,8 +46,12 @@ def _named(name: str) -> object:
             return import_module(f"envfleet.{name}")
         case "Batch" | "Incident" | "Snapshot":
             return getattr(import_module("envfleet.engine"), name)
+        case "RayOptions":
+            return getattr(import_module("envfleet.engine.options"), name)
         case "native":
             return getattr(import_module("envfleet.adapters.opening"), name)
+        case "register":
+            return getattr(import_module("envfleet.adapters.registration"), name)
         case _:
             return getattr(import_module("envfleet.adapters.gymnasium"), name)
 

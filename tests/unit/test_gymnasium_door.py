@@ -7,6 +7,7 @@ of test_wrong_input; almost everything here runs in this process.
 
 import functools
 import gc
+import time
 import weakref
 from contextlib import closing
 from dataclasses import replace
@@ -747,3 +748,48 @@ def test_step_async_and_step_wait_are_a_step():
             found = others.step_wait(timeout=60.0)
             for one, other in zip(envs.step(np.zeros(2, np.int64)), found, strict=True):
                 assert value_difference(one, other) is None
+
+
+class Asked(Counter):
+    """Answers a question after a wait."""
+
+    def answer(self, wait_s, slot=None):
+        time.sleep(wait_s)
+        return self.t
+
+
+class TestCallAsync:
+    def test_is_a_call_in_two_halves(self):
+        with opened_fleet(Asked, 2, **FORK) as envs:
+            envs.reset(seed=0)
+            with pytest.raises(gymnasium.error.NoAsyncCallError, match="use call_async first"):
+                envs.call_wait()
+            envs.call_async("answer", 0.0)
+            with pytest.raises(gymnasium.error.AlreadyPendingCallError, match="waits for"):
+                envs.call_async("answer", 0.0)
+            assert envs.call_wait(timeout=60) == (0, 0)
+            envs.step(np.zeros(2, np.int64))
+            envs.call_async("answer", wait_s=0.5)
+            with pytest.raises(TimeoutError, match=r"not done within 0.01 s"):
+                envs.call_wait(timeout=0.01)
+            assert envs.call("answer", 0.0) == (1, 1), "the late answers are dropped"
+
+
+def test_registered_environments_open_as_fleets_by_gymnasium(monkeypatch):
+    for name in ("CartPole-v1", "Pendulum-v1"):
+        monkeypatch.setitem(gymnasium.registry, name, gymnasium.registry[name])
+    envfleet.register("CartPole-v1", backend="serial", autoreset="same_step")
+    envfleet.register("gymnasium.envs.classic_control:Pendulum-v1", **FORK)
+    mode = "vector_entry_point"
+    kwargs: dict[str, Any] = {"max_episode_steps": 3, "sutton_barto_reward": True}
+    with closing(gymnasium.make_vec("CartPole-v1", 2, mode, **kwargs)) as envs:
+        assert isinstance(envs, envfleet.FleetVectorEnv)
+        assert "backend='serial' was asked for" in envs.plan
+        envs.reset(seed=0)
+        steps = [envs.step(np.array([0, 1])) for _ in range(3)]
+        assert steps[-1][3].all()
+        assert not steps[0][1].any()
+    assert not isinstance(gymnasium.make("CartPole-v1").unwrapped, VectorEnv)
+    pendulums: Any = gymnasium.make_vec("Pendulum-v1", 2, mode)
+    with closing(pendulums):
+        assert pendulums.unwrapped.fleet.worker_pids()[1] is not None

@@ -20,11 +20,13 @@ PUBLIC_NAMES = (
     "FleetVectorEnv",
     "Incident",
     "ParallelEnv",
+    "RayOptions",
     "Snapshot",
     "__version__",
     "errors",
     "make_vec",
     "native",
+    "register",
 )
 
 # Each level may import the levels before it. Rooms on one level never import each other.

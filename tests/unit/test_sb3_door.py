@@ -169,7 +169,7 @@ class TestContract:
                 envs.get_attr("no_such_name")
             with pytest.raises(AttributeError, match="no_such_name"):
                 envs.env_method("no_such_name")
-            with pytest.raises(IndexError):
+            with pytest.raises(IndexError, match=r"within the 3 environments, got \[3\]"):
                 envs.get_attr("dummy", indices=[3])
 
     def test_set_attr_is_of_the_outermost_layer(self, options):

@@ -11,15 +11,26 @@ from copy import deepcopy
 from dataclasses import replace
 from typing import Any, Self
 
+import gymnasium
 import numpy as np
 import numpy.typing as npt
+from gymnasium import VectorizeMode
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
-from envfleet.adapters.opening import EnvLike, env_functions, is_whole, open_fleet
-from envfleet.engine import Batch, Fleet, Incident, ResetPlan, Snapshot
+from envfleet.adapters.opening import (
+    EnvLike,
+    EnvWrapper,
+    env_functions,
+    is_whole,
+    native,
+    open_fleet,
+)
+from envfleet.adapters.vector_words import check_names, translated
+from envfleet.engine import Batch, Fleet, Incident, NativeFn, ResetPlan, Snapshot
 from envfleet.engine.detached_copy import detached_copy
+from envfleet.engine.options import RayOptions
 from envfleet.engine.slots import Slots
 from envfleet.errors import ConfigError, SpacesDiffer
 from envfleet.layout import are_equal
@@ -47,6 +58,8 @@ class FleetVectorEnv(VectorEnv[Any, Any, Any]):
                 if not are_equal(expected, got):
                     fleet.close()
                     raise SpacesDiffer(which, slot, str(expected), str(got))
+        self._call_results: Callable[[float | None], list[Any]] | None = None
+        """Waits for what `call_async` started."""
         self.num_envs = fleet.num_slots
         if spec is not None:
             # the environment's own spec knows its keyword arguments; a native one's does not
@@ -116,6 +129,25 @@ class FleetVectorEnv(VectorEnv[Any, Any, Any]):
         if len(batch.slots) < self.num_envs:
             raise TimeoutError(f"the step was not done within {timeout} s; call step_wait again")
         return batch.obs, batch.rewards, batch.terminated, batch.truncated, batch.infos
+
+    def call_async(self, name: str, /, *args: Any, **kwargs: Any) -> None:
+        """Start a call on all environments; `call_wait` brings its results."""
+        if self._call_results is not None:
+            message = f"{name!r} was called while another call waits for call_wait"
+            raise gymnasium.error.AlreadyPendingCallError(message, "call")
+        self._call_results = self.fleet.start_call(name, args, kwargs)
+
+    def call_wait(self, timeout: float | None = None) -> tuple[Any, ...]:
+        """What `call` returns, for the call that `call_async` started.
+
+        Raises:
+            TimeoutError: It is not done after `timeout` seconds; its results are dropped.
+        """
+        if self._call_results is None:
+            message = "call_wait has nothing to wait for; use call_async first"
+            raise gymnasium.error.NoAsyncCallError(message, "call")
+        results, self._call_results = self._call_results, None
+        return tuple(results(timeout))
 
     def render(self) -> tuple[Any, ...] | None:
         """One frame per slot."""
@@ -296,9 +328,14 @@ def make_vec(
     max_restarts: int = 5,
     copy: bool = True,
     env_kwargs: Mapping[str, Any] | None = None,
+    wrappers: Sequence[EnvWrapper] = (),
     rollout_steps: int = 0,
     rollout_floats: str | None = None,
     num_here: int = 0,
+    backend_options: RayOptions | None = None,
+    vectorization_mode: VectorizeMode | str | None = None,
+    vector_kwargs: Mapping[str, Any] | None = None,
+    **kwargs: Any,
 ) -> FleetVectorEnv:
     """Open a fleet of environments as a Gymnasium vector environment.
 
@@ -307,7 +344,8 @@ def make_vec(
             such functions (one per slot), or `envfleet.native(...)`.
         num_envs: How many; left out, as many as a sequence has functions, or else 1.
         num_workers: How many workers share them; None decides.
-        backend: "serial", "thread", "process", or "auto", which measures and says why in `plan`.
+        backend: "serial", "thread", "process", "ray" (actors in a Ray cluster), or "auto", which
+            measures, says why in `plan`, and never takes "ray".
         start_method: "fork", "spawn" or "forkserver"; None takes the fastest that is safe here.
         autoreset: "next_step", "same_step" or "disabled", as Gymnasium defines them.
         step_timeout_s: Longest one step of one environment may take; None waits.
@@ -319,33 +357,47 @@ def make_vec(
             the next one quarantines it.
         copy: False returns views of shared memory, valid until the next send to the same slot.
         env_kwargs: Passed to every environment.
+        wrappers: Called with each environment in turn; each returns what stands around it.
         rollout_steps: Keep the observations of so many steps in shared memory, where a trainer
             finds them in place.
         rollout_floats: Store the floats of those observations as this type, such as "float32" for
             networks; None keeps their own type.
         num_here: The last `num_here` slots live in this process, which steps them while worker
             processes step the others. This process then counts as one of the `num_workers`.
+        backend_options: For backend="ray", `RayOptions`: address, placement, resources and so on.
+        vectorization_mode: Gymnasium's word for `backend`: "async" is "process", "sync" is
+            "serial", and "vector_entry_point" is `native(env)`.
+        vector_kwargs: Gymnasium's `context`, `autoreset_mode` and `copy`, under its names.
+        **kwargs: Passed to every environment too, such as `render_mode` and `max_episode_steps`.
 
     Raises:
         ConfigError: An argument cannot work.
         StartError: The environments could not be built; the message says which, and what to do.
     """
-    env_fns, spec = env_functions(env, num_envs, env_kwargs)
-    fleet, plan = open_fleet(
-        env_fns,
-        num_workers=num_workers,
-        backend=backend,
-        start_method=start_method,
-        autoreset=autoreset,
-        step_timeout_s=step_timeout_s,
-        reset_timeout_s=reset_timeout_s,
-        on_failure=on_failure,
-        max_restarts=max_restarts,
-        copy=copy,
-        rollout_steps=rollout_steps,
-        rollout_floats=rollout_floats,
-        num_here=num_here,
-    )
+    options = {
+        "num_workers": num_workers,
+        "backend": backend,
+        "start_method": start_method,
+        "autoreset": autoreset,
+        "step_timeout_s": step_timeout_s,
+        "reset_timeout_s": reset_timeout_s,
+        "on_failure": on_failure,
+        "max_restarts": max_restarts,
+        "copy": copy,
+        "rollout_steps": rollout_steps,
+        "rollout_floats": rollout_floats,
+        "num_here": num_here,
+        "backend_options": backend_options,
+    }
+    check_names(kwargs, [*options, "num_envs", "env_kwargs", "wrappers"])
+    is_native, words = translated(vectorization_mode, vector_kwargs, options)
+    given = _joined(env_kwargs, kwargs)
+    if is_native and not isinstance(env, NativeFn):
+        if isinstance(env, Sequence) and not isinstance(env, str):
+            raise ConfigError("vector_entry_point is for one environment; give its id or function")
+        env, given = native(env, **(given or {})), None
+    env_fns, spec = env_functions(env, num_envs, given, wrappers)
+    fleet, plan = open_fleet(env_fns, **{**options, **words})
     return FleetVectorEnv(fleet, plan.describe(len(env_fns)), spec)
 
 
@@ -357,6 +409,16 @@ class ParallelEnv(FleetVectorEnv):
         made = make_vec(env, num_envs, **options)
         super().__init__(made.fleet, made.plan, made.spec)
         made.closed = True  # the fleet is this one's now
+
+
+def _joined(env_kwargs: Any, kwargs: dict[str, Any]) -> Any:
+    """Both ways to give an environment's arguments, as one."""
+    if not kwargs or not isinstance(env_kwargs, Mapping | None):  # refused where it is used
+        return env_kwargs
+    twice = sorted(kwargs.keys() & (env_kwargs or {}).keys())
+    if twice:
+        raise ConfigError(f"{twice[0]!r} was given twice, as a keyword and in env_kwargs")
+    return {**(env_kwargs or {}), **kwargs}
 
 
 def _is_mapping(value: object) -> bool:

@@ -6,6 +6,7 @@ everywhere. Importing this module builds nothing.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import os
@@ -20,13 +21,14 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from envfleet.engine import Deadlines, Fleet, NativeFn
-from envfleet.engine.backends.base import backend_named
+from envfleet.engine.backends.base import backend_named, check_options
 from envfleet.engine.machine import may_have_children, usable_cores
 from envfleet.engine.memory import PagePlan
 from envfleet.engine.options import (
     Autoreset,
     EnvFn,
     OnFailure,
+    RayOptions,
     RestartPolicy,
     StartMethod,
 )
@@ -39,9 +41,20 @@ from envfleet.engine.plan import (
 from envfleet.errors import ConfigError
 from envfleet.options import Count, CountOrZero, Seconds, check
 
-__all__ = ["DEBUG_VARIABLE", "EnvLike", "env_functions", "is_whole", "native", "open_fleet"]
+__all__ = [
+    "DEBUG_VARIABLE",
+    "EnvLike",
+    "EnvWrapper",
+    "env_functions",
+    "is_whole",
+    "native",
+    "open_fleet",
+    "spec_of",
+    "wrapped",
+]
 
 EnvLike = str | EnvSpec | Callable[..., Any] | Sequence[Callable[[], Any]] | NativeFn
+EnvWrapper = Callable[[Any], Any]
 DEBUG_VARIABLE = "ENVFLEET_DEBUG"
 """Set to anything: rows are filled with junk when a slot is sent, so views kept too long show."""
 
@@ -71,6 +84,7 @@ def open_fleet(
     rollout_steps: int = 0,
     rollout_floats: str | None = None,
     num_here: int = 0,
+    backend_options: RayOptions | None = None,
 ) -> tuple[Fleet, Plan]:
     """Open a fleet with one slot for each function, and say what runs where.
 
@@ -102,34 +116,47 @@ def open_fleet(
     restarts = RestartPolicy(max_restarts=max_restarts)
     deadlines = Deadlines(step_s=step_timeout_s, reset_s=reset_timeout_s)
     has_limits = step_timeout_s is not None or reset_timeout_s is not None
-    plan = _plan(
-        env_fns,
-        backend,
-        num_workers,
-        method,
-        num_here,
-        deadlines,
-        needs_supervision=has_limits or failure != "raise",
-    )
-    fleet = Fleet(
-        env_fns,
-        num_workers=plan.num_workers,
-        backend=plan.backend,
-        start_method=plan.start_method,
-        autoreset=mode,
-        deadlines=deadlines,
-        on_failure=failure,
-        restarts=restarts,
-        copy=copy,
-        poison=DEBUG_VARIABLE in os.environ,
-        page_plan=PagePlan(rollout_steps + 1 if rollout_steps else 0, rollout_floats),
-        num_here=plan.num_here,
-    )
+    if backend not in _NAMES_ELSEWHERE:
+        check_options(backend, backend_options)
+    with contextlib.ExitStack() as until_open:
+        plan = _plan(
+            env_fns,
+            backend,
+            num_workers,
+            method,
+            num_here,
+            deadlines,
+            until_open,
+            backend_options,
+            needs_supervision=has_limits or failure != "raise",
+        )
+        fleet = Fleet(
+            env_fns,
+            num_workers=plan.num_workers,
+            backend=plan.backend,
+            start_method=plan.start_method,
+            autoreset=mode,
+            deadlines=deadlines,
+            on_failure=failure,
+            restarts=restarts,
+            copy=copy,
+            poison=DEBUG_VARIABLE in os.environ,
+            page_plan=PagePlan(rollout_steps + 1 if rollout_steps else 0, rollout_floats),
+            num_here=plan.num_here,
+            backend_options=backend_options,
+        )
+    trip_s = fleet.round_trip_s
+    if trip_s is not None:
+        told = f"{trip_s * 1e3:.2g} ms to a worker and back, so steps that are shorter"
+        plan = replace(plan, why=f"{plan.why}; it is {told} are faster on one machine")
     return fleet, plan
 
 
 def env_functions(
-    env: EnvLike, num_envs: int | None = None, env_kwargs: Mapping[str, Any] | None = None
+    env: EnvLike,
+    num_envs: int | None = None,
+    env_kwargs: Mapping[str, Any] | None = None,
+    wrappers: Sequence[EnvWrapper] = (),
 ) -> tuple[list[EnvFn], EnvSpec | None]:
     """One function per slot that builds its environment, and the spec if they share one.
 
@@ -138,10 +165,34 @@ def env_functions(
             such functions (one per slot), or `native(...)`.
         num_envs: How many slots; left out, as many as a sequence has functions, or else 1.
         env_kwargs: Passed to every environment.
+        wrappers: Called with each environment in turn.
 
     Raises:
         ConfigError: These arguments describe no environments.
     """
+    env_fns, spec = _bare_functions(env, num_envs, env_kwargs)
+    _check_wrappers(wrappers)
+    if not wrappers:
+        return env_fns, spec
+    if isinstance(env_fns[0], NativeFn):
+        raise ConfigError(
+            "wrappers are for single environments, and this one is natively vectorised; wrap the "
+            "vector environment in the function given to envfleet.native"
+        )
+    # slots that shared a function still do: that is how a worker knows them to be alike
+    by_function = {id(one): functools.partial(wrapped, one, tuple(wrappers)) for one in env_fns}
+    return [by_function[id(one)] for one in env_fns], spec
+
+
+def _check_wrappers(wrappers: Any) -> None:
+    is_list = isinstance(wrappers, Sequence) and not isinstance(wrappers, str)
+    if not (is_list and all(map(callable, wrappers))):
+        raise ConfigError(f"wrappers must be a sequence of functions, got {wrappers!r}")
+
+
+def _bare_functions(
+    env: EnvLike, num_envs: int | None, env_kwargs: Mapping[str, Any] | None
+) -> tuple[list[EnvFn], EnvSpec | None]:
     if not isinstance(env_kwargs, Mapping | None):
         raise ConfigError(f"env_kwargs must be a mapping of names to values, got {env_kwargs!r}")
     kwargs = dict(env_kwargs or {})
@@ -162,7 +213,7 @@ def env_functions(
             raise ConfigError("give keyword arguments to envfleet.native(...), not as env_kwargs")
         return [env] * num_envs, None
     if isinstance(env, str | EnvSpec):
-        spec = _spec(env)
+        spec = spec_of(env)
         if spec.entry_point is None:
             return [native(spec, **kwargs)] * num_envs, spec
         # the spec travels instead of the id: it may be registered in this process only. Only the
@@ -185,7 +236,7 @@ def native(env: str | EnvSpec | Callable[[int], VectorEnv], **kwargs: Any) -> Na
         Something to pass to `make_vec` as its environment.
     """
     if isinstance(env, str | EnvSpec):
-        spec = _spec(env)
+        spec = spec_of(env)
         if spec.vector_entry_point is None:
             raise ConfigError(
                 f"{spec.id} has no vector_entry_point; pass a function that builds the VectorEnv"
@@ -206,6 +257,8 @@ def _plan(
     method: StartMethod | None,
     num_here: int,
     deadlines: Deadlines,
+    until_open: contextlib.ExitStack,
+    backend_options: RayOptions | None,
     *,
     needs_supervision: bool,
 ) -> Plan:
@@ -229,15 +282,17 @@ def _plan(
     if not backend_named(backend, "auto").has_own_clock:
         why = f"backend={backend!r} was asked for"
         return Plan(backend, start_method, num_workers or 1, why, num_here)
-    cores = usable_cores()
-    workers = num_workers or min(len(env_fns), cores)
+    place = backend_named(backend).place(backend_options, num_workers)
+    room, said = until_open.enter_context(place)
+    workers = num_workers or max(1, min(len(env_fns), room))
     why = f"backend={backend!r} was asked for"
     if num_workers is None:
-        why += f", and {cores} cores are usable"
+        why += f", and {said}"
     return Plan(backend, start_method, workers, why, num_here)
 
 
-def _spec(env: str | EnvSpec) -> EnvSpec:
+def spec_of(env: str | EnvSpec) -> EnvSpec:
+    """The registration of an id, also of Gymnasium's "module:id"."""
     if isinstance(env, EnvSpec):
         return env
     module, _, name = env.rpartition(":")
@@ -267,6 +322,14 @@ def _bound(env_fn: Any, kwargs: dict[str, Any]) -> EnvFn:
             f"env must be an id, an EnvSpec, a function or a sequence of functions; got {env_fn!r}"
         )
     return functools.partial(env_fn, **kwargs) if kwargs else env_fn
+
+
+def wrapped(env_fn: EnvFn, wrappers: Sequence[EnvWrapper]) -> Any:
+    """Build an environment and call the wrappers with it, one after another."""
+    env = env_fn()
+    for wrapper in wrappers:
+        env = wrapper(env)
+    return env
 
 
 def _make_env(spec: EnvSpec, kwargs: dict[str, Any], *, is_checked: bool) -> Any:

@@ -274,7 +274,12 @@ class FleetVecEnv(VecEnv):
         """Slot numbers; negative indices count from the end, as in a list."""
         every = range(self.num_envs)
         chosen = [indices] if isinstance(indices, int | np.integer) else indices
-        return list(every) if chosen is None else [every[int(index)] for index in chosen]
+        try:
+            return list(every) if chosen is None else [every[int(index)] for index in chosen]
+        except IndexError:
+            raise IndexError(
+                f"indices must be within the {self.num_envs} environments, got {indices!r}"
+            ) from None
 
 
 class SubprocVecEnv(FleetVecEnv):
