@@ -55,7 +55,8 @@ class Agent:
             else None
             for leaf in self.inputs.leaves
         ]
-        self._normalises = any(one is not None for one in self._normalisers)
+        self.normalises = any(one is not None for one in self._normalisers)
+        """Whether observations are normalised."""
         self._action_space = action_space
         self.bounds: tuple[Array, Array] | None = None
         if isinstance(action_space, spaces.Box):
@@ -74,8 +75,11 @@ class Agent:
 
     def look(self, obs: Any, *, learns: bool = False) -> Leaves:
         """A batch of observations as the networks get it; the statistics may learn from it."""
-        leaves = self.inputs.split(obs)
-        if not self._normalises:
+        return self.normalised(self.inputs.split(obs), learns=learns)
+
+    def normalised(self, leaves: Leaves, *, learns: bool = False) -> Leaves:
+        """The same for a batch that was split already."""
+        if not self.normalises:
             return leaves
         seen = []
         with np.errstate(over="ignore", invalid="ignore"):  # infinite ones are found later
@@ -84,6 +88,13 @@ class Agent:
                     normaliser.update(leaf)
                 seen.append(leaf if normaliser is None else normaliser(leaf))
         return tuple(seen)
+
+    def learn_from(self, leaves: Leaves) -> None:
+        """Let the statistics learn from a batch that was split already."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            for leaf, normaliser in zip(leaves, self._normalisers, strict=True):
+                if normaliser is not None:
+                    normaliser.update(leaf)
 
     def sees_plainly(self, batch: Array) -> bool:
         """Whether such observations reach the networks as they are."""

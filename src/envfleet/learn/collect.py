@@ -1,19 +1,14 @@
-"""Experience: the fleet steps, the actor acts, and [time, slot] arrays fill up.
+"""Experience: segments of all slots, judged by the policy that made them.
 
-    act ─► send ─► recv ─► note ─┐      one half of the slots steps while the actor thinks about
-     ▲                           │      the other, where there are slots and cores enough; which
-     └───────────────────────────┘      slots form a half depends on their number only
-
-Only acting is done in the loop. Values and log-probabilities are worked out afterwards for all rows
-at once, rewards are scaled and episodes counted then too.
+Values and log-probabilities are worked out for all rows at once, here, wherever the slots were
+stepped; rewards are scaled and episodes counted then too.
 """
 
 from __future__ import annotations
 
 import time
 import warnings
-from dataclasses import dataclass, field
-from itertools import pairwise
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,28 +16,19 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from envfleet.adapters.gymnasium import FleetVectorEnv
-from envfleet.engine import Batch
-from envfleet.engine.machine import usable_cores
 from envfleet.errors import SnapshotError
 from envfleet.learn.advantages import successor_values
 from envfleet.learn.agent import Agent
 from envfleet.learn.checks import check_finals, check_obs, check_rewards
-from envfleet.learn.fast.acting import QuickActor
 from envfleet.learn.inputs import Leaves
 from envfleet.learn.judging import judged, worth
 from envfleet.learn.normalise import RewardScaler
 from envfleet.learn.options import PPOOptions
-from envfleet.learn.rollout_clock import RolloutClock
-from envfleet.learn.slot_keeper import SlotKeeper
+from envfleet.learn.segments import Segment, Start, Stepper
 
 Array = npt.NDArray[Any]
 Floats = npt.NDArray[np.float32]
 Flags = npt.NDArray[np.bool_]
-OVERLAP_FROM = 16
-"""Slots for which halves overlap: with fewer, a second forward pass costs more than it hides."""
-OVERLAP_CORES = 3
-"""With fewer cores the policy takes one from the half that steps, which was measured slower."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,100 +54,29 @@ class Experience:
     """Return and length of every episode that ended."""
 
 
-@dataclass(slots=True)
-class _Finals:
-    """Last observations of truncated episodes, and what was remembered there."""
-
-    places: list[tuple[int, int]] = field(default_factory=list)
-    leaves: list[Leaves] = field(default_factory=list)
-    states: list[Tensor] = field(default_factory=list)
-
-
-class _Store:
-    """The arrays of one rollout while they fill up; observations have one row more."""
-
-    def __init__(
-        self,
-        times: int,
-        first: Leaves,
-        actions: Tensor,
-        masks: Flags | None,
-        pages: Array | None,
-    ) -> None:
-        slots = len(first[0])
-        self.has_pages = pages is not None
-        """Whether observations are written in place, by the workers that make them."""
-        self.obs: Leaves = (
-            tuple(np.empty((times + 1, *leaf.shape), leaf.dtype) for leaf in first)
-            if pages is None
-            else (pages[: times + 1],)
-        )
-        for mine, leaf in zip(self.obs, first, strict=True):
-            mine[0] = leaf
-        self.masks: Flags | None = None
-        self._shape = times + 1, slots
-        if masks is not None:
-            self.mask(0, slice(None), masks)
-        self.actions, self.drawn = actions, actions.numpy()
-        """What was drawn, as a tensor and as an array of the same memory."""
-        self.rewards = np.zeros((times, slots))
-        self.terminated, self.truncated = np.zeros((2, times, slots), np.bool_)
-        self.valid = np.ones((times, slots), np.bool_)
-        self.finals = _Finals()
-
-    def see(self, step: int, half: slice, seen: Leaves) -> None:
-        """Keep observations as the networks get them."""
-        for mine, leaf in zip(self.obs, seen, strict=True):
-            mine[step, half] = leaf
-
-    def mask(self, step: int, half: slice, masks: Flags) -> None:
-        """Keep a mask; before the first one all actions are allowed."""
-        if self.masks is None:
-            self.masks = np.ones((*self._shape, masks.shape[-1]), np.bool_)
-        self.masks[step, half] = masks
-
-    def page_after(self, step: int) -> int:
-        """The fleet's page for the observations after this step; pages count from 1."""
-        return step + 2 if self.has_pages else 0
-
-
 class Collector:
-    """Steps a fleet by a policy, and keeps what continues from one rollout to the next."""
+    """Has slots stepped by a policy, and keeps what continues from one rollout to the next."""
 
-    def __init__(
-        self, envs: FleetVectorEnv, agent: Agent, options: PPOOptions, *, seed: int
-    ) -> None:
-        """Reset the fleet; after that, slots only reset at the ends of episodes."""
-        self._envs, self._agent, self._times = envs, agent, options.n_steps
-        pages = envs.fleet.pages
-        if pages is not None and (len(pages) <= options.n_steps or not agent.sees_plainly(pages)):
-            pages = None
-        self._pages = pages
-        self._is_quick = QuickActor.can_be(agent.policy)
-        self._takes_masks = agent.policy.head.takes_masks
-        self._quick: QuickActor | None = None
+    def __init__(self, stepper: Stepper, agent: Agent, options: PPOOptions, *, seed: int) -> None:
+        """Reset all slots; after that, they only reset at the ends of episodes."""
+        self._stepper, self._agent, self._times = stepper, agent, options.n_steps
         # always on the CPU: a run may go on on another device with the same noise
         self._generator = torch.Generator().manual_seed(seed)
-        count = envs.num_envs
-        overlaps = options.overlap
-        if overlaps is None:
-            overlaps = count >= OVERLAP_FROM and usable_cores() >= OVERLAP_CORES
-        bounds = [0, count // 2, count] if overlaps and count > 1 else [0, count]
-        self._halves = [slice(*pair) for pair in pairwise(bounds)]
-        self._slots = [np.arange(half.start, half.stop) for half in self._halves]
+        count = stepper.num_envs
         self._scaler = RewardScaler(count, options.gamma) if options.normalise_rewards else None
         self._returns, self._lengths = np.zeros(count), np.zeros(count, np.int64)
-        obs, infos = envs.reset(seed=seed)
-        self._obs = agent.look(obs, learns=True)
-        self._masks = agent.masks(obs, infos)
-        self._states = agent.fresh_states(count)
-        self._clock = RolloutClock()
-        self._keeper = SlotKeeper(envs)
+        self._reset(seed)
+
+    def _reset(self, seed: int) -> None:
+        agent = self._agent
+        leaves, self._masks = self._stepper.reset(seed)
+        self._obs = agent.normalised(leaves, learns=True)
+        self._states = agent.fresh_states(self._stepper.num_envs)
 
     @property
     def seconds(self) -> dict[str, float]:
         """What the time of all rollouts went into."""
-        return self._clock.seconds
+        return self._stepper.clock.seconds
 
     # ---- to continue exactly where it was --------------------------------------------------------
 
@@ -179,7 +94,7 @@ class Collector:
 
     def slots(self) -> Any:
         """The environments' states, or None with a warning if they cannot be taken."""
-        return self._keeper.take()
+        return self._stepper.take()
 
     def load(self, state: dict[str, Any], slots: Any) -> None:
         """Continue exactly where this state and these slots were taken."""
@@ -189,7 +104,7 @@ class Collector:
         self._returns, self._lengths = state["returns"].copy(), state["lengths"].copy()
         self._obs = tuple(leaf.copy() for leaf in state["obs"])
         masks = state["masks"]
-        if masks is not None and (masks.dtype != np.bool_ or len(masks) != self._envs.num_envs):
+        if masks is not None and (masks.dtype != np.bool_ or len(masks) != self._stepper.num_envs):
             raise ValueError("its masks are no flags for each slot")
         self._masks = None if masks is None else masks.copy()
         self._states = state["states"].to(self._agent.device).clone()
@@ -197,7 +112,7 @@ class Collector:
             self._begin_anew()
         else:
             try:
-                self._envs.restore(slots)
+                self._stepper.restore(slots)
             except SnapshotError as exc:
                 self._begin_anew(str(exc))
 
@@ -208,12 +123,8 @@ class Collector:
             RuntimeWarning,
             stacklevel=2,
         )
-        agent = self._agent
         drawn = torch.randint(1 << 31, (), generator=self._generator)
-        obs, infos = self._envs.reset(seed=int(drawn))
-        self._obs = agent.look(obs, learns=True)
-        self._masks = agent.masks(obs, infos)
-        self._states = agent.fresh_states(self._envs.num_envs)
+        self._reset(int(drawn))
         self._returns[:], self._lengths[:] = 0.0, 0
         if self._scaler is not None:
             self._scaler.begin_anew()
@@ -222,128 +133,45 @@ class Collector:
 
     def collect(self) -> Experience:
         """Step every slot `n_steps` times; the observations are valid until the next call."""
-        with self._clock.rollout(self._envs.fleet):
+        with self._stepper.clock.rollout(self._stepper.fleet):
             return self._collected()
 
     @torch.inference_mode()
     def _collected(self) -> Experience:
-        times, slots, head = self._times, self._envs.num_envs, self._agent.policy.head
-        noise = head.noise((times, slots), self._generator).to(self._agent.device)
-        actions = torch.zeros((times, slots, *head.shape), dtype=head.dtype)
-        store = _Store(times, self._obs, actions, self._masks, self._pages)
-        self._quick = None
-        if self._is_quick and store.masks is None:
-            policy, bounds = self._agent.policy, self._agent.bounds
-            self._quick = QuickActor(policy, store.obs[0], noise, actions, self._halves, bounds)
-        states = self._states.clone()
-        if len(self._halves) == 1:
-            self._fill(store, noise)
-        else:
-            self._fill_by_halves(store, noise)
-        self._obs = tuple(leaf[times].copy() for leaf in store.obs)
-        self._masks = None if store.masks is None else store.masks[times].copy()
+        times, slots, agent = self._times, self._stepper.num_envs, self._agent
+        noise = agent.policy.head.noise((times, slots), self._generator).to(agent.device)
+        before = self._states
+        segment = self._stepper.collect(Start(self._obs, self._masks, before, noise))
+        self._obs = tuple(leaf[times].copy() for leaf in segment.obs)
+        self._masks = None if segment.masks is None else segment.masks[times].copy()
+        self._states = segment.states
         with np.errstate(over="ignore", invalid="ignore"):  # the results are checked
-            return self._finished(store, states)
-
-    def _fill(self, store: _Store, noise: Tensor) -> None:
-        fleet = self._envs.fleet
-        for step in range(self._times):
-            wanted = self._choose(store, step, 0, noise)
-            begun_s = time.perf_counter()
-            batch = fleet.step(wanted, page=store.page_after(step))
-            self._clock.fleet_s += time.perf_counter() - begun_s
-            self._note(store, step, self._halves[0], batch)
-
-    def _fill_by_halves(self, store: _Store, noise: Tensor) -> None:
-        """Act for one half of the slots while the other steps."""
-        for index in range(len(self._halves)):
-            self._send(store, 0, index, noise)
-        for step in range(self._times):
-            for index in range(len(self._halves)):
-                begun_s = time.perf_counter()
-                batch = self._envs.recv(slots=self._slots[index])
-                self._clock.fleet_s += time.perf_counter() - begun_s
-                self._note(store, step, self._halves[index], batch)
-                if step + 1 < self._times:
-                    self._send(store, step + 1, index, noise)
-
-    def _send(self, store: _Store, step: int, index: int, noise: Tensor) -> None:
-        wanted = self._choose(store, step, index, noise)
-        begun_s = time.perf_counter()
-        self._envs.fleet.send(wanted, self._slots[index], page=store.page_after(step))
-        self._clock.fleet_s += time.perf_counter() - begun_s
-
-    def _choose(self, store: _Store, step: int, index: int, noise: Tensor) -> Any:
-        """Actions for one half, as its environments take them."""
-        begun_s = time.perf_counter()
-        agent, half, wanted = self._agent, self._halves[index], None
-        if self._quick is not None and store.masks is None:
-            wanted = self._quick.act(step, index)
-        else:
-            leaves = tuple(agent.tensor(leaf[step, half]) for leaf in store.obs)
-            allowed = None if store.masks is None else agent.tensor(store.masks[step, half])
-            try:
-                said, states = agent.policy.respond(leaves, self._states[half], allowed)
-            except RuntimeError:
-                seen = tuple(leaf[step, half] for leaf in store.obs)
-                agent.inputs.refuse_outside(seen, self._slots[index].tolist())
-                raise
-            if agent.policy.state_size:
-                self._states[half] = states
-            store.actions[step, half] = agent.policy.head.sample(said, noise[step, half])
-        if wanted is None:
-            wanted = agent.fit(store.drawn[step, half])
-        self._clock.inference_s += time.perf_counter() - begun_s
-        return wanted
-
-    def _note(self, store: _Store, step: int, half: slice, batch: Batch) -> None:
-        """Keep what a step of one half brought."""
-        store.rewards[step, half] = batch.rewards
-        if batch.has_events:
-            store.valid[step, half] = batch.valid
-            store.terminated[step, half] = batch.terminated
-            store.truncated[step, half] = batch.truncated
-            self._note_ends(store.finals, step, half, batch)
-        if batch.page != store.page_after(step) or not batch.page:
-            store.see(step + 1, half, self._agent.look(batch.obs, learns=True))
-        if self._takes_masks:  # infos take time to put together
-            masks = self._agent.masks(batch.obs, batch.infos)
-            if masks is not None:
-                store.mask(step + 1, half, masks)
-
-    def _note_ends(self, finals: _Finals, step: int, half: slice, batch: Batch) -> None:
-        truncated = np.flatnonzero(batch.truncated)
-        if len(truncated):
-            leaves = self._agent.look(batch.final_obs)
-            finals.leaves.append(tuple(leaf[truncated] for leaf in leaves))
-            finals.states.append(self._states[half][truncated])
-            finals.places += [(step, half.start + int(row)) for row in truncated]
-        if self._agent.policy.state_size:
-            ended = torch.from_numpy(batch.terminated | batch.truncated)
-            self._states[half][ended] = 0.0
+            return self._finished(segment, before)
 
     # ---- afterwards -----------------------------------------------------------------------------
 
-    def _finished(self, store: _Store, states: Tensor) -> Experience:
-        check_rewards(store.rewards, store.valid)
-        check_obs(store.obs, store.valid)
+    def _finished(self, segment: Segment, states: Tensor) -> Experience:
+        check_rewards(segment.rewards, segment.valid)
+        check_obs(segment.obs, segment.valid)
         begun_s = time.perf_counter()
-        ended = store.terminated | store.truncated
-        obs = tuple(leaf[:-1] for leaf in store.obs)
-        masks = None if store.masks is None else store.masks[:-1]
-        actions = store.drawn
+        ended = segment.terminated | segment.truncated
+        obs = tuple(leaf[:-1] for leaf in segment.obs)
+        masks = None if segment.masks is None else segment.masks[:-1]
+        actions = segment.drawn
         log_probs, values = judged(self._agent, obs, actions, masks, ended, states)
-        slots = list(range(self._envs.num_envs))
+        slots = list(range(self._stepper.num_envs))
         last = worth(self._agent, self._obs, self._states, slots)
         finals = np.zeros_like(values)
-        kept = store.finals
+        kept = segment.finals
         if kept.places:
             leaves = tuple(np.concatenate(parts) for parts in zip(*kept.leaves, strict=True))
-            check_finals(kept.places, leaves, store.valid)
+            check_finals(kept.places, leaves, segment.valid)
             slots = [slot for _, slot in kept.places]
             found = worth(self._agent, leaves, torch.cat(kept.states), slots)
             finals[tuple(zip(*kept.places, strict=True))] = found
-        self._clock.inference_s += time.perf_counter() - begun_s
+        self._stepper.clock.inference_s += time.perf_counter() - begun_s
+        ends = segment.terminated, segment.truncated
+        successors = successor_values(values, last, *ends, finals)
         return Experience(
             obs=obs,
             actions=actions,
@@ -351,11 +179,11 @@ class Collector:
             states=states.cpu().numpy(),
             log_probs=log_probs,
             values=values,
-            rewards=self._scaled(store.rewards, ended, store.valid),
-            successors=successor_values(values, last, store.terminated, store.truncated, finals),
+            rewards=self._scaled(segment.rewards, ended, segment.valid),
+            successors=successors,
             ended=ended,
-            valid=store.valid,
-            episodes=self._episodes(store.rewards, ended, store.valid),
+            valid=segment.valid,
+            episodes=self._episodes(segment.rewards, ended, segment.valid),
         )
 
     def _scaled(self, rewards: Array, ended: Flags, valid: Flags) -> Floats:

@@ -11,9 +11,11 @@ import gymnasium
 
 from envfleet.adapters.gymnasium import FleetVectorEnv, make_vec
 from envfleet.adapters.names import find
+from envfleet.adapters.opening import wrapped
 from envfleet.engine.machine import usable_cores
 from envfleet.engine.options import Deadlines
 from envfleet.engine.plan import Plan, choose_start_method, plan_fleet
+from envfleet.learn.node_envs import opened_on_nodes
 from envfleet.learn.ppo import PPOOptions, PPOTrainer
 from envfleet.learn.torch_setup import threads, usable_device
 from envfleet.learn.train_options import TrainOptions
@@ -39,6 +41,10 @@ def opened(
             unless it was asked for.
     """
     device = usable_device(options.device)
+    if options.collect == "node":
+        with opened_on_nodes(options, ppo) as slots, threads():
+            yield PPOTrainer(slots, ppo, seed=options.seed, device=device)
+        return
     with closing(_fleet(options, ppo, is_wary)) as envs, threads():
         yield PPOTrainer(envs, ppo, seed=options.seed, device=device)
 
@@ -76,6 +82,7 @@ def _fleet(options: TrainOptions, ppo: PPOOptions, is_wary: bool) -> FleetVector
         options.n_envs,
         backend=backend,
         num_workers=num_workers,
+        backend_options=options.ray,
         start_method=options.parallel_start_method,
         autoreset="same_step",
         on_failure="restart",
@@ -84,6 +91,7 @@ def _fleet(options: TrainOptions, ppo: PPOOptions, is_wary: bool) -> FleetVector
         reset_timeout_s=options.reset_timeout_s,
         copy=False,
         env_kwargs=options.env_kwargs,
+        wrappers=_wrappers(options),
         rollout_steps=0 if ppo.normalise_obs else ppo.n_steps,
         rollout_floats="float32",
     )
@@ -98,7 +106,12 @@ def env_fn(options: TrainOptions, **more: Any) -> Callable[[], gymnasium.Env[Any
     if isinstance(found.source, str):
         # the spec travels instead of the id: it may be registered in this process only
         build = functools.partial(gymnasium.make, _spec(found.source), disable_env_checker=True)
-    return functools.partial(build, **{**options.env_kwargs, **more})
+    bare = functools.partial(build, **{**options.env_kwargs, **more})
+    return functools.partial(wrapped, bare, _wrappers(options)) if options.wrapper else bare
+
+
+def _wrappers(options: TrainOptions) -> list[Callable[[Any], Any]]:
+    return [] if options.wrapper is None else [find(options.wrapper).build]
 
 
 def _spec(source: str) -> gymnasium.envs.registration.EnvSpec:

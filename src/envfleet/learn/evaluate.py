@@ -8,6 +8,7 @@ one, so that no other is lost with it.
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -20,9 +21,15 @@ import numpy as np
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
 
 from envfleet.adapters.gymnasium import FleetVectorEnv, make_vec
-from envfleet.engine import ResetPlan
+from envfleet.engine import Deadlines, ResetPlan
 from envfleet.engine.options import StartMethod
-from envfleet.errors import ConfigError, DeadlineExceeded, EnvFailed, WorkerDied
+from envfleet.errors import (
+    ConfigError,
+    DeadlineExceeded,
+    EnvFailed,
+    WorkerDied,
+    level_of_caller,
+)
 from envfleet.learn.agent import Act
 from envfleet.runs.callbacks import Evaluation, EvaluationStopped
 
@@ -179,8 +186,26 @@ def _evaluate_one_by_one(
     except _EnvRaised as exc:
         table.lost[table.left[0]] = exc.why
     finally:
-        with suppress(Exception):  # its episodes have been played or lost by now
+        _close(env)
+
+
+def _close(env: gymnasium.Env[Any, Any]) -> None:
+    """Close it within a bounded time; its episodes have been played or lost by now."""
+
+    def close() -> None:
+        with suppress(Exception):
             env.close()
+
+    closer = threading.Thread(target=close, name="envfleet-close", daemon=True)
+    closer.start()
+    limit_s = Deadlines().close_s
+    closer.join(limit_s)
+    if closer.is_alive():
+        warnings.warn(
+            f"the environment of the evaluation has not closed within {limit_s:g} s; it is left",
+            RuntimeWarning,
+            stacklevel=level_of_caller(),
+        )
 
 
 def _play_evaluation(

@@ -37,6 +37,8 @@ def load_agent(path: Path) -> tuple[TrainOptions, Agent]:
     if not path.exists():
         raise CheckpointError(str(path), "does not exist")
     run_dir = path if path.is_dir() else path.parent
+    if run_dir is not path and not (run_dir / RUN_FILE).exists():
+        raise CheckpointError(str(path), f"is no checkpoint of a run: no {RUN_FILE} is beside it")
     options, ppo = resumed_options(run_dir)
     try:
         env = env_fn(options)()

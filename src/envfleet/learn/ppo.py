@@ -1,6 +1,6 @@
 """Proximal policy optimisation on a fleet, to be read from top to bottom.
 
-    collect: obs ─► actor ─► actions ─► fleet ─► rewards, ends, next obs     collect.py
+    collect: obs ─► actor ─► actions ─► fleet ─► rewards, ends, next obs     segments.py, collect.py
     judge:   values, true successors ─► advantages, returns                  advantages.py
     learn:   epochs of shuffled minibatches ─► gradient of the loss ─► Adam  loss.py
 
@@ -34,7 +34,9 @@ from envfleet.learn.fast.gradients import closed_form
 from envfleet.learn.fast.optimiser import FlatAdam
 from envfleet.learn.judging import flattened
 from envfleet.learn.loss import LossGradient, LossWeights, TrainingRows, by_autograd
+from envfleet.learn.node_envs import NodeEnvs, NodeStepper
 from envfleet.learn.options import PPOOptions
+from envfleet.learn.segments import FleetStepper
 from envfleet.learn.sequences import stretches
 from envfleet.learn.torch_setup import threads, threads_for_pictures, usable_device
 from envfleet.options import Count, Seed, check
@@ -234,7 +236,7 @@ class PPOTrainer(PPOLearner):
 
     def __init__(
         self,
-        envs: FleetVectorEnv,
+        envs: FleetVectorEnv | NodeEnvs,
         options: PPOOptions = PPOOptions(),  # noqa: B008 - frozen
         *,
         seed: int = 0,
@@ -243,12 +245,13 @@ class PPOTrainer(PPOLearner):
         """Build the networks and the optimiser, and reset the fleet.
 
         Args:
-            envs: What `envfleet.make_vec(..., autoreset="same_step")` returned; not closed here.
+            envs: What `envfleet.make_vec(..., autoreset="same_step")` returned, or the slots of
+                nodes; not closed here.
             options: How to learn.
             seed: For weights, actions, shuffling, and the first reset.
             device: Where the networks are.
         """
-        if not isinstance(envs, FleetVectorEnv):
+        if not isinstance(envs, FleetVectorEnv | NodeEnvs):
             raise ConfigError(
                 f"PPO trains on a fleet, not on a {type(envs).__name__}: make it with "
                 "envfleet.make_vec(ENV, NUM_ENVS, autoreset='same_step')"
@@ -256,7 +259,7 @@ class PPOTrainer(PPOLearner):
         if not isinstance(options, PPOOptions):
             raise ConfigError(f"options must be PPOOptions(...), got a {type(options).__name__}")
         check("seed", seed, Seed)
-        if envs.fleet.autoreset != "same_step":
+        if isinstance(envs, FleetVectorEnv) and envs.fleet.autoreset != "same_step":
             raise ConfigError(
                 "PPO needs every row to be a transition: make the fleet with autoreset='same_step'"
             )
@@ -268,12 +271,19 @@ class PPOTrainer(PPOLearner):
                 RuntimeWarning,
                 stacklevel=2,
             )
-        self.envs, self.device = envs, torch.device(usable_device(str(device)))
+        self.envs: Any = envs
+        """The fleet, or the slots of nodes."""
+        self.device = torch.device(usable_device(str(device)))
         agent = Agent(
             envs.single_observation_space, envs.single_action_space, options, self.device, seed
         )
         super().__init__(agent, options, seed=seed)
-        self._collector = Collector(envs, self.agent, options, seed=seed)
+        stepper = (
+            NodeStepper(envs, agent, options)
+            if isinstance(envs, NodeEnvs)
+            else FleetStepper(envs, agent, options)
+        )
+        self._collector = Collector(stepper, agent, options, seed=seed)
 
     @property
     def seconds(self) -> dict[str, float]:
@@ -286,10 +296,16 @@ class PPOTrainer(PPOLearner):
         return Setup(
             n_envs=self.envs.num_envs,
             n_epochs=self.options.n_epochs,
-            num_workers=sum(pid is not None for pid in self.envs.fleet.worker_pids()),
+            num_workers=self._num_workers,
             cores=usable_cores(),
             is_on_cpu=self.device.type == "cpu",
         )
+
+    @property
+    def _num_workers(self) -> int:
+        if isinstance(self.envs, NodeEnvs):
+            return self.envs.num_workers
+        return sum(pid is not None for pid in self.envs.fleet.worker_pids())
 
     def train(self, total_steps: int) -> list[Learned]:
         """Iterate until the fleet has made this many steps."""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from envfleet.learn.ppo import PPOOptions
 
@@ -16,6 +19,11 @@ class Recipe:
     options: PPOOptions
     eval_episodes: int = 10
     """Win rates need more of them than returns do."""
+    env_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    wrapper: str | None = None
+    """What the environment is wrapped in; see `envfleet.learn.wrappers`."""
+    note: str = ""
+    """What a user has to know beside the settings."""
 
 
 _NORMALISED = PPOOptions(
@@ -99,3 +107,37 @@ RECIPES: dict[str, Recipe] = {
     ),
 }
 """By Gymnasium id."""
+
+_ATARI = Recipe(
+    8,
+    10_000_000,
+    PPOOptions(
+        n_steps=128,
+        batch_size=256,
+        n_epochs=4,
+        learning_rate=2.5e-4,
+        clip_range=0.1,
+        anneal_clip_range=True,
+        ent_coef=0.01,
+        normalise_rewards=True,
+    ),
+    env_kwargs={"frameskip": 1},
+    wrapper="envfleet.learn.wrappers:atari",
+    note="84x84 in grey, 4 frames per step, the last 4 steps at once",
+)
+_MINIGRID = Recipe(
+    8,
+    100_000,
+    replace(_NORMALISED, n_steps=128, n_epochs=10, learning_rate=2.5e-4),
+    wrapper="envfleet.learn.wrappers:without_mission",
+    note="the text of the mission is left out",
+)
+FAMILIES = {re.compile(r"ALE/.*-v5"): _ATARI, re.compile(r"(MiniGrid|BabyAI)-.*"): _MINIGRID}
+"""By the form of an id."""
+
+
+def recipe_for(env: str) -> Recipe | None:
+    """The recipe of an environment, by its name as `find` gives it."""
+    env_id = env.rpartition(":")[2]
+    of_family = [recipe for form, recipe in FAMILIES.items() if form.fullmatch(env_id)]
+    return RECIPES.get(env) or next(iter(of_family), None)

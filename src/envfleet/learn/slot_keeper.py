@@ -31,7 +31,7 @@ class SlotKeeper:
             return None
         try:
             slots = self._envs.snapshot()
-            self._try_replay(slots)
+            self._try_replays(slots)
         except SnapshotError as exc:
             warnings.warn(
                 f"{exc}. Until then states are kept without the environments: a run that goes on "
@@ -42,20 +42,21 @@ class SlotKeeper:
             return None
         return slots
 
-    def _try_replay(self, slots: Any) -> None:
-        """Replay the longest episode of a kind that was not tried yet in another environment."""
-        actions_of = {
-            slot: len(one.taken.actions)
+    def _try_replays(self, slots: Any) -> None:
+        """Replay all episodes of a kind that was not tried yet, in other environments."""
+        untried = [
+            slot
             for slot, one in enumerate(slots)
             if isinstance(one.taken, Replay)
+            and len(one.taken.actions)
             and one.lineage.pending is None
             and (one.taken.seed is None) not in self._tried
-        }
-        longest = max(actions_of, key=actions_of.__getitem__, default=None)
-        if longest is None or not actions_of[longest]:
+        ]
+        if not untried:
             return
-        [repeats] = self._envs.fleet.rehearse([slots[longest]], [longest])
-        self._tried.add(slots[longest].taken.seed is None)
-        if repeats is False:
-            self._repeats = False
-            raise does_not_repeat(longest)
+        self._tried |= {slots[slot].taken.seed is None for slot in untried}
+        found = self._envs.fleet.rehearse([slots[slot] for slot in untried], untried)
+        for slot, repeats in zip(untried, found, strict=True):
+            if repeats is False:
+                self._repeats = False
+                raise does_not_repeat(slot)

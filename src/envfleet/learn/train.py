@@ -16,11 +16,13 @@ from envfleet.engine.incident import Incident
 from envfleet.errors import NothingCollected
 from envfleet.learn.environments import env_fn, opened, packages
 from envfleet.learn.evaluate import EVALUATION_SEED, evaluate
+from envfleet.learn.node_envs import NodeEnvs
 from envfleet.learn.options import PPOOptions
 from envfleet.learn.ppo import PPOTrainer
 from envfleet.learn.torch_setup import usable_device
 from envfleet.learn.train_options import FREE, LENGTHS, TrainOptions
 from envfleet.observe import video
+from envfleet.observe.events import Event
 from envfleet.observe.learning_report import learning_page
 from envfleet.runs.callbacks import Evaluation, RunCallback, RunOutcome
 from envfleet.runs.job import Iterated, Job, JobKind, RunSettings
@@ -120,7 +122,14 @@ class TrainJob(Job):
     @property
     def incidents(self) -> Sequence[Incident]:
         """Failures of its environments."""
-        return self._trainer.envs.incidents
+        incidents: Sequence[Incident] = self._trainer.envs.incidents
+        return incidents
+
+    @property
+    def events(self) -> Sequence[Event]:
+        """Decisions about the nodes that it runs on."""
+        envs = self._trainer.envs
+        return envs.events if isinstance(envs, NodeEnvs) else ()
 
     @property
     def seconds(self) -> Mapping[str, float]:

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from envfleet.engine.options import BackendName, StartMethod
+from envfleet.engine.options import BackendName, RayOptions, StartMethod
 from envfleet.errors import ConfigError
 from envfleet.learn.evaluate import MAX_STEPS
 from envfleet.learn.options import PPOOptions
@@ -20,6 +20,8 @@ FREE = frozenset(
     {
         "device",
         "backend",
+        "collect",
+        "ray_address",
         "num_workers",
         "parallel_start_method",
         "max_restarts",
@@ -50,6 +52,9 @@ class TrainOptions:
     """What to train on: a Gymnasium id, module:Class, module:function or file.py:Class."""
     env_kwargs: dict[str, Any] = field(default_factory=dict)
     """Keyword arguments for the environment."""
+    wrapper: str | None = None
+    """Called with each environment, returns what stands around it: module:function or
+    file.py:function."""
     n_envs: Count = 8
     """Environments that run side by side, and whose experience makes one batch."""
     total_steps: Count = 100_000
@@ -63,6 +68,11 @@ class TrainOptions:
     one, else cpu."""
     backend: Literal["auto", BackendName] = "auto"
     """What runs the environments; auto measures, and says what it chose and why."""
+    collect: Literal["here", "node"] = "here"
+    """Where experience is collected: here, or in whole segments on the nodes of a Ray cluster."""
+    ray_address: str | None = None
+    """The cluster of nodes or of the backend ray: host:port of its head, or auto for that of this
+    machine; None takes RAY_ADDRESS, or starts a cluster here."""
     num_workers: Count | None = None
     """Workers that share the environments; None takes as many as cores, at most."""
     parallel_start_method: StartMethod | None = None
@@ -102,6 +112,17 @@ class TrainOptions:
             raise ConfigError(
                 f"env_kwargs must be a dict of keyword arguments, got {self.env_kwargs!r}"
             )
+        uses_ray = self.backend == "ray" or self.collect == "node"
+        if self.ray_address is not None and not uses_ray:
+            raise ConfigError(
+                f"ray_address is for backend='ray' and collect='node', got "
+                f"backend={self.backend!r} with ray_address={self.ray_address!r}"
+            )
+
+    @property
+    def ray(self) -> RayOptions | None:
+        """What the backend ray is given."""
+        return RayOptions(address=self.ray_address) if self.backend == "ray" else None
 
     @property
     def has_deadlines(self) -> bool:

@@ -12,12 +12,24 @@ from __future__ import annotations
 
 import itertools
 import math
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from envfleet.observe.markup import Markup, join, tag
 
-__all__ = ["Curve", "Mark", "Range", "axis", "line_chart", "share_bar", "short", "thin", "ticks"]
+__all__ = [
+    "Curve",
+    "Mark",
+    "Range",
+    "axis",
+    "labels",
+    "line_chart",
+    "share_bar",
+    "short",
+    "thin",
+    "ticks",
+]
 
 SIDE = 1000.0
 """Units of a plot's side."""
@@ -127,12 +139,21 @@ def usual(values: Sequence[float]) -> tuple[float, float]:
     return max(ordered[0], low - margin), min(ordered[-1], high + margin)
 
 
-def short(value: float) -> str:
+def short(value: float, digits: int = 3) -> str:
     """A number for an axis: 25k, 1.5M, 0.003."""
     for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= size:
-            return f"{value / size:.4g}{unit}"
-    return "0" if abs(value) < 1e-12 else f"{value:.3g}"
+            return f"{value / size:.{digits + 1}g}{unit}"
+    return "0" if abs(value) < 1e-12 else f"{value:.{digits}g}"
+
+
+def labels(values: Sequence[float]) -> list[str]:
+    """Numbers for one axis, with as many digits as tell them apart."""
+    for digits in range(3, sys.float_info.dig):
+        texts = [short(value, digits) for value in values]
+        if len(set(texts)) == len(texts):
+            break
+    return texts
 
 
 def line_chart(
@@ -199,8 +220,14 @@ def line_chart(
         tag(
             "div",
             plot,
-            *(_chart_label("y", plane.y(value), short(value)) for value in y_marks),
-            *(_chart_label("x", plane.x(value), short(value)) for value in x_marks),
+            *(
+                _chart_label("y", plane.y(value), text)
+                for value, text in zip(y_marks, labels(y_marks), strict=True)
+            ),
+            *(
+                _chart_label("x", plane.x(value), text)
+                for value, text in zip(x_marks, labels(x_marks), strict=True)
+            ),
             tag("output", class_="tip", hidden=True),
             class_="frame",
         ),

@@ -12,5 +12,6 @@ growing_file.py data that is only appended to, and that a checkpoint names by it
 callbacks.py    what a run tells while it works
 clock.py        wall time between two notes
 time_report.py  where the time went and what would save some of it
+nodes.py        pieces of work for the nodes of a Ray cluster
 lock.py         one process at a time in a folder
 """

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from envfleet.observe.events import Event
+
 __all__ = ["Evaluation", "EvaluationStopped", "Iteration", "RunCallback", "RunOutcome"]
 
 
@@ -109,6 +111,9 @@ class RunCallback:
 
     def begun(self, envs: Any, start_steps: int) -> None:
         """The environments are open; `start_steps` were made before this process."""
+
+    def decided(self, event: Event) -> None:
+        """The job has decided to do work elsewhere than before, such as without a node."""
 
     def iterated(self, iteration: Iteration) -> None:
         """An iteration is done."""

@@ -6,6 +6,7 @@
     wandb/               the same for Weights & Biases, on request
     incidents.jsonl      one line per failure of an environment
     incidents/           what `envfleet doctor replay` needs to show them again
+    events.jsonl         decisions about the nodes of a cluster, with reasons
     videos/              an episode of each evaluation, on request
     report.html          all of it on one page
     .lock                keeps a second process out (lock.py)
@@ -31,6 +32,7 @@ from typing import Any
 
 from envfleet.engine.incident import Incident
 from envfleet.observe import facts, tensorboard
+from envfleet.observe.events import Event
 from envfleet.observe.figures import Figures
 from envfleet.observe.jsonl import JsonLines, add_line, read_lines, rewrite
 from envfleet.observe.sinks import Sink, Sinks
@@ -39,6 +41,7 @@ from envfleet.observe.weights_and_biases import WeightsAndBiases
 from envfleet.runs import run_file as keys
 from envfleet.runs.job import JobKind, Options, RunSettings
 from envfleet.runs.record import (
+    EVENTS_FILE,
     INCIDENTS,
     INCIDENTS_FILE,
     METRICS_FILE,
@@ -68,7 +71,7 @@ class RunFolder:
         self.folder, self._kind = folder, kind
         self.run_file = RunFile(folder, kind)
         self._sinks = Sinks()
-        self._seen_incidents = self._kept_incidents = 0
+        self._seen_incidents = self._kept_incidents = self._seen_events = 0
         self._is_save_noted = False
         self.is_noted_finished = False
         """Whether the last note says that the run is finished."""
@@ -217,6 +220,17 @@ class RunFolder:
             except OSError as exc:
                 _warn(f"an incident could not be kept ({exc}): {incident}")
         self._seen_incidents = len(incidents)
+
+    def note_events(self, env_steps: int, events: Sequence[Event]) -> Sequence[Event]:
+        """Keep those of all decisions so far that are new; returns them."""
+        new = events[self._seen_events :]
+        self._seen_events = len(events)
+        for event in new:
+            try:
+                add_line(self.folder / EVENTS_FILE, {"env_steps": env_steps, **asdict(event)})
+            except OSError as exc:
+                _warn(f"an event could not be kept ({exc}): {event}")
+        return new
 
     def _update(self, **told: Any) -> bool:
         with suppress(OSError):  # the disk is full, and others warn of that

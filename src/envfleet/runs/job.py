@@ -17,6 +17,7 @@ from typing import Any
 
 from envfleet.engine.incident import Incident
 from envfleet.errors import VideoError
+from envfleet.observe.events import Event
 from envfleet.observe.report import JobPage, RunRecord
 from envfleet.observe.video import FilmedEpisode
 from envfleet.runs.callbacks import Evaluation
@@ -131,6 +132,11 @@ class Job:
     @property
     def incidents(self) -> Sequence[Incident]:
         """Failures of its environments since this process began."""
+        return ()
+
+    @property
+    def events(self) -> Sequence[Event]:
+        """Decisions about where its work is done, since this process began."""
         return ()
 
     @property

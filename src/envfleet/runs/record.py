@@ -15,10 +15,10 @@ from envfleet.runs.job import JobKind
 from envfleet.runs.run_file import RUN_FILE, RunFile, option_values
 from envfleet.runs.time_report import Setup, advice, shares
 
-__all__ = ["INCIDENTS", "INCIDENTS_FILE", "METRICS_FILE", "REPORT_FILE", "VIDEOS"]
+__all__ = ["EVENTS_FILE", "INCIDENTS", "INCIDENTS_FILE", "METRICS_FILE", "REPORT_FILE", "VIDEOS"]
 __all__ += ["read_metrics", "read_record", "write_report"]
 
-METRICS_FILE, INCIDENTS_FILE = "metrics.jsonl", "incidents.jsonl"
+METRICS_FILE, INCIDENTS_FILE, EVENTS_FILE = "metrics.jsonl", "incidents.jsonl", "events.jsonl"
 REPORT_FILE, INCIDENTS, VIDEOS = "report.html", "incidents", "videos"
 
 SPEED = "env_steps_per_second"

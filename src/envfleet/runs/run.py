@@ -236,6 +236,7 @@ class _RunLoop:
 
     def _end(self, how: str) -> Path:
         self._folder.note_incidents(self._job.env_steps, self._job.incidents)
+        self._tell_decisions()
         if how == "finished" and self._folder.is_noted_finished:
             self._clock.lap()  # nothing was left to do, and the end is noted already
         else:
@@ -331,6 +332,7 @@ class _RunLoop:
             verdict=verdict_so_far(seconds, self._setup, self._kind.remedies),
         )
         self._folder.note_incidents(iteration.env_steps, job.incidents)
+        self._tell_decisions()
         self._note(
             mean_return=iteration.mean_return,
             mean_length=iteration.mean_length,
@@ -339,6 +341,11 @@ class _RunLoop:
             **{SPEED: speed},
         )
         self._callback.iterated(iteration)
+
+    def _tell_decisions(self) -> None:
+        """Keep the decisions that are new, and tell the callback."""
+        for event in self._folder.note_events(self._job.env_steps, self._job.events):
+            self._callback.decided(event)
 
     def _note(self, **figures: Any) -> None:
         line = {"iteration": self._number, **figures, **self._clock.lap()}

@@ -3,6 +3,7 @@
 import functools
 import os
 import signal
+import threading
 import time
 
 import gymnasium
@@ -12,6 +13,7 @@ from gymnasium import spaces
 
 from envfleet import errors
 from envfleet.learn.evaluate import EVALUATION_SEED, evaluate
+from tests.gates import PATIENCE_S
 
 cartpole = functools.partial(gymnasium.make, "CartPole-v1")
 
@@ -138,6 +140,19 @@ def test_a_reward_may_be_an_array_of_one_number():
 
 def test_one_at_a_time_in_a_worker_gives_the_same_returns():
     assert evaluate(leaning, cartpole, episodes=3, in_worker=True).returns == by_hand(3)
+
+
+class ClosesWhenTold(ByArray):
+    told = threading.Event()
+
+    def close(self):
+        self.told.wait(PATIENCE_S)
+
+
+def test_an_environment_that_does_not_close_holds_nothing_up():
+    with pytest.warns(RuntimeWarning, match="has not closed within 3 s; it is left"):
+        evaluate(lambda: lambda obs, info: 0, ClosesWhenTold, episodes=1)
+    ClosesWhenTold.told.set()
 
 
 class TakesItsProcessAlong(ByArray):

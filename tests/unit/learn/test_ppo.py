@@ -16,7 +16,7 @@ from gymnasium import spaces
 
 import envfleet
 from envfleet import errors
-from envfleet.learn import collect, torch_setup
+from envfleet.learn import segments, torch_setup
 from envfleet.learn.agent import Agent
 from envfleet.learn.checks import check_obs
 from envfleet.learn.evaluate import evaluate
@@ -89,7 +89,7 @@ def test_parameters_are_bit_equal_wherever_the_environments_live(where, kind):
 
 
 def test_one_half_steps_while_the_other_is_thought_about(monkeypatch):
-    monkeypatch.setattr(collect, "usable_cores", lambda: 3)
+    monkeypatch.setattr(segments, "usable_cores", lambda: 3)
     with opened("CartPole-v1", 16) as envs:
         trainer = PPOTrainer(envs, SMALL)
         with mock.patch.object(envs.fleet, "send", wraps=envs.fleet.send) as send:
@@ -123,7 +123,7 @@ def test_workers_write_rollouts_in_place(backend, kind, env):
 
 @pytest.mark.parametrize(("cores", "num_envs"), [(2, 16), (3, 15)])
 def test_all_step_at_once_where_halves_would_not_pay(cores, num_envs, monkeypatch):
-    monkeypatch.setattr(collect, "usable_cores", lambda: cores)
+    monkeypatch.setattr(segments, "usable_cores", lambda: cores)
     with opened("CartPole-v1", num_envs) as envs:
         trainer = PPOTrainer(envs, SMALL)
         with mock.patch.object(envs.fleet, "step", wraps=envs.fleet.step) as step:

@@ -57,6 +57,19 @@ def test_a_replay_that_does_not_repeat_is_found_at_the_first_checkpoint():
     assert len(told) == 1
 
 
+def test_every_slot_is_tried_for_not_all_of_them_need_repeat():
+    made = itertools.count()
+
+    def make():
+        return DoesNotRepeatItself() if next(made) == 1 else OnlyReplayed()
+
+    with opened([make, make], **SERIAL) as envs:
+        envs.reset(seed=0)
+        envs.step(np.zeros((2, 2), np.float32))
+        with pytest.warns(RuntimeWarning, match="does not repeat itself"):
+            assert SlotKeeper(envs).take() is None
+
+
 def test_a_replay_that_repeats_is_kept_without_a_word():
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -217,7 +217,7 @@ def test_what_is_learned_depends_on_stays(options, ppo, name, tmp_path):
 def test_every_option_of_a_run_is_free_or_part_of_it():
     names = {field.name for field in fields(TrainOptions)}
     assert names >= FREE
-    assert names - FREE == {"env", "env_kwargs", "n_envs", "seed", *LENGTHS}
+    assert names - FREE == {"env", "env_kwargs", "wrapper", "n_envs", "seed", *LENGTHS}
 
 
 def test_what_was_noted_after_the_last_checkpoint_is_noted_once(tmp_path):

@@ -14,6 +14,7 @@ from envfleet.observe.charts import (
     Curve,
     Mark,
     axis,
+    labels,
     line_chart,
     share_bar,
     short,
@@ -97,6 +98,20 @@ class TestAxes:
     )
     def test_numbers_are_short(self, value, text):
         assert short(value) == text
+
+    @pytest.mark.parametrize(
+        ("values", "texts"),
+        [
+            (
+                [1.609425, 1.60943, 1.609435, 1.60944],
+                ["1.609425", "1.60943", "1.609435", "1.60944"],
+            ),
+            ([1_234_567.0, 1_234_568.0], ["1.234567M", "1.234568M"]),
+            ([-500.0, 0.0, 500.0], ["-500", "0", "500"]),
+        ],
+    )
+    def test_labels_of_an_axis_differ(self, values, texts):
+        assert labels(values) == texts
 
 
 class TestLines:

@@ -1,0 +1,107 @@
+"""PPO that collects on the nodes of a real cluster: the same numbers, whatever becomes of nodes."""
+
+import time
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from envfleet.learn.environments import opened
+from envfleet.learn.options import PPOOptions
+from envfleet.learn.train import train
+from envfleet.learn.train_options import TrainOptions
+from envfleet.observe.jsonl import read_lines
+from envfleet.runs.checkpoint import load
+from tests.ray_cluster import NODE, RayCluster
+
+SHORT = PPOOptions(n_steps=32, n_epochs=2)
+LONG_S = 60.0
+ENDS = "tests.faults.node_envs:EndsIts"
+
+
+@contextmanager
+def third_node(cluster: RayCluster) -> Any:
+    """One more node; it may end by itself."""
+    node = cluster.nodes.add_node(**NODE)
+    try:
+        yield node
+    finally:
+        cluster.nodes.remove_node(node, allow_graceful=False)
+
+
+def trained(ppo: PPOOptions, iterations: int, **options: Any) -> dict[str, Any]:
+    chosen = TrainOptions(**{"env": "CartPole-v1", "n_envs": 6, "backend": "serial", **options})
+    with opened(chosen, ppo) as trainer:
+        trainer.train(iterations * ppo.n_steps * chosen.n_envs)
+        assert trainer.env_steps == iterations * ppo.n_steps * chosen.n_envs
+        return trainer.state()
+
+
+def assert_same(one: dict[str, Any], other: dict[str, Any], tolerance: float = 0.0) -> None:
+    for name, weight in one["policy"].items():
+        assert torch.allclose(weight, other["policy"][name], rtol=0, atol=tolerance), name
+    if not tolerance:
+        mine, theirs = one["collector"], other["collector"]
+        np.testing.assert_equal(mine["obs"], theirs["obs"])
+        np.testing.assert_equal(mine["returns"], theirs["returns"])
+
+
+def test_three_nodes_learn_what_one_machine_learns(ray_cluster: RayCluster) -> None:
+    remembers = PPOOptions(n_steps=32, n_epochs=2, memory="lstm", memory_size=8)
+    with third_node(ray_cluster):
+        cut_off = {"env": "Pendulum-v1", "env_kwargs": {"max_episode_steps": 20}}
+        assert_same(trained(SHORT, 3, **cut_off), trained(SHORT, 3, collect="node", **cut_off))
+        # batches of other shapes: the last digits of matrix products may differ
+        assert_same(trained(remembers, 3), trained(remembers, 3, collect="node"), 1e-5)
+
+
+@pytest.mark.parametrize("what", ["actor", "node"])
+def test_what_a_killed_node_had_collected_is_collected_again_with_the_same_result(
+    ray_cluster: RayCluster, tmp_path: Path, what: str
+) -> None:
+    marker = tmp_path / "marker"
+    kwargs = {"what": what, "marker": str(marker), "victim": "none of them"}
+    whole = trained(SHORT, 6, env=ENDS, env_kwargs=kwargs)
+    with third_node(ray_cluster) as node:
+        chosen = TrainOptions(
+            ENDS,
+            env_kwargs={**kwargs, "victim": node.node_id},
+            n_envs=6,
+            backend="serial",
+            collect="node",
+            total_steps=6 * SHORT.n_steps * 6,
+            eval_episodes=1,
+            tensorboard=False,
+        )
+        outcome = train(chosen, SHORT, tmp_path / "run")
+    assert marker.exists()
+    assert outcome.env_steps == chosen.total_steps
+    events = read_lines(tmp_path / "run" / "events.jsonl")
+    assert {"joined", "lost", "again", "moved"} <= {line["kind"] for line in events}
+    assert all(line["why"] for line in events)
+    assert_same(whole, load(tmp_path / "run" / "latest.pt", trust="own")["job"])
+
+
+def test_slots_move_to_a_node_that_joins_and_a_run_goes_on_anywhere(
+    ray_cluster: RayCluster,
+) -> None:
+    # what is annealed depends on how long the run is to be, and that is not known here
+    ppo = PPOOptions(n_steps=32, n_epochs=2, normalise_rewards=True, anneal_learning_rate=False)
+    chosen = TrainOptions("CartPole-v1", n_envs=6, backend="serial", collect="node")
+    per_iteration, done = ppo.n_steps * chosen.n_envs, 2
+    with opened(chosen, ppo) as trainer, third_node(ray_cluster):
+        limit_s = time.monotonic() + LONG_S
+        while not any(event.kind == "moved" for event in trainer.envs.events):
+            assert time.monotonic() < limit_s, trainer.envs.events
+            trainer.train(done * per_iteration)
+            done += 1
+        state = trainer.state()
+    assert state["env_steps"] == (done - 1) * per_iteration
+    with opened(replace(chosen, collect="here"), ppo) as here:
+        here.load(state)
+        here.train((done + 2) * per_iteration)
+        assert_same(trained(ppo, done + 2), here.state())
