@@ -33,6 +33,24 @@ class HangsOnce(PointEnv):
         return super()._begin()
 
 
+class Slow(PointEnv):
+    """Takes a while for each step."""
+
+    def __init__(self, **task_args: Any) -> None:
+        super().__init__("PointRobot", **task_args)
+        self._steps, self._max_episode_steps = 0, 10
+
+    def step(self, action: Any) -> Any:
+        time.sleep(0.01)
+        self._steps += 1
+        found, reward, terminated, _, info = super().step(action)
+        return found, reward, terminated, self._steps % 10 == 0, info
+
+    def _begin(self) -> Any:
+        self._steps = 0
+        return super()._begin()
+
+
 class HangsAlways(PointEnv):
     """Blocks in its first step, in whichever process it is."""
 

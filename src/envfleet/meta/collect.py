@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -128,6 +128,12 @@ class Seconds:
             parts["bookkeeping"] = elapsed_s - sum(parts.values())
             for name, spent_s in parts.items():
                 self.parts[name] += max(0.0, spent_s)
+
+    def shared(self, parts: Mapping[str, float], num_sharers: int, elapsed_s: float) -> None:
+        """Add up what several others did side by side in this time."""
+        for name, spent_s in parts.items():
+            self.parts[name] += spent_s / num_sharers
+        self.parts["waiting"] += max(0.0, elapsed_s - sum(parts.values()) / num_sharers)
 
 
 # ---- one after another ---------------------------------------------------------------------------

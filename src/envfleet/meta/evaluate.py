@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -61,6 +61,16 @@ def evaluation_plans(
     return plans
 
 
+@runtime_checkable
+class TrialPlayer(Protocol):
+    """Plays trials elsewhere than in the environments of this process's fleets."""
+
+    def play(
+        self, actor: Any, plans: Sequence[TrialPlan], *, deterministic: bool, seconds: Seconds
+    ) -> list[PlayedTrial]:
+        """Play trials; the rollouts in the plans' order."""
+
+
 def play(
     actor: Actor,
     plans: Sequence[TrialPlan],
@@ -69,7 +79,9 @@ def play(
     deterministic: bool,
     seconds: Seconds,
 ) -> list[PlayedTrial]:
-    """Play trials on a manager side by side, or in one environment one after another."""
+    """Play trials on nodes, on a manager side by side, or in one environment one by one."""
+    if isinstance(env, TrialPlayer):
+        return env.play(actor, plans, deterministic=deterministic, seconds=seconds)
     if isinstance(env, ParallelEnvManager):
         return play_many(env, actor, plans, deterministic=deterministic, seconds=seconds)
     with seconds.accounted(None):

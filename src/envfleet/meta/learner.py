@@ -9,6 +9,7 @@ one after another or by any number of workers, and if workers are killed on the 
 
 from __future__ import annotations
 
+import functools
 import time
 import warnings
 from collections import Counter
@@ -30,10 +31,12 @@ from envfleet.meta.buffers import ReplayBuffer
 from envfleet.meta.collect import PlayedTrial, Seconds, TrialPlan
 from envfleet.meta.config import MetaConfig, read_config
 from envfleet.meta.evaluate import TrialResults, evaluation_plans, figures_of, play
+from envfleet.meta.node_collectors import NodeCollectors
 from envfleet.meta.options import TrainOptions, updates_due
 from envfleet.meta.parallel import ParallelEnvManager, make_parallel_env
 from envfleet.meta.tasks import TaskSampler, sample_uniformly
 from envfleet.meta.trial import VariBadWrapper, make_env
+from envfleet.options import CountOrZero, check
 from envfleet.runs.callbacks import RunCallback, RunOutcome
 from envfleet.runs.checkpoint import CheckpointFolder
 
@@ -50,7 +53,7 @@ class Learner:
 
     train_env: VariBadWrapper
     eval_env: VariBadWrapper
-    train_env_parallel: ParallelEnvManager | None
+    train_env_parallel: ParallelEnvManager | NodeCollectors | None
 
     def __init__(
         self,
@@ -123,16 +126,25 @@ class Learner:
         self.train_env = make_env(env, max_rollouts_per_task, seed=self.seed, **kwargs)
         self.eval_env = make_env(env, max_rollouts_per_task, seed=self.seed + 1, **kwargs)
         self.train_env_parallel = None
-        if num_parallel_workers > 1:
-            self.train_env_parallel = make_parallel_env(
-                env,
-                max_rollouts_per_task,
-                num_workers=num_parallel_workers,
-                seed=self.seed,
-                num_processes=self.config.env.num_processes,
-                step_timeout_s=self.config.env.step_timeout_s,
-                **kwargs,
-            )
+        options, num = self.config.env, num_parallel_workers
+        make = functools.partial(
+            make_parallel_env,
+            env,
+            max_rollouts_per_task,
+            seed=self.seed,
+            step_timeout_s=options.step_timeout_s,
+            **kwargs,
+        )
+        if options.collect == "node":
+
+            def make_there(num: int, cores: int) -> ParallelEnvManager:
+                most = min(cores, options.num_processes or cores)
+                return make(num_workers=num, num_processes=most)
+
+            policy: PolicyOptions = self.config.policy
+            self.train_env_parallel = NodeCollectors(make_there, policy, num, options.ray_address)
+        elif num > 1:
+            self.train_env_parallel = make(num_workers=num, num_processes=options.num_processes)
 
     def _read_env(self) -> None:
         env = self.train_env
@@ -220,7 +232,7 @@ class Learner:
         self,
         num_rollouts: int,
         random_actions: bool = False,
-        parallel_env: ParallelEnvManager | None = None,
+        parallel_env: ParallelEnvManager | NodeCollectors | None = None,
     ) -> int:
         """Collect rollouts side by side; the environment steps that were made.
 
@@ -233,6 +245,16 @@ class Learner:
         return self._collect(env, num_rollouts, random_actions)
 
     def _collect(self, env: Any, num_rollouts: int, random_actions: bool) -> int:
+        check("num_rollouts", num_rollouts, CountOrZero)
+        for name in ("observation_space", "action_space", "horizon_bamdp"):
+            # collectors on nodes make their environments from this learner's own settings
+            given, own = getattr(env, name, None), getattr(self.train_env, name)
+            if given != own and not isinstance(env, NodeCollectors):
+                raise ConfigError(
+                    f"parallel_env has other environments than this learner: its {name} is "
+                    f"{given}, not {own}; make it with the same arguments, or pass "
+                    "train_env_parallel"
+                )
         first = self._n_rollouts_total
         plans = [
             self.plan(number, random_actions=random_actions)
@@ -265,6 +287,7 @@ class Learner:
         """
         if num_updates is None or num_updates is ...:
             num_updates = updates_due(self.num_updates_per_iter, self._last_env_steps)
+        check("num_updates", num_updates, CountOrZero)
         begun_s = time.perf_counter()
         sums: Counter[str] = Counter()
         with threads():
@@ -315,6 +338,8 @@ class Learner:
 
     def results(self, tasks: Sequence[Any], *, deterministic: bool = True) -> TrialResults:
         """The same, with the trials."""
+        if not len(tasks):
+            raise ConfigError("there is no task to evaluate on; give at least one")
         noise = None
         if not deterministic:
             noise = lambda rng: self.agent.noise(rng, self.max_trajectory_len)  # noqa: E731

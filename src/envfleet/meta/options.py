@@ -40,6 +40,8 @@ SeqLen = Annotated[
     int, Must("a whole number of at least 2, or -1 for all", lambda x: x > 1 or x == -1)
 ]
 
+Collect = Literal["here", "node"]
+
 
 @option_class
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +77,12 @@ class EnvOptions:
     """Environments that run side by side; no result depends on it."""
     num_processes: Count | None = None
     """Among how many processes they are dealt; None is the number of usable cores."""
+    collect: Collect = "here"
+    """node plays whole rollouts on the nodes of a Ray cluster; num_parallel_workers is then the
+    number of environments on all nodes. No result depends on it."""
+    ray_address: str | None = None
+    """Of that cluster, host:port or auto; None takes the environment variable RAY_ADDRESS, or
+    starts a cluster on this machine."""
     step_timeout_s: Seconds | None = None
     """Seconds that one step may take in a worker before the worker is replaced; None is ten
     minutes."""

@@ -19,6 +19,7 @@ from gymnasium.envs.registration import EnvSpec
 from envfleet.adapters.opening import open_fleet
 from envfleet.engine import Batch, Fleet, ResetPlan
 from envfleet.engine.backends.base import backend_named
+from envfleet.engine.incident import Incident
 from envfleet.engine.options import EnvFn
 from envfleet.errors import (
     ConfigError,
@@ -191,6 +192,16 @@ class ParallelEnvManager:
     def fleet(self) -> Fleet:
         """What runs the environments: its incidents, timings and processes."""
         return self._fleet
+
+    @property
+    def incidents(self) -> Sequence[Incident]:
+        """Failures of environments and processes so far."""
+        return self._fleet.incidents
+
+    @property
+    def num_processes(self) -> int:
+        """How many other processes the environments live in."""
+        return sum(pid is not None for pid in self._fleet.worker_pids())
 
     # ---- all, or some ---------------------------------------------------------------------------
 

@@ -39,6 +39,8 @@ FREE = frozenset(
     {
         "num_parallel_workers",
         "num_processes",
+        "collect",
+        "ray_address",
         "step_timeout_s",
         "eval_stochastic",
         "log_interval",

@@ -158,6 +158,8 @@ def _options(config: MetaConfig) -> learn_options.TrainOptions:
         device="cpu",
         step_timeout_s=env.step_timeout_s if workers > 1 else None,
         backend="serial" if workers == 1 else "process",
+        collect=env.collect,
+        ray_address=env.ray_address,
         num_workers=min(workers, config.train.num_rollouts_per_iter),
     )
 

@@ -17,9 +17,11 @@ from envfleet.meta.agents.options import PolicyOptions, policy_options
 from envfleet.meta.collect import PlayedTrial
 from envfleet.meta.config import MetaConfig, words
 from envfleet.meta.learner import Learner
+from envfleet.meta.node_collectors import NodeCollectors
 from envfleet.meta.options import EnvOptions, EvalOptions, RunOptions, TrainOptions
 from envfleet.meta.remedies import LEARNER_REMEDIES
 from envfleet.meta.report import FREE, meta_page, saves_every, write_progress, write_trials
+from envfleet.observe.events import Event
 from envfleet.runs.callbacks import Evaluation, EvaluationStopped, RunCallback, RunOutcome
 from envfleet.runs.folder import free_folder
 from envfleet.runs.job import Iterated, Job, JobKind, RunSettings
@@ -146,7 +148,12 @@ class _TrainingJob(Job):
     @property
     def incidents(self) -> Sequence[Incident]:
         parallel = self._learner.train_env_parallel
-        return () if parallel is None else parallel.fleet.incidents
+        return () if parallel is None else parallel.incidents
+
+    @property
+    def events(self) -> Sequence[Event]:
+        parallel = self._learner.train_env_parallel
+        return parallel.events if isinstance(parallel, NodeCollectors) else ()
 
     @property
     def seconds(self) -> Mapping[str, float]:
@@ -157,8 +164,11 @@ class _TrainingJob(Job):
         parallel = self._learner.train_env_parallel
         if parallel is None:
             return Setup(cores=usable_cores())
-        workers = sum(pid is not None for pid in parallel.fleet.worker_pids())
-        return Setup(n_envs=parallel.num_workers, num_workers=workers, cores=usable_cores())
+        return Setup(
+            n_envs=parallel.num_workers,
+            num_workers=parallel.num_processes,
+            cores=usable_cores(),
+        )
 
     def state(self) -> dict[str, Any]:
         return self._learner.state(self._folder)

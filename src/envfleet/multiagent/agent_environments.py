@@ -82,6 +82,11 @@ def opened_agents(
         ppo: How to learn.
         is_wary: Whether the environments may take their process along.
     """
+    if options.collect != "here":
+        raise ConfigError(
+            "collect='node' is for environments of one agent; agents of PettingZoo are collected "
+            "here, or by workers of this machine"
+        )
     device = usable_device(options.device)
     env = AgentEnv(options, agents.policies)
     kind, vectoriser = (

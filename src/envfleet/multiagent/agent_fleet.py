@@ -176,6 +176,12 @@ class AgentFleet:
             raise ConfigError("seats have no groups: leave out groups= or seats=")
         if seats is not None and backend == "auto":
             backend = "process"  # measuring acts at random, which takes spaces
+        given: list[Any] = list(env_fns)
+        if wrong := [one for one in given if not callable(one)]:
+            raise ConfigError(
+                f"env_fns has {wrong[0]!r}, which is no function: give one function per slot that "
+                "builds its environment, such as connect_four_v3.env (without parentheses)"
+            )
         self.envs: FleetVectorEnv = make_vec(
             [functools.partial(build_slot, self._slot_kind, fn, groups, seats) for fn in env_fns],
             num_workers=num_workers,

@@ -83,7 +83,8 @@ class _Actions:
     def _numbers(self, action: Any) -> Numbers:
         """The action as one row of numbers, after making sure that it has as many as it must."""
         numbers, shape = np.asarray(action), self.space.shape
-        if numbers.shape != shape or not np.isfinite(numbers).all():
+        is_numeric = numbers.dtype.kind in "biuf"
+        if not is_numeric or numbers.shape != shape or not np.isfinite(numbers).all():
             raise ActionError(f"an action must be in {self.space}, got {action!r}")
         return numbers.reshape(-1)
 

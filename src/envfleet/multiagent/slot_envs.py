@@ -8,7 +8,7 @@ generator, so that a whole run follows from its first seed.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import gymnasium
@@ -105,21 +105,30 @@ class _AgentSlot(gymnasium.Env[Any, Any]):
     # ---- what a caller reads, sets and calls by name is the environment's -----------------------
 
     def has_wrapper_attr(self, name: str) -> bool:
-        """Whether the environment has it."""
-        return hasattr(self.env, name)
+        """Whether the environment or one of its layers has it."""
+        return any(hasattr(layer, name) for layer in self._layers())
 
     def get_wrapper_attr(self, name: str) -> Any:
-        """Read it from the environment."""
-        return getattr(self.env, name)
+        """Read it from the outermost layer that has it; PettingZoo's do not all pass names on."""
+        for layer in self._layers():
+            if hasattr(layer, name):
+                return getattr(layer, name)
+        raise AttributeError(f"{type(self.env.unwrapped).__name__!r} object has no {name!r}")
 
     def set_wrapper_attr(self, name: str, value: Any, *, force: bool = True) -> bool:
         """Set it on the layer of the environment that has it, else on the innermost."""
+        layers = list(self._layers())
+        setattr(next((one for one in layers if name in vars(one)), layers[-1]), name, value)
+        return True
+
+    def _layers(self) -> Iterator[Any]:
+        """The environment and what it wraps, outermost first."""
         layer = self.env
-        while name not in vars(layer) and layer is not layer.unwrapped:
+        while layer is not layer.unwrapped:
+            yield layer
             inner = vars(layer).get("env", vars(layer).get("aec_env"))
             layer = layer.unwrapped if inner is None else inner
-        setattr(layer, name, value)
-        return True
+        yield layer
 
 
 class ParallelSlot(_AgentSlot):
@@ -136,14 +145,14 @@ class ParallelSlot(_AgentSlot):
 
     def _begin(self, seed: int, options: Info | None) -> tuple[Outcome, Any]:
         seen, infos = self._bare.reset(seed=seed, options=options)
-        self._live = list(self.env.agents)
+        self._live = self._agents_of(seen)
         return Outcome(live=self._live, seen=seen, infos=infos), None
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, Info]:
         """One step of all living agents."""
         actions = self._writer.actions_of(action, self._live)
         seen, rewards, terminated, truncated, infos = self._bare.step(actions)
-        live = list(self.env.agents)
+        live = self._agents_of(seen)
         if any(terminated.values()) or any(truncated.values()):
             live = [name for name in live if not (terminated.get(name) or truncated.get(name))]
         elif live and (record := self._writer.write_all(live, seen, rewards, infos)) is not None:
@@ -160,6 +169,10 @@ class ParallelSlot(_AgentSlot):
         is_cut = not live and is_any_cut(terminated, truncated)
         obs = self._writer.write(outcome)
         return obs, float(sum(rewards.values())), not live and not is_cut, is_cut, self._info(infos)
+
+    def _agents_of(self, seen: Mapping[Any, Any]) -> list[Any]:
+        """Who is there; an environment may have no `agents`, and AgileRL does not ask for it."""
+        return list(getattr(self.env, "agents", seen))
 
 
 class TurnSlot(_AgentSlot):

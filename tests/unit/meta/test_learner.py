@@ -229,6 +229,23 @@ def test_rl2_is_not_a_learner_of_replay():
         )
 
 
+def test_what_cannot_be_collected_or_evaluated_is_one_sentence_and_changes_nothing():
+    with small() as learner, manager(2, env_name="GridNavi-v0") as other:
+        for wrong, text in (
+            (lambda: learner.collect_rollouts(-1), "num_rollouts must be a whole number"),
+            (lambda: learner.collect_rollouts(2.5), "num_rollouts must be a whole number"),
+            (lambda: learner.update(-1), "num_updates must be a whole number"),
+            (lambda: learner.evaluate([]), "no task to evaluate on"),
+            (
+                lambda: learner.collect_rollouts_parallel(2, parallel_env=other),
+                "parallel_env has other environments than this learner: its observation_space",
+            ),
+        ):
+            with pytest.raises(ConfigError, match=text):
+                wrong()
+        assert learner._n_rollouts_total == learner._n_rl_update_steps_total == 0
+
+
 def test_a_sampler_of_tasks_is_asked_for_each_rollout():
     args = {"env_name": "PointRobot-v0", "num_train_tasks": 6, "num_eval_tasks": 2}
     with Learner(

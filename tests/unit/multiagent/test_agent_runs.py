@@ -144,7 +144,8 @@ def test_a_run_says_by_which_options_it_cannot_go_on(tmp_path):
 
 def test_every_option_is_free_or_part_of_a_run():
     known = {option.name for kind in (TrainOptions, AgentOptions) for option in options_of(kind)}
-    assert known == AGENT_FREE | set(LENGTHS) | {"env", "env_kwargs", "n_envs", "seed", "policies"}
+    of_a_run = {"env", "env_kwargs", "wrapper", "n_envs", "seed", "policies"}
+    assert known == AGENT_FREE | set(LENGTHS) | of_a_run
 
 
 def test_an_evaluation_can_be_filmed(tmp_path):

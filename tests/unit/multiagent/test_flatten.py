@@ -380,6 +380,10 @@ def test_an_action_of_another_form_is_refused(action):
     wrapped.reset(seed=0)
     with pytest.raises(ActionError, match="an action must be in"):
         wrapped.step(np.array(action))
+    turn = FlattenMultiAgentWrapper(DyingAgents(), "turn")
+    turn.reset(seed=0)
+    with pytest.raises(ActionError, match="an action must be in"):
+        turn.step("up")
 
 
 def test_masks_of_connect_four_are_the_game_s():

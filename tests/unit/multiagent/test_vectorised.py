@@ -10,6 +10,7 @@ import pytest
 from gymnasium import spaces
 from gymnasium.error import ClosedEnvironmentError, NoAsyncCallError
 from gymnasium.vector.utils import iterate
+from mpe2 import simple_spread_v3
 from pettingzoo import AECEnv, ParallelEnv
 from pettingzoo.utils import aec_to_parallel, wrappers
 
@@ -128,6 +129,8 @@ def test_names_and_shapes_are_agilerl_s(where, is_continuous):
             vec.set_attr("test_attribute", values=[1, 2, 3])
         with pytest.raises(ValueError, match="reset"):
             vec.call("reset")
+        with pytest.raises(AttributeError, match=r"slot 0.*'Pair' object has no 'tset'"):
+            vec.call("tset")
     assert vec.closed
     with pytest.raises(ClosedEnvironmentError):
         vec.step(actions)
@@ -206,6 +209,25 @@ def test_an_environment_that_never_empties_its_agents_ends_when_all_are_done():
         assert infos["_final_obs"].all()
         assert infos["final_info"]["speaker_0"]["said"].tolist() == [[0, 1, 2]] * 2
         assert vec.get_attr("t") == (0, 0)
+
+
+class Unsaid(ParallelEnv[Any, Any, Any]):
+    """Says who is there by what it returns only: it has no `agents`."""
+
+    metadata, possible_agents = Pair.metadata, Pair.possible_agents
+
+    def __init__(self):
+        pair = Pair(length=2)
+        self.observation_space, self.action_space = pair.observation_space, pair.action_space
+        self.reset, self.step = pair.reset, pair.step
+
+
+def test_an_environment_without_agents_by_that_name():
+    with AsyncPettingZooVecEnv([Unsaid], **HERE) as vec:
+        vec.reset(seed=0)
+        actions = {name: np.zeros(1, np.int64) for name in vec.agents}
+        infos = [vec.step(actions)[4] for _ in range(4)]
+    assert ["_final_obs" in info for info in infos] == [False, True, False, True]
 
 
 def test_agilerl_s_marks_for_agents_that_are_gone():
@@ -504,6 +526,8 @@ def test_wrong_environments_are_refused():
     with pytest.raises(errors.ConfigError, match="AsyncPettingZooVecEnv takes Parallel"):
         AECVecEnv([Pair], **HERE)
     env = Pair()
+    with pytest.raises(errors.ConfigError, match="is no function: give one function per slot"):
+        AsyncPettingZooVecEnv([env], **HERE)
     with pytest.raises(errors.ConfigError, match="the same instance"):
         AsyncPettingZooVecEnv([lambda: env] * 2, **HERE)
     text = functools.partial(Pair, space=spaces.Text(5))
@@ -513,6 +537,13 @@ def test_wrong_environments_are_refused():
         AsyncPettingZooVecEnv([Pair], **{"compat": "sb3", **HERE})
     with pytest.raises(errors.ConfigError, match="AgileRL knows no groups"):
         AsyncPettingZooVecEnv([Pair], compat="agilerl", by_group=True, **HERE)
+
+
+def test_what_was_set_can_be_read_through_layers_that_pass_no_names_on():
+    with AsyncPettingZooVecEnv([simple_spread_v3.parallel_env] * 2, **HERE) as vec:
+        vec.set_attr("note", [1, 2])
+        assert vec.get_attr("note") == (1, 2)
+        assert vec.get_attr("max_cycles") == (25, 25)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ this update, and its loss moves nothing but the actor.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -295,6 +295,17 @@ class Agent:
     def _follow(self) -> None:
         followers, leaders = self._pairs
         torch._foreach_lerp_(followers, leaders, self.options.tau)
+
+    # ---- acting elsewhere -----------------------------------------------------------------------
+
+    def weights(self) -> dict[str, Tensor]:
+        """What a copy of this agent needs to act as it does now."""
+        return self.networks.state_dict()
+
+    def load_weights(self, weights: Mapping[str, Tensor]) -> None:
+        """Act as the agent that gave these weights; nothing else of it is taken over."""
+        self.networks.load_state_dict(weights)
+        self._acting = None
 
     # ---- keeping --------------------------------------------------------------------------------
 
