@@ -18,12 +18,12 @@ from envfleet.errors import JournalError
 from envfleet.llm.environments.base import Mode, Step
 from envfleet.llm.inference.manager import SharedLLMInferenceManager
 from envfleet.llm.inference.types import GenerateRequest, Generation
-from envfleet.llm.joblib_workers import JoblibRound, WorkersLost
 from envfleet.llm.journal import read_journal
 from envfleet.llm.parallel_rollout import ParallelRolloutManager
 from envfleet.llm.registry import register_env
 from envfleet.llm.same_trajectories import trajectory_difference
 from envfleet.llm.seats import EnvSeats
+from envfleet.llm.worker_round import WorkerRound, WorkersLost
 from tests.gates import PATIENCE_S
 from tests.misbehaving_server import FAULTS, MisbehavingServer
 from tests.unit.llm.games import Climb
@@ -139,10 +139,10 @@ def test_a_worker_that_hangs_is_killed_and_costs_its_own_trajectory_only(
 def test_workers_that_cannot_start_leave_the_rollout_to_this_process(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def lost(self: JoblibRound, *args: Any) -> None:
+    def lost(self: WorkerRound, *args: Any) -> None:
         raise WorkersLost("no worker started")
 
-    monkeypatch.setattr(JoblibRound, "run", lost)
+    monkeypatch.setattr(WorkerRound, "run", lost)
     got = play(config_with(tags=TAGS, backend="loky"))
     assert got.backend == "sequential"
     assert got.fallback == "the loky backend of joblib has no workers left: no worker started"
@@ -156,9 +156,9 @@ def test_what_workers_played_before_they_were_lost_is_kept(
 ) -> None:
     """Two rounds are cut off in the middle, and this process ends what they began."""
     rounds: list[int] = []
-    whole = JoblibRound.run
+    whole = WorkerRound.run
 
-    def cut(self: JoblibRound, on_entry: Any, on_lost: Any, is_done: Any, on_tick: Any) -> None:
+    def cut(self: WorkerRound, on_entry: Any, on_lost: Any, is_done: Any, on_tick: Any) -> None:
         rounds.append(0)
         if len(rounds) > 1:
             raise WorkersLost("they were cut off")
@@ -172,7 +172,7 @@ def test_what_workers_played_before_they_were_lost_is_kept(
 
         whole(self, limited, on_lost, is_done, on_tick)
 
-    monkeypatch.setattr(JoblibRound, "run", cut)
+    monkeypatch.setattr(WorkerRound, "run", cut)
     engine = Counting()
     engine._latency = lambda request, dice: LATENCY_S
     got = play(config_with(tags=TAGS, backend="threading"), engine)

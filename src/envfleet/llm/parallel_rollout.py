@@ -1,6 +1,6 @@
 """`ParallelRolloutManager`: rollouts with a model, wherever environments live.
 
-    tasks ─► Play, here or in joblib's workers ─► begin, turn, end ─► journal, tally
+    tasks ─► Play, here or in workers ─► begin, turn, end ─► journal, tally
       ▲───────────── FailurePolicy: further attempts ◄────────┘
 
 Laws: with a deterministic engine or a cassette, trajectories and metrics are the same for every
@@ -16,17 +16,18 @@ import secrets
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from time import monotonic
 from typing import Any, Self
 
 from envfleet.engine.machine import usable_cores
 from envfleet.errors import ConfigError, EnvfleetError, FleetClosed
-from envfleet.llm.joblib_workers import JoblibRound, WorkersLost, end_idle_workers
+from envfleet.llm.joblib_workers import JoblibWorkers, end_idle_workers
 from envfleet.llm.journal import Journal
 from envfleet.llm.metrics import TagSummary
 from envfleet.llm.play import Play
-from envfleet.llm.play_rules import PlayRules, TrajectoryTask, read_rules
+from envfleet.llm.play_rules import PlayRules, TrajectoryTask, read_rules, write_image
 from envfleet.llm.prompts import WritePrompt
 from envfleet.llm.rollout_options import JOBLIB_BACKENDS, RewardFunction
 from envfleet.llm.rollout_run import RolloutProgress, RolloutRun, check_header, header_of
@@ -35,6 +36,7 @@ from envfleet.llm.seats import EnvSeats
 from envfleet.llm.settings import UseMultiprocessing
 from envfleet.llm.trajectories import Trajectory
 from envfleet.llm.work_share import WorkShare
+from envfleet.llm.worker_round import RolloutWorkers, WorkerRound, WorkersLost
 
 _LEAST_LIVE = 64
 """How many trajectories are played at once at least."""
@@ -54,6 +56,8 @@ class ParallelRolloutResult:
     timings: RolloutTimings
     failures: dict[str, int]
     """Attempts that failed, by reason."""
+    first_errors: dict[str, str]
+    """What the first of them said, by reason."""
     num_attempts: int
     num_masked: int
     backend: str
@@ -93,6 +97,8 @@ class ParallelRolloutManager:
         self.llm = llm
         self._seats: EnvSeats | None = None
         self._seats_for: tuple[Any, ...] = ()
+        self._cluster: Any = None
+        """The connection to a Ray cluster, made when it is needed."""
         self._num_rollouts = 0
         self._is_closed = False
         groups = self._rules.settings.groups
@@ -135,7 +141,7 @@ class ParallelRolloutManager:
             self._rules,
             run_seed=first,
             started_s=monotonic(),
-            folder=path,
+            keep_image=None if path is None else partial(write_image, path),
             continues_tokens=getattr(self.llm.engine, "continues_tokens", False),
         )
         with ExitStack() as stack:
@@ -162,6 +168,7 @@ class ParallelRolloutManager:
                 tags=run.tally.tags(),
                 timings=timings,
                 failures=dict(sorted(run.tally.failures.items())),
+                first_errors=dict(sorted(run.tally.first_errors.items())),
                 num_attempts=run.tally.num_attempts,
                 num_masked=run.tally.num_masked,
                 backend=played_by.backend,
@@ -181,6 +188,8 @@ class ParallelRolloutManager:
                 self._seats.close()
             if self._rules.options.parallel_backend in ("joblib", "loky"):
                 end_idle_workers()
+            if self._cluster is not None:
+                self._cluster.close()
 
     def __enter__(self) -> Self:
         """Use it in a `with` statement."""
@@ -219,13 +228,14 @@ class ParallelRolloutManager:
         options = run.rules.options
         backend = options.parallel_backend if options.use_parallel_rollout else "sequential"
         fallback = None
-        if backend in JOBLIB_BACKENDS:
-            name = "loky" if backend == "joblib" else backend
-            num_workers = self._num_workers(run.num_unfinished)
-            fallback = self._play_in_joblib(run, name, num_workers)
+        if backend == "ray" or backend in JOBLIB_BACKENDS:
+            workers = self._workers(backend, run.num_unfinished)
+            fallback = self._play_in_workers(run, workers)
             if fallback is None:
-                plan = tuple(f"{tag}: in joblib's workers, as asked" for tag in run.rules.tags)
-                return _PlayedBy(name, num_workers, plan)
+                plan = tuple(
+                    f"{tag}: in workers of {workers.name}, as asked" for tag in run.rules.tags
+                )
+                return _PlayedBy(workers.backend, workers.num_workers, plan)
         wish: UseMultiprocessing = {"auto": "auto", "fleet": True}.get(backend, False)  # type: ignore[assignment]
         if wish is not False:
             try:
@@ -241,24 +251,38 @@ class ParallelRolloutManager:
         num_workers = max(1, len(set(seats.worker_pids())))
         return _PlayedBy(backend, num_workers, seats.plan, fallback)
 
-    def _play_in_joblib(self, run: RolloutRun, backend: str, num_workers: int) -> str | None:
-        """Play in joblib's workers; why they could not play to the end."""
+    def _workers(self, backend: str, num_tasks: int) -> RolloutWorkers:
+        options = self._rules.options
+        if backend == "ray":
+            from envfleet.engine.backends.ray.cluster import connect
+            from envfleet.llm.ray_workers import RayWorkers, cores_of_cluster
+
+            if self._cluster is None:
+                self._cluster = connect(options.ray_address)
+            asked = options.parallel_n_jobs
+            return RayWorkers(min(cores_of_cluster() if asked == -1 else asked, num_tasks))
+        name: Any = "loky" if backend == "joblib" else backend
+        is_adaptive = options.parallel_n_jobs == -1
+        return JoblibWorkers(name, self._num_workers(num_tasks), is_adaptive=is_adaptive)
+
+    def _play_in_workers(self, run: RolloutRun, workers: RolloutWorkers) -> str | None:
+        """Play in these workers; why they could not play to the end."""
         num_idle_rounds = 0
         while True:
-            share = WorkShare(run.take_all(), num_workers, run.expected_turns, run.num_losses)
+            share = WorkShare(
+                run.take_all(), workers.num_workers, run.expected_turns, run.num_losses
+            )
             run.give = share.add
             for worker, env_ids in enumerate(share.env_ids()):
                 _log.info("worker %d begins with environments %s", worker, env_ids)
             heard = run.num_events
             try:
-                JoblibRound(
+                WorkerRound(
                     self.llm,
                     run.rules,
                     share,
-                    backend=backend,  # type: ignore[arg-type]
-                    num_workers=num_workers,
+                    workers,
                     max_live=self._max_live(run),
-                    is_adaptive=run.rules.options.parallel_n_jobs == -1,
                     topic=f"rollout-{secrets.token_hex(4)}",
                 ).run(run.take_in, run.lost, lambda: not run.num_unfinished, run.tick)
                 return None
@@ -269,7 +293,7 @@ class ParallelRolloutManager:
                 run.give = run.waiting.extend
                 run.waiting.extend(share.rest())
             if num_idle_rounds:
-                return f"the {backend} backend of joblib has no workers left: {why}"
+                return f"{workers.name} has no workers left: {why}"
             _log.warning("starting workers again: %s", why)
 
     def _num_workers(self, num_tasks: int) -> int:

@@ -239,7 +239,7 @@ class Play:
         so_far = self._tokens_so_far(live, messages)
         live.messages, live.whole = new_messages(messages), messages
         if not isinstance(live.state, str):
-            live.images = save_images(rules.folder, live.trajectory, live.state)
+            live.images = save_images(rules, live.trajectory, live.state)
         live.asked_s = time.monotonic()
         if number < len(live.task.known):
             self._step(live, live.task.known[number].generation)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import io
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -76,8 +77,8 @@ class PlayRules:
     run_seed: int = 0
     started_s: float = 0.0
     """When the rollout began, by the monotonic clock that all processes share."""
-    folder: Path | None = None
-    """Of the run, for images."""
+    keep_image: Callable[[str, bytes], None] | None = None
+    """Gets each image that the model saw, with its name in the run's folder."""
     prefill: str = field(default="")
     continues_tokens: bool = False
     """Whether the engine takes a conversation as tokens that only grow."""
@@ -177,17 +178,22 @@ def _name_of(function: Any) -> str:
     return str(getattr(inner, "__qualname__", type(inner).__name__))
 
 
-def save_images(
-    folder: Path | None, trajectory: Trajectory, state: Sequence[Any]
-) -> tuple[str, ...]:
-    """Keep the images of a state in the run's folder; their names."""
-    if folder is None:
+def write_image(folder: Path, name: str, data: bytes) -> None:
+    """Keep an image in the folder of a run."""
+    (folder / IMAGES).mkdir(exist_ok=True)
+    (folder / name).write_bytes(data)
+
+
+def save_images(rules: PlayRules, trajectory: Trajectory, state: Sequence[Any]) -> tuple[str, ...]:
+    """Keep the images of a state, if there is a folder for them; their names."""
+    if rules.keep_image is None:
         return ()
     image = import_extra("PIL.Image", wanted_by="an image as a state", install="pip install pillow")
-    (folder / IMAGES).mkdir(exist_ok=True)
     names = []
     turn = f"{trajectory.env_id}-{trajectory.attempt}-{len(trajectory.turns)}"
     for number, pixels in enumerate(state):
         names.append(f"{IMAGES}/{turn}-{number}.png")
-        image.fromarray(pixels).save(folder / names[-1])
+        data = io.BytesIO()
+        image.fromarray(pixels).save(data, "PNG")
+        rules.keep_image(names[-1], data.getvalue())
     return tuple(names)

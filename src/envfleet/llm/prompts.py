@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from envfleet.llm.environments.base import gbnf_text
 from envfleet.llm.inference.types import Message
 from envfleet.llm.settings import AgentProxy, Tag
 from envfleet.llm.trajectories import TrajectoryTurn
@@ -37,7 +38,9 @@ class TagPrompt:
     max_tokens: int
     """How long a response may be, in words to the model."""
     actions: tuple[str, ...] | None
-    """Their names; None if an action is free text."""
+    """Their names; None if they have none."""
+    form: str | None = None
+    """What an action without a name looks like, in GBNF; None if it is any text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +82,9 @@ def tag_prompt(tag: Tag, about: Mapping[str, Any], proxy: AgentProxy) -> TagProm
             f'separator " {proxy.action_sep} "\n'
         )
     names = tuple(lookup.values()) if lookup else None
-    return TagPrompt(prefix, int(about.get("max_tokens") or _MAX_TOKENS), names)
+    return TagPrompt(
+        prefix, int(about.get("max_tokens") or _MAX_TOKENS), names, config.action_grammar()
+    )
 
 
 def write_messages(given: PromptInput) -> list[Message]:
@@ -124,13 +129,10 @@ def format_grammar(tag: TagPrompt, proxy: AgentProxy) -> str:
         else 'root ::= answer "</answer>"'
     ]
     if tag.actions is None:
-        return "\n".join([*lines, f"answer ::= [^<]{{1,{_MOST_ANSWER}}}"])
+        # any text, but not blank
+        answer = tag.form or f"[^< \\t\\r\\n] [^<]{{0,{_MOST_ANSWER - 1}}}"
+        return "\n".join([*lines, f"answer ::= {answer}"])
     more = proxy.max_actions_per_turn - 1
-    rest = f" ({_quoted(f' {proxy.action_sep} ')} action){{0,{more}}}" if more else ""
-    names = " | ".join(_quoted(name) for name in tag.actions)
+    rest = f" ({gbnf_text(f' {proxy.action_sep} ')} action){{0,{more}}}" if more else ""
+    names = " | ".join(gbnf_text(name) for name in tag.actions)
     return "\n".join([*lines, f"answer ::= action{rest}", f"action ::= {names}"])
-
-
-def _quoted(text: str) -> str:
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-    return f'"{escaped}"'

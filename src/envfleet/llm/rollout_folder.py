@@ -85,6 +85,7 @@ def end_run(folder: Path, result: ParallelRolloutResult) -> Path:
         "tags": [asdict(one) for one in result.tags],
         "timings": asdict(result.timings),
         "failures": result.failures,
+        "first_errors": result.first_errors,
         "num_attempts": result.num_attempts,
         "num_masked": result.num_masked,
         "backend": result.backend,

@@ -14,7 +14,7 @@ from envfleet.options import Count, Must, from_mapping, option_class
 
 OnFailure = Literal["retry", "mask", "refill", "raise"]
 ParallelBackend = Literal[
-    "auto", "fleet", "joblib", "loky", "threading", "multiprocessing", "sequential"
+    "auto", "fleet", "joblib", "loky", "threading", "multiprocessing", "ray", "sequential"
 ]
 RolloutMode = Literal["asynchronous", "lockstep"]
 JOBLIB_BACKENDS = frozenset(("joblib", "loky", "threading", "multiprocessing"))
@@ -36,6 +36,9 @@ class RolloutOptions:
     """Workers; -1 for as many as are of use, which may change while a rollout goes on."""
     parallel_backend: ParallelBackend = "auto"
     """Where environments live; auto leaves this process only where a step takes long."""
+    ray_address: str | None = None
+    """Of the Ray cluster that the backend ray plays on, host:port or auto; None takes the
+    environment variable RAY_ADDRESS, or starts a cluster on this machine."""
     rollout_mode: RolloutMode = "asynchronous"
     """lockstep waits for all answers before any environment goes on, to compare with."""
     on_failure: OnFailure = "retry"

@@ -46,6 +46,8 @@ class RolloutProgress:
     """Requests that wait for the model."""
     num_in_flight: int
     failures: dict[str, int]
+    first_errors: dict[str, str]
+    """What the first failed attempt of each reason said."""
     elapsed_s: float
     sample: Trajectory | None
     """The trajectory that ended last."""
@@ -236,6 +238,7 @@ class RolloutRun:
                 num_queued=stats.num_queued,
                 num_in_flight=stats.num_in_flight,
                 failures=dict(self.tally.failures),
+                first_errors=dict(self.tally.first_errors),
                 elapsed_s=now_s - self.rules.started_s,
                 sample=self._sample,
             )

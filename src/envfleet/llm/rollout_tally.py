@@ -72,6 +72,8 @@ class RolloutTally:
         self._ends_s: list[float] = []
         self.failures: Counter[str] = Counter()
         """Attempts that failed, by reason."""
+        self.first_errors: dict[str, str] = {}
+        """What the first of them said."""
         self.num_attempts = 0
         self.num_masked = self.num_final = self.num_turns = self.num_tokens = 0
         self._sums = dict.fromkeys(("queue", "prefill", "decode", "env", "transport"), 0.0)
@@ -90,6 +92,7 @@ class RolloutTally:
         self.num_attempts += 1
         if trajectory.failure is not None:
             self.failures[trajectory.failure.reason] += 1
+            self.first_errors.setdefault(trajectory.failure.reason, trajectory.failure.error)
 
     def add_final(self, trajectory: Trajectory) -> None:
         """A trajectory is over for good."""

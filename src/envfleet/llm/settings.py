@@ -71,6 +71,7 @@ _PROXY = (
     "use_parallel_rollout",
     "parallel_n_jobs",
     "parallel_backend",
+    "ray_address",
     "rollout_mode",
     "on_failure",
     "max_attempts",

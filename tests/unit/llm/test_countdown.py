@@ -278,6 +278,7 @@ class TestFiles:
                 r"rows\.csv is none of \.json, \.jsonl, \.jsonl\.gz, \.parquet",
             ),
             ("rows.jsonl", "", r"has no rows that \+ and - alone solve"),
+            ("rows.jsonl", '{"target": ' + "9" * 5000, "line 1 is no JSON object: Exceeds"),
             ("rows.jsonl", "{", "line 1 is no JSON object: Expecting property name"),
             (
                 "rows.jsonl",

@@ -94,8 +94,17 @@ def test_a_grammar_allows_known_actions_only() -> None:
     assert 'action ::= "Left" | "Right"' in grammar
     assert 'answer ::= action (" || " action){0,4}' in grammar
     assert "thought" not in format_grammar(TAG, AgentProxy(enable_think=False))
-    assert "[^<]" in format_grammar(TagPrompt("", 9, None), PROXY)
+    assert r"answer ::= [^< \t\r\n] [^<]{0,79}" in format_grammar(TagPrompt("", 9, None), PROXY)
     assert '"say \\"hi\\""' in format_grammar(TagPrompt("", 9, ('say "hi"',)), PROXY)
+
+
+def test_a_grammar_allows_what_an_environment_without_named_actions_understands() -> None:
+    tags = ("Bandit", "Countdown", "WebShop")
+    rules = read_rules(config_with(tags=tags), "train")
+    answers = {tag: rules.grammars[tag].partition("\nanswer ::= ")[2] for tag in tags}
+    assert answers["Bandit"] == '"Phoenix" | "Dragon"'
+    assert answers["Countdown"].startswith("[0-9(] ")
+    assert answers["WebShop"].startswith('("search[" | "click[")')
 
 
 def bonus(trajectory: Trajectory) -> float:

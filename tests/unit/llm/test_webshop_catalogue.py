@@ -245,6 +245,28 @@ class TestStore:
         prepare(GeneratedSource(5, 0), tmp_path)
         assert not left.exists()
 
+    def test_a_damaged_store_is_built_again(self, tmp_path):
+        source = GeneratedSource(5, 0)
+        folder = prepare(source, tmp_path)
+        whole = {path.name: path.read_bytes() for path in folder.iterdir()}
+        held = Store(folder)
+        others = bytes(byte ^ 1 for byte in whole["products.bin"])
+        for name, damaged in [
+            ("terms.bin", b""),
+            ("products.bin", others),
+            ("posting_docs.npy", None),
+            ("about.json", b"{"),
+        ]:
+            (folder / name).unlink()
+            if damaged is not None:
+                (folder / name).write_bytes(damaged)
+            with pytest.warns(RuntimeWarning, match="is damaged .*it is built again"):
+                assert prepare(source, tmp_path) == folder
+            now = {path.name: path.read_bytes() for path in folder.iterdir()}
+            assert {**now, "about.json": b""} == {**whole, "about.json": b""}
+        assert held.product(0) == Store(folder).product(0)
+        assert sorted(path.suffix for path in tmp_path.iterdir()) == ["", ".lock"]
+
     def test_whoever_waited_for_a_builder_takes_what_was_built(self, tmp_path, monkeypatch):
         locked = store_module._locked
 

@@ -12,7 +12,14 @@ import numpy as np
 from gymnasium import spaces
 
 from envfleet.errors import ConfigError
-from envfleet.llm.environments.base import Mode, Step, TextEnv, TextEnvConfig, action_number
+from envfleet.llm.environments.base import (
+    Mode,
+    Step,
+    TextEnv,
+    TextEnvConfig,
+    action_number,
+    gbnf_text,
+)
 from envfleet.llm.environments.config_fields import check_range
 from envfleet.options import check_fields
 
@@ -43,6 +50,13 @@ class BanditConfig(TextEnvConfig):
             if not lo or not hi or lo.lower() == hi.lower():
                 raise ConfigError(f"two arms need two different names, got {lo!r} and {hi!r}")
         check_range(self, "hi_arm_hiscore_prob", least=0, most=1)
+
+    def action_grammar(self) -> str:
+        """The name of an arm; which of them comes first is known from the reset on only."""
+        names = [self.lo_arm_name, self.hi_arm_name]
+        if self.split_names:
+            names += [self.test_lo_arm_name, self.test_hi_arm_name]
+        return " | ".join(map(gbnf_text, names))
 
 
 class BanditEnv(TextEnv):

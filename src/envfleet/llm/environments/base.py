@@ -77,6 +77,10 @@ class TextEnvConfig:
         """Check the types of all fields; a subclass that overrides this must do so too."""
         check_fields(self)
 
+    def action_grammar(self) -> str | None:
+        """What an action without a name in `action_lookup` looks like, in GBNF; None: any text."""
+        return None
+
 
 class TextEnv(gymnasium.Env[str, Any]):
     """Plays one episode at a time; `render()` gives what the model sees.
@@ -229,6 +233,12 @@ class TextEnv(gymnasium.Env[str, Any]):
                 f"render_mode: {type(self).__name__} renders as {' or '.join(offered)}, "
                 f"not as {mode!r:.60}"
             )
+
+
+def gbnf_text(text: str) -> str:
+    """A grammar's form of this text."""
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return f'"{escaped}"'
 
 
 def _actions(names: Mapping[int, str] | None) -> spaces.Space[Any]:

@@ -60,6 +60,10 @@ class CountdownConfig(TextEnvConfig):
                 f"num_numbers must be counts from 2 to {MAX_NUMBERS}, got {self.num_numbers}"
             )
 
+    def action_grammar(self) -> str:
+        """An expression."""
+        return "[0-9(] [-0-9+*/() ]{0,40}"
+
 
 class CountdownEnv(TextEnv):
     """An action is a line of arithmetic; any answer ends the episode."""

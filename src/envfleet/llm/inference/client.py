@@ -1,11 +1,12 @@
-"""How worker processes reach the manager: a client that pickles as the path of a unix socket.
+"""How workers reach the manager: a client that pickles as the address of a socket.
 
     generate ─► ticket, ("generate", request) ─► manager's loop ─► ticket, answer or error
     send     ─► ticket, (topic, payload)      ─► a handler      ─► ticket, result or error
 
 Law: a thread has one connection of its own, and answers may come in any order. When a connection
-ends, the manager cancels what it had asked. The socket has no name in the file system, so nothing
-is left of it; both ends make sure that the other belongs to the same user before they unpickle.
+ends, the manager cancels what it had asked. On one machine it is a unix socket without a name in
+the file system, so nothing is left of it; both ends make sure that the other belongs to the same
+user before they unpickle. Between machines it is TCP, and both ends must hold a token (tcp.py).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import threading
 from typing import Any
 
 from envfleet.errors import InferenceError
+from envfleet.llm.inference.tcp import TcpAddress, connect_tcp
 from envfleet.llm.inference.types import GenerateRequest, Generation
 
 _HEAD = struct.Struct("!QQ")
@@ -53,18 +55,19 @@ def is_same_user(connection: Any) -> bool:
 
 
 class InferenceClient:
-    """Asks the manager from any thread or process of this machine.
+    """Asks the manager from any thread or process.
 
     Args:
-        path: Of the manager's socket; an `@` at its start means that it has no file.
+        address: The path of the manager's socket, where an `@` at the start means that it has no
+            file; or where it listens for other machines.
     """
 
-    def __init__(self, path: str) -> None:
-        self._path = path
+    def __init__(self, address: str | TcpAddress) -> None:
+        self._address = address
         self._mine = threading.local()
 
-    def __reduce__(self) -> tuple[type[InferenceClient], tuple[str]]:
-        return InferenceClient, (self._path,)
+    def __reduce__(self) -> tuple[type[InferenceClient], tuple[str | TcpAddress]]:
+        return InferenceClient, (self._address,)
 
     def generate(self, request: GenerateRequest) -> Generation:
         """Ask, and wait for the answer.
@@ -109,26 +112,25 @@ class InferenceClient:
         found: _ClientConnection | None = getattr(self._mine, "connection", None)
         # a forked child must not read the answers of its parent
         if found is None or found.is_closed or found.pid != os.getpid():
-            found = self._mine.connection = _ClientConnection(self._path)
+            found = self._mine.connection = _ClientConnection(self._address)
         return found
 
 
 class _ClientConnection:
     """One thread's connection."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, address: str | TcpAddress) -> None:
         self.pid = os.getpid()
         self.is_closed = False
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._received = bytearray()
         self._next_ticket = 0
         self._replies: dict[int, Any] = {}
         try:
-            self._socket.connect(path.replace("@", "\0", 1))
-            if not is_same_user(self._socket):
-                raise ConnectionError("it belongs to another user")
+            if isinstance(address, TcpAddress):
+                self._socket = connect_tcp(address)
+            else:
+                self._socket = _connect_unix(address)
         except OSError as exc:
-            self.close()
             raise _gone(exc) from exc
 
     def __del__(self) -> None:
@@ -187,6 +189,18 @@ class _ClientConnection:
             raise _gone(ConnectionError("it ended"))
         for ticket, reply in taken(self._received, data):
             self._replies[ticket] = pickle.loads(reply)
+
+
+def _connect_unix(path: str) -> socket.socket:
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        connection.connect(path.replace("@", "\0", 1))
+        if not is_same_user(connection):
+            raise ConnectionError("it belongs to another user")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
 
 
 def _gone(exc: OSError) -> InferenceError:

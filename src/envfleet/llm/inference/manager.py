@@ -28,10 +28,12 @@ from envfleet.llm.inference.engines import engine_of
 from envfleet.llm.inference.options import InferenceOptions, read_options
 from envfleet.llm.inference.socket_server import Handler, SocketServer
 from envfleet.llm.inference.stats import InferenceStats
+from envfleet.llm.inference.tcp import TcpAddress
 from envfleet.llm.inference.types import Engine, GenerateRequest, Generation
 
 _CLOSE_S = 20.0
 """The longest that an engine may take to end."""
+_LISTEN_S = 10.0
 
 
 class SharedLLMInferenceManager:
@@ -109,9 +111,20 @@ class SharedLLMInferenceManager:
         """Ask from any event loop; cancelling this frees its place at once."""
         return await asyncio.wrap_future(self.submit(request))
 
-    def client(self) -> InferenceClient:
-        """What a worker needs to ask this manager; it can be pickled."""
-        return InferenceClient(self._running.server.path)
+    def client(self, host: str | None = None) -> InferenceClient:
+        """What a worker needs to ask this manager; it can be pickled.
+
+        Args:
+            host: An address of this machine at which workers on other machines can reach it: the
+                manager listens there from then on. The client holds the token that this needs. None
+                is for workers on this machine.
+
+        Raises:
+            InferenceError: This machine cannot listen there.
+        """
+        if host is None:
+            return InferenceClient(self._running.server.path)
+        return InferenceClient(self._running.listen(host))
 
     def on_message(self, topic: str, handler: Handler) -> None:
         """Let `handler(payload)` take what clients `send` under this topic.
@@ -181,6 +194,7 @@ class _ManagerThread:
         self._started: Future[None] = Future()
         self._lock = threading.Lock()
         self._is_closed = False
+        self._listening: list[asyncio.Task[None]] = []
         self._pid = os.getpid()
         self._thread = threading.Thread(target=self._run, name="envfleet-inference", daemon=True)
 
@@ -202,6 +216,23 @@ class _ManagerThread:
                 self._loop.call_soon_threadsafe(call)
                 return
         raise InferenceError("engine", "the inference manager was closed")
+
+    def listen(self, host: str) -> TcpAddress:
+        """Have the server listen for other machines too."""
+        found: Future[TcpAddress] = Future()
+
+        async def listen() -> None:
+            try:
+                found.set_result(await self.server.listen(host))
+            except BaseException as exc:
+                found.set_exception(exc)
+
+        self.post(lambda: self._listening.append(self._loop.create_task(listen())))
+        try:
+            return found.result(_LISTEN_S)
+        except OSError as exc:
+            why = exc.strerror or "it took too long"
+            raise InferenceError("engine", f"the manager cannot listen at {host}: {why}") from exc
 
     def close(self) -> None:
         """End all; may be called twice, and from the loop's own thread."""

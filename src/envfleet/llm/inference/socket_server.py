@@ -1,4 +1,8 @@
-"""The manager's end of `client.py`: one unix socket, on which workers ask and hand things over."""
+"""The manager's end of `client.py`: sockets on which workers ask and hand things over.
+
+There is one unix socket. A TCP socket is opened when workers on other machines need one, bound to
+one address of this machine, and takes nothing from a client that does not hold its token.
+"""
 
 from __future__ import annotations
 
@@ -12,54 +16,117 @@ from typing import Any
 from envfleet.errors import InferenceError
 from envfleet.llm.inference.broker import Broker, InferenceJob, Outcome
 from envfleet.llm.inference.client import GENERATE, frame, is_same_user, taken
+from envfleet.llm.inference.tcp import (
+    HANDSHAKE_S,
+    HELLO_BYTES,
+    NONCE_BYTES,
+    TcpAddress,
+    is_client,
+    keep_alive,
+    new_nonce,
+    proof,
+)
 
 Handler = Callable[[Any], Any]
+_BACKLOG = 512
 
 
 class SocketServer:
-    """Listens for clients of this user."""
+    """Listens for clients of this user, and for those that hold the token."""
 
     def __init__(self, broker: Broker, handlers: dict[str, Handler]) -> None:
         self._broker, self._handlers = broker, handlers
         self.path = f"@envfleet-{os.getpid()}-{secrets.token_hex(8)}"
-        self._server: asyncio.AbstractServer | None = None
+        self._servers: list[asyncio.Server] = []
+        self._addresses: dict[str, TcpAddress] = {}
         self._connections: set[_ServerConnection] = set()
 
     async def start(self) -> None:
         """Listen."""
         loop = asyncio.get_running_loop()
         path = self.path.replace("@", "\0", 1)
-        self._server = await loop.create_unix_server(self._connected, path, backlog=512)
+        server = await loop.create_unix_server(self._connected, path, backlog=_BACKLOG)
+        self._servers.append(server)
+
+    async def listen(self, host: str) -> TcpAddress:
+        """Listen for other machines too, at this address of this machine.
+
+        Raises:
+            OSError: This machine has no such address.
+        """
+        if host not in self._addresses:
+            token = secrets.token_bytes(32)
+            server = await asyncio.get_running_loop().create_server(
+                lambda: self._connected(token), host, 0, backlog=_BACKLOG
+            )
+            self._servers.append(server)
+            port = server.sockets[0].getsockname()[1]
+            self._addresses[host] = TcpAddress(host, port, token)
+        return self._addresses[host]
 
     def close(self) -> None:
         """Stop listening, and end all connections when what was written to them is sent."""
-        if self._server is not None:
-            self._server.close()
+        for server in self._servers:
+            server.close()
         for connection in list(self._connections):
             connection.end()
 
-    def _connected(self) -> _ServerConnection:
-        return _ServerConnection(self._broker, self._handlers, self._connections)
+    def _connected(self, token: bytes | None = None) -> _ServerConnection:
+        return _ServerConnection(self._broker, self._handlers, self._connections, token)
 
 
 class _ServerConnection(asyncio.Protocol):
-    """One client."""
+    """One client.
+
+    Without a token it has to belong to this user; with one it has to prove that it holds it.
+    """
 
     def __init__(
-        self, broker: Broker, handlers: dict[str, Handler], connections: set[_ServerConnection]
+        self,
+        broker: Broker,
+        handlers: dict[str, Handler],
+        connections: set[_ServerConnection],
+        token: bytes | None,
     ) -> None:
         self._broker, self._handlers, self._connections = broker, handlers, connections
+        self._token, self._nonce = token, b""
         self._received = bytearray()
         self._jobs: dict[int, InferenceJob] = {}
         self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        if not is_same_user(transport.get_extra_info("socket")):
+        connection = transport.get_extra_info("socket")
+        assert isinstance(transport, asyncio.Transport)
+        if self._token is None and not is_same_user(connection):
             transport.close()
             return
-        assert isinstance(transport, asyncio.Transport)
         self._transport = transport
         self._connections.add(self)
+        if self._token is not None:
+            keep_alive(connection)
+            self._nonce = new_nonce()
+            transport.write(self._nonce)
+            asyncio.get_running_loop().call_later(HANDSHAKE_S, self._end_stranger)
+
+    def _end_stranger(self) -> None:
+        if self._token is not None:
+            self.end()
+
+    def _take_hello(self, data: bytes) -> bytes:
+        """Hear the proof of a client; what came after it is its first message."""
+        self._received += data
+        if self._transport is None or self._token is None or len(self._received) < HELLO_BYTES:
+            return b""
+        hello, rest = bytes(self._received[:HELLO_BYTES]), bytes(self._received[HELLO_BYTES:])
+        self._received.clear()
+        if not is_client(self._token, self._nonce, hello):
+            self._transport.abort()
+            self._transport = None
+            return b""
+        mine = proof(self._token, b"server", self._nonce, hello[:NONCE_BYTES])
+        self._transport.write(mine)
+        self._token = None
+        return rest
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
@@ -73,7 +140,9 @@ class _ServerConnection(asyncio.Protocol):
             self._transport.close()
 
     def data_received(self, data: bytes) -> None:
-        if self._transport is None:
+        if self._token is not None:
+            data = self._take_hello(data)
+        if self._transport is None or self._token is not None:
             return
         for ticket, message in taken(self._received, data):
             try:

@@ -68,6 +68,10 @@ class WebShopConfig(TextEnvConfig):
         check_range(self, "num_products", least=1)
         check_range(self, "limit_goals", least=-1)
 
+    def action_grammar(self) -> str:
+        """A search or a click; what can be clicked depends on the page."""
+        return '("search[" | "click[") [^\\]<|\\n]{1,60} "]"'
+
 
 def source_of(config: WebShopConfig) -> Source:
     """The source of a configuration's catalogue."""

@@ -2,7 +2,8 @@
 
 Law: a store is a folder named after the digest of its source. It appears when it is complete and is
 never changed. One process builds it while others that need it wait. Opening it maps its files;
-products are read when they are used.
+products are read when they are used. `about.json` is written last and has the checksums of the
+others: a store that was damaged since is built again.
 
 `open_store` gives all environments of a process the same store, which closes with the last of them.
 """
@@ -15,6 +16,8 @@ import os
 import shutil
 import sys
 import tempfile
+import warnings
+import zlib
 from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,7 +27,7 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
-from envfleet.errors import ConfigError
+from envfleet.errors import ConfigError, level_of_caller
 from envfleet.llm.environments.base import Mode
 from envfleet.llm.environments.webshop.catalogue import Product
 from envfleet.llm.environments.webshop.goals import (
@@ -44,7 +47,7 @@ from envfleet.llm.environments.webshop.mapped_files import bytes_of, mapped, sav
 from envfleet.llm.environments.webshop.sources import Source
 from envfleet.observe.progress import Progress, Silent, progress_on
 
-VERSION = 1
+VERSION = 2
 """Raise this whenever the files of a store change."""
 
 CACHE_VARIABLE = "ENVFLEET_CACHE"
@@ -141,13 +144,34 @@ def prepare(source: Source, cache: Path | None = None, progress: Progress | None
     """
     cache = cache or default_cache()
     folder = cache / f"{source.digest()}-v{VERSION}"
-    if (folder / "about.json").is_file():
+    if damage_of(folder) is None:
         return folder
     cache.mkdir(parents=True, exist_ok=True)
     with _locked(cache / f"{folder.name}.lock"):
-        if not (folder / "about.json").is_file():
+        if (damage := damage_of(folder)) is not None:
+            if folder.exists():
+                text = f"the WebShop catalogue {folder} is damaged ({damage}); it is built again"
+                warnings.warn(text, RuntimeWarning, stacklevel=level_of_caller())
             _build_beside(source, folder, progress)
     return folder
+
+
+def damage_of(folder: Path) -> str | None:
+    """What keeps the store in this folder from being used; None if nothing does."""
+    try:
+        about = json.loads((folder / "about.json").read_text())
+        for name, (size, time_ns, checksum) in about["files"].items():
+            found = (folder / name).stat()
+            if found.st_size != size:
+                return f"{name} has {found.st_size:,} bytes instead of {size:,}"
+            # reading gigabytes takes its time: a file that was not written to since is trusted
+            if found.st_mtime_ns != time_ns and _checksum(folder / name) != checksum:
+                return f"the checksum of {name} is another one"
+    except OSError as exc:
+        return f"{Path(exc.filename or folder).name} cannot be read: {exc.strerror}"
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return "about.json cannot be read"
+    return None
 
 
 def default_cache() -> Path:
@@ -182,7 +206,27 @@ def build(source: Source, folder: Path, progress: Progress | None = None) -> Non
         index.close()
     saved(folder / "product_starts.npy", np.array(starts, np.int64))
     found = {"num_products": len(starts) - 1, "num_goals": goals.finish(folder)}
-    (folder / "about.json").write_text(json.dumps(found))
+    files = {path.name: _finished(path) for path in sorted(folder.iterdir())}
+    with (folder / "about.json").open("w") as file:
+        file.write(json.dumps({**found, "files": files}))
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _finished(path: Path) -> tuple[int, int, int]:
+    """Size, time and checksum of a file that is complete; it is on the disk then."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+    found = path.stat()
+    return found.st_size, found.st_mtime_ns, _checksum(path)
+
+
+def _checksum(path: Path) -> int:
+    value = 0
+    with path.open("rb") as file:
+        while piece := file.read(1 << 20):
+            value = zlib.crc32(piece, value)
+    return value
 
 
 def labels_of(product: Product) -> Iterator[str]:
@@ -203,9 +247,12 @@ def _build_beside(source: Source, folder: Path, progress: Progress | None) -> No
     )
     try:
         build(source, unfinished, progress)
+        if folder.exists():  # a damaged one, which other processes may have mapped
+            folder.rename(unfinished.with_suffix(".damaged.building"))
         unfinished.rename(folder)
     finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
+        for left in (unfinished, unfinished.with_suffix(".damaged.building")):
+            shutil.rmtree(left, ignore_errors=True)
 
 
 def _store_kind(is_human: bool) -> str:
