@@ -10,9 +10,18 @@ import pytest
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = (
-    *("failures.md", "fleet.md", "gymnasium.md", "layout.md", "ppo.md", "runs.md", "testing.md"),
+    *(
+        "cluster.md",
+        "failures.md",
+        "fleet.md",
+        "gymnasium.md",
+        "layout.md",
+        "ppo.md",
+        "runs.md",
+        "testing.md",
+    ),
     *("meta-rl.md", "multi-agent.md", "sb3.md", "state-manager.md", "text-environments.md"),
-    *("agents.md", "llm-inference.md", "llm-plugins.md", "llm-rollouts.md"),
+    *("agents.md", "clients.md", "llm-inference.md", "llm-plugins.md", "llm-rollouts.md"),
     *sorted(f"environments/{page.name}" for page in (DOCS / "environments").glob("*.md")),
 )
 

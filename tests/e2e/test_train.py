@@ -346,7 +346,7 @@ def test_sigterm_finishes_the_iteration_and_saves(number, kill, backend, tmp_pat
         preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
     )
     assert running.stdout is not None
-    assert any("Episode 10/" in line for line in iter(running.stdout.readline, ""))
+    assert any("Iteration 10/" in line for line in iter(running.stdout.readline, ""))
     kill(running.pid, number)
     rest, stderr = running.communicate(timeout=300)
     assert running.returncode == 0, stderr
@@ -403,7 +403,6 @@ def test_a_second_ctrl_c_ends_at_once(tmp_path):
         (["--env", "CartPole-v1", "--timesteps", "9"], "did you mean --total-steps?"),
         (["--env", "CartPole-v1", "--total-timesteps", "9"], "did you mean --total-steps?"),
         (["--env", "CartPole-v1", "--steps", "9"], "did you mean --total-steps?"),
-        (["--env", "CartPole-v1", "--num-envs", "9"], "did you mean --n-envs?"),
         (["--env", "CartPole-v1", "--normalize-obs"], "did you mean --normalise-obs?"),
         (["--resume", "~/no-such-run"], f"{Path.home()}/no-such-run does not exist"),
         (["--evn", "CartPole-v1"], "there is no --evn; did you mean --env?"),

@@ -25,7 +25,8 @@ from envfleet.cli.contenders import (
     has_sb3,
     in_opening_order,
 )
-from envfleet.cli.env_argument import add_env_arguments, choose_env
+from envfleet.cli.env_argument import add_env_arguments
+from envfleet.cli.env_trial import choose_tried_env
 from envfleet.cli.measure import Contender, Result, compare, duration, noise_warning, summarise
 from envfleet.cli.report import Block, Heading, Report, Table, Text, plural
 from envfleet.engine.machine import usable_cores
@@ -42,7 +43,11 @@ KEYS = (
     "process-halves",
     "auto",
     "thread",
+    "ray",
+    "ray-halves",
 )
+_BY_DEFAULT = KEYS[: KEYS.index("thread")]
+_ON_RAY = ("ray", "ray-halves")
 NUM_ENVS = 16
 """How many environments ``bench`` and ``tune`` measure by default."""
 _IN_PROCESS = {"loop", "gym-sync", "sb3-dummy", "serial", "thread"}
@@ -55,6 +60,7 @@ examples:
   envfleet bench CartPole-v1 --contenders process,thread --baseline process
   envfleet bench CartPole-v1 --json > bench.json
   envfleet bench --speedup CartPole-v1
+  envfleet bench Ant-v5 --backend ray --ray-address auto
 
 Every contender runs one slice per round, in an order that changes; ratios are taken within a round
 and their median is shown. With next_step autoreset a reset counts as a step, except for SB3, which
@@ -88,8 +94,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=("next_step", "same_step"),
         help="when an ended episode is reset (default: next_step)",
     )
-    keys = f"what takes part, of {', '.join(KEYS)} (default: all but thread)"
+    keys = f"what takes part, of {', '.join(KEYS)} (default: all but thread and ray)"
     add_option(parser, "--contenders", "KEY,...", literal_of(*KEYS), keys)
+    parser.add_argument(
+        "--backend",
+        choices=("ray",),
+        help="let this one take part too: workers in a Ray cluster",
+    )
+    parser.add_argument(
+        "--ray-address",
+        metavar="HOST:PORT",
+        help="the cluster; auto is the one of this machine (default: one that is started here)",
+    )
     parser.add_argument(
         "--baseline",
         choices=KEYS,
@@ -102,19 +118,31 @@ def run(args: argparse.Namespace, context: Context) -> Report:
     """Measure and conclude."""
     rounds, seconds = read_pace(args)
     if args.speedup:
-        for name in ("num_envs", "num_workers", "autoreset", "contenders", "baseline"):
+        for name in (
+            "num_envs",
+            "num_workers",
+            "autoreset",
+            "contenders",
+            "baseline",
+            "backend",
+            "ray_address",
+        ):
             if getattr(args, name) is not None:
                 flag = f"--{name.replace('_', '-')}"
                 raise UsageError(f"--speedup compares fleets as auto runs them; leave out {flag}")
-        choice = choose_env(args.env, args.env_kwargs)
+        choice = choose_tried_env(args.env, args.env_kwargs)
         return measure_speedup(choice, rounds, seconds, args.start_method, context)
-    choice = choose_env(args.env, args.env_kwargs)
+    choice = choose_tried_env(args.env, args.env_kwargs)
     num_envs, baseline = args.num_envs or NUM_ENVS, args.baseline or "loop"
     autoreset = args.autoreset or "next_step"
     cores = usable_cores()
     num_workers = min(args.num_workers or cores, num_envs)
-    work = Workload(choice, num_envs, autoreset, args.start_method)
-    keys = list(args.contenders or KEYS[:-1])
+    work = Workload(choice, num_envs, autoreset, args.start_method, ray_address=args.ray_address)
+    keys = list(args.contenders or _BY_DEFAULT)
+    if args.backend == "ray":
+        keys += [key for key in _ON_RAY if key not in keys]
+    elif args.ray_address is not None and not set(keys) & set(_ON_RAY):
+        raise UsageError("--ray-address is of use with --backend ray only")
     left_out: dict[str, str] = {}
     if not has_sb3():
         for key in ("sb3-dummy", "sb3-subproc"):
@@ -184,6 +212,10 @@ def contenders_for(keys: Sequence[str], work: Workload, num_workers: int) -> lis
         "sb3-dummy": SB3Vector(work, parallel=False),
         "serial": FleetStep(work, "serial", "envfleet serial", "serial"),
         "thread": FleetStep(work, "thread", f"envfleet thread, {workers}", "thread", num_workers),
+        "ray": FleetStep(work, "ray", f"envfleet ray, {workers}", "ray", num_workers),
+        "ray-halves": FleetHalves(
+            work, "ray-halves", f"envfleet ray, send/recv, {workers}", "ray", num_workers
+        ),
     }
     return [contender for key, contender in every.items() if key in keys]
 
@@ -237,7 +269,7 @@ def why_fastest(
     if best.shares is None:
         return f"{step}, so it pays to use {cores} cores although every environment has its process"
     inside = f"{best.shares.env:.0%} of the workers' time is spent inside environments"
-    if best.key == "process-halves":
+    if best.key in ("process-halves", "ray-halves"):
         return f"{inside}, because one half of them steps while the other is served; {step}"
     per_worker = -(-num_envs // num_workers)
     return f"{inside}, and one wake-up is shared by {per_worker} environments; {step}"

@@ -39,6 +39,8 @@ class Workload:
     autoreset: str = "next_step"
     start_method: str | None = None
     seed: int = 0
+    ray_address: str | None = None
+    """Where the contenders on Ray go; None starts a cluster here, or takes RAY_ADDRESS."""
 
     @property
     def env_fns(self) -> list[Callable[[], gymnasium.Env[Any, Any]]]:
@@ -253,7 +255,15 @@ class FleetStep(_Vector):
             num_workers=self.num_workers,
             start_method=self.work.start_method if self.backend == "process" else None,
             autoreset=self.work.autoreset,
+            backend_options=self._ray if self.backend == "ray" else None,
         )
+
+    @property
+    def _ray(self) -> Any:
+        from envfleet import RayOptions
+
+        # all contenders are open at once, and one at a time is measured
+        return RayOptions(address=self.work.ray_address, resources={"CPU": 0.0})
 
     def run(self, seconds: float) -> Slice:
         """Call ``step``."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import asdict
 
 from envfleet.cli import doctor_replay
@@ -19,6 +20,7 @@ _EPILOG = """\
 examples:
   envfleet doctor
   envfleet doctor --json
+  envfleet doctor --ray-address auto
   envfleet doctor replay slot-3.incident
 
 Each line is ok, warn (it will run, but slower or with less room) or bad (it will not run); the line
@@ -30,6 +32,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of ``doctor``."""
     parser.description = "Check this machine: cores, memory, limits, start methods, versions."
     parser.epilog = _EPILOG
+    parser.add_argument(
+        "--ray-address",
+        metavar="HOST:PORT",
+        help="check a Ray cluster and each of its nodes too; auto is the one of this machine",
+    )
     actions = parser.add_subparsers(dest="action", metavar="[replay FILE]")
     doctor_replay.add_parser(actions)
 
@@ -41,8 +48,14 @@ def run(args: argparse.Namespace, context: Context) -> Report:
     from envfleet.cli.doctor_probe import CHECKS
 
     found: list[Finding] = []
-    with context.progress.bar("doctor", len(CHECKS)) as bar:
-        for name, check in CHECKS:
+    with ExitStack() as while_checked:
+        checks = list(CHECKS)
+        if args.ray_address is not None:
+            from envfleet.cli.doctor_ray import ray_checks
+
+            checks += while_checked.enter_context(ray_checks(args.ray_address))
+        bar = while_checked.enter_context(context.progress.bar("doctor", len(checks)))
+        for name, check in checks:
             bar.note(name)
             try:
                 found.append(check())

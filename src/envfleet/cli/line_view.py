@@ -12,6 +12,7 @@ from envfleet.cli.report import plural
 from envfleet.cli.terminal import silenced_if_closed
 from envfleet.learn.environments import longest_episode
 from envfleet.learn.train_options import TrainOptions
+from envfleet.observe.events import Event
 from envfleet.runs.callbacks import Evaluation, Iteration, RunCallback
 
 ANNOUNCE_EVERY = 10
@@ -91,13 +92,18 @@ class LineView(PrintedRun):
             self._is_first = False
         elapsed_s = time.monotonic() - self._begun_s
         rate = (iteration.env_steps - self._start_steps) / max(elapsed_s, 1e-9)
-        for line in iteration_lines(iteration, self._options.n_envs, rate):
+        word = "Iteration" if self._options.num_episodes is None else "Episode"
+        for line in iteration_lines(iteration, self._options.n_envs, rate, word):
             self.say(line)
         if self._shows_verdict and iteration.verdict:
             self.say(f"  so far {iteration.verdict}")
         if iteration.incidents != self._incidents:
             self._incidents = iteration.incidents
             self.say(f"  incidents: {iteration.incidents}  |  {LOST}")
+
+    def decided(self, event: Event) -> None:
+        """Say where work is done from now on."""
+        self.say(f"  {event}")
 
     def evaluating(self, env_steps: int) -> None:
         """Say that an evaluation begins, which takes a while."""
@@ -148,8 +154,10 @@ def mode_line(n_envs: int) -> str:
     return f"Parallel mode: {n_envs} environments"
 
 
-def iteration_lines(iteration: Iteration, n_envs: int, rate: float) -> list[str]:
-    """One iteration; `rate` is in environment steps per second."""
+def iteration_lines(
+    iteration: Iteration, n_envs: int, rate: float, word: str = "Iteration"
+) -> list[str]:
+    """One iteration, called by this word; `rate` is in environment steps per second."""
     value, length = (
         (f"{one[0]:.2f}", str(one[1]))
         if (one := iteration.episodes[-1] if iteration.episodes else None)
@@ -159,7 +167,7 @@ def iteration_lines(iteration: Iteration, n_envs: int, rate: float) -> list[str]
     left_s = (iteration.of / iteration.number - 1) * iteration.env_steps / max(rate, 1e-9)
     left = clock_text(left_s)
     return [
-        f"Episode {iteration.number}/{iteration.of}",
+        f"{word} {iteration.number}/{iteration.of}",
         f"  Reward: {value:>8}  |  Length: {length:>4}  |  Mean(100): {mean:>8}",
         f"  n_completed_episodes: {len(iteration.episodes)}  |  n_envs: {n_envs}",
         f"  env_steps: {iteration.env_steps:,}  |  steps/s: {rate:,.0f}  |  left: {left}",

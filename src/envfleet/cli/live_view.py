@@ -30,6 +30,7 @@ from envfleet.cli.screen import RichScreen
 from envfleet.cli.terminal import silenced_if_closed
 from envfleet.learn.ppo import PPOOptions
 from envfleet.learn.train_options import TrainOptions
+from envfleet.observe.events import Event
 from envfleet.runs.callbacks import Evaluation, Iteration, RunCallback
 
 if TYPE_CHECKING:
@@ -163,6 +164,10 @@ class LiveView(RunCallback):
         if iteration.mean_return is not None:
             facts.mean_returns.append(iteration.mean_return)
         facts.incidents = iteration.incidents
+
+    def decided(self, event: Event) -> None:
+        """Say where work is done from now on."""
+        self._note(str(event))
 
     def evaluating(self, env_steps: int) -> None:
         """Say that an evaluation begins, which takes a while."""

@@ -14,6 +14,7 @@ from envfleet.cli.command import Context, UsageError
 from envfleet.cli.meta_view import MetaView
 from envfleet.cli.report import Block, Code, Report, Text
 from envfleet.meta.config import MetaConfig, load_config, preset_names
+from envfleet.meta.options import Collect
 from envfleet.meta.report import FREE
 from envfleet.meta.training import folder_for, resumed_config, train
 from envfleet.options import Count, Seed
@@ -23,6 +24,7 @@ _EPILOG = """\
 examples:
   envfleet meta --cfg point_robot/rl2 --seed 0 --num-parallel-workers 4
   envfleet meta --cfg mine.yaml train.num_iters=500 policy.lr=1e-3
+  envfleet meta --cfg point_robot/rnn --collect node --ray-address auto
   envfleet meta --resume runs/PointRobot-v0-rl2-seed0
   envfleet meta --resume runs/PointRobot-v0-rl2-seed0 train.num_iters=400
 
@@ -47,6 +49,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_option(parser, "--seed", "N", Seed, "in place of the configuration's (which is 0, else)")
     text = "environments side by side, in place of the configuration's"
     add_option(parser, "--num-parallel-workers", "N", Count, text)
+    add_option(parser, "--collect", "WHERE", Collect, "here, or on each node of a Ray cluster")
+    address = "of the cluster: host:port, or auto; else that of RAY_ADDRESS, or a new one here"
+    add_option(parser, "--ray-address", "ADDRESS", str, address)
     parser.add_argument(
         "--checkpoint-dir", metavar="DIR", type=value_of(Path), help="the folder of the run"
     )
@@ -68,7 +73,7 @@ def run(args: argparse.Namespace, context: Context) -> Report:
             raise UsageError("--trust goes with --resume: a new run has nothing to open")
         config = load_config(
             args.cfg,
-            args.changes,
+            _changes(args),
             seed=args.seed,
             num_parallel_workers=args.num_parallel_workers,
         )
@@ -83,6 +88,13 @@ def run(args: argparse.Namespace, context: Context) -> Report:
     return _meta_report(outcome)
 
 
+def _changes(args: argparse.Namespace) -> list[str]:
+    """The changes of the configuration, those by flags included."""
+    flags = {"collect": args.collect, "ray_address": args.ray_address}
+    more = [f"env.{name}={value}" for name, value in flags.items() if value is not None]
+    return [*args.changes, *more]
+
+
 def _resumed(args: argparse.Namespace) -> MetaConfig:
     """The run's own configuration, with what may be changed."""
     for flag, value in (("--cfg", args.cfg), ("--seed", args.seed)):
@@ -91,7 +103,7 @@ def _resumed(args: argparse.Namespace) -> MetaConfig:
     if args.checkpoint_dir is not None:
         raise UsageError("--resume goes on in the run's own folder; leave out --checkpoint-dir")
     config = resumed_config(args.resume)
-    changes = list(args.changes)
+    changes = _changes(args)
     if args.num_parallel_workers is not None:
         changes.append(f"env.num_parallel_workers={args.num_parallel_workers}")
     if not changes:

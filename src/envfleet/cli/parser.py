@@ -11,12 +11,21 @@ import argparse
 import itertools
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from envfleet.cli.command import UsageError
 from envfleet.cli.flags import suggestion
 from envfleet.errors import did_you_mean
+
+_SAME = {"--num-envs": "--n-envs", "--n-envs": "--num-envs"}
+"""Both are known from other libraries; a command has one of them and takes the other too."""
+
+
+def _as_known(word: str, flags: Mapping[str, Any]) -> str:
+    flag, equals, value = word.partition("=")
+    same = _SAME.get(flag, flag)
+    return f"{same}{equals}{value}" if flag not in flags and same in flags else word
 
 
 class Help(argparse.HelpFormatter):
@@ -45,13 +54,19 @@ class Parser(argparse.ArgumentParser):
         """Parse; an unknown flag or command is reported before a missing one."""
         words = list(sys.argv[1:] if args is None else args)
         commands = self._commands()
-        own = itertools.takewhile(lambda word: word not in commands, words)
         flags = self._option_string_actions
+        if not commands:
+            words = [_as_known(word, flags) for word in words]
+        own = itertools.takewhile(lambda word: word not in commands, words)
+        is_value = False
         for word in _words_that_matter(own):
             if word.startswith("--"):
-                flag = word.partition("=")[0]
+                flag, equals, _ = word.partition("=")
                 if flag not in flags:
                     self.error(f"there is no {flag}{suggestion(flag, flags)}")
+                is_value = not equals and flags[flag].nargs is None
+            elif is_value:
+                is_value = False
             elif commands:
                 # the first plain word of a parser that has commands has to be one
                 self.error(f"there is no command {word!r}{did_you_mean(word, commands)}")

@@ -105,7 +105,7 @@ class _RolloutView:
         self._bar, self._context, self._shorten = bar, context, shorten
         self._num_shown = 0
         self._sampled_s = self._said_s = time.monotonic()
-        self._last: tuple[float, int] = (0.0, 0)
+        self._told_reasons: set[str] = set()
 
     def __call__(self, now: RolloutProgress) -> None:
         """Show a state."""
@@ -113,6 +113,10 @@ class _RolloutView:
         self._num_shown = now.num_final
         line = told(now)
         self._bar.note(line)
+        for reason, error in now.first_errors.items():
+            if reason not in self._told_reasons:
+                self._told_reasons.add(reason)
+                self._context.say(Text(f"An attempt failed ({reason}): {error}", "warn"))
         at_s = time.monotonic()
         if at_s - self._said_s >= _SAID_EVERY_S:
             self._said_s = at_s
@@ -171,6 +175,7 @@ def _rollout_report(
         "tags": [asdict(one) for one in result.tags],
         "metrics": result.metrics,
         "failures": result.failures,
+        "first_errors": result.first_errors,
         "num_masked": result.num_masked,
         "timings": {key: round(value, 4) for key, value in asdict(timings).items()},
         "verdict": result.verdict,
@@ -194,6 +199,10 @@ def _rollout_report(
         blocks.append(
             Text(f"Failed attempts: {counts}; {result.num_masked} trajectories masked.", "bad")
         )
+        blocks += [
+            Text(f"The first of reason {reason}: {error}", "bad")
+            for reason, error in result.first_errors.items()
+        ]
     blocks += [
         Text(f"Report: {page}"),
         Text(f"Everything is in {folder}; read the conversations with:"),

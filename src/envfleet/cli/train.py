@@ -53,15 +53,12 @@ ends at once.
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of ``train``."""
     parser.description = "Train a policy by PPO on a fleet of environments."
-    parser.usage = "envfleet train --env ENV [option ...]\n       envfleet train --resume RUN"
+    parser.usage = "envfleet train ENV [option ...]\n       envfleet train --resume RUN"
     parser.epilog = _EPILOG
     what = parser.add_mutually_exclusive_group()
-    what.add_argument(
-        "--env",
-        metavar="ENV",
-        default=argparse.SUPPRESS,
-        help="a Gymnasium id, module:Class, module:function, file.py:Class or module:Id",
-    )
+    text = "a Gymnasium id, module:Class, module:function, file.py:Class or module:Id"
+    what.add_argument("env", metavar="ENV", nargs="?", default=argparse.SUPPRESS, help=text)
+    what.add_argument("--env", metavar="ENV", default=argparse.SUPPRESS, help="the same as a flag")
     what.add_argument(
         "--resume", metavar="RUN", type=value_of(Path), help="go on with the run in this folder"
     )
@@ -98,8 +95,10 @@ def run(args: argparse.Namespace, context: Context) -> Report:
         )
     else:
         display = LineView(stream, asked.options, shows_verdict=args.live_verdict)
-    if asked.has_recipe:
-        display.say(f"Recipe for {label(asked.options.env)}: {_recipe_text(asked.ppo)}")
+    if asked.recipe is not None:
+        note = f"; {asked.recipe.note}" if asked.options.wrapper == asked.recipe.wrapper else ""
+        text = f"{_recipe_text(asked.ppo)}{note if asked.recipe.note else ''}"
+        display.say(f"Recipe for {label(asked.options.env)}: {text}")
     try:
         with display:
             outcome = _trained(asked, run_dir, display, is_resumed, args.trust)

@@ -16,7 +16,7 @@ from envfleet.cli.flags import add_flags, given_flags
 from envfleet.learn.agent_options import AGENT_FREE, AGENT_JOB, AgentOptions
 from envfleet.learn.load import resumed_options
 from envfleet.learn.ppo import PPOOptions
-from envfleet.learn.recipes import RECIPES, Recipe
+from envfleet.learn.recipes import Recipe, recipe_for
 from envfleet.learn.train_options import LENGTHS, TrainOptions
 from envfleet.options import options_of
 from envfleet.runs.run_file import RunFile, job_of
@@ -41,8 +41,8 @@ class TrainArgs:
     start: StartOptions
     options: TrainOptions
     ppo: PPOOptions
-    has_recipe: bool = False
-    """Whether a recipe was used."""
+    recipe: Recipe | None = None
+    """The recipe that was used."""
     said: frozenset[str] = frozenset()
     """The names of the options that a file or a flag set."""
     agents: AgentOptions | None = None
@@ -84,10 +84,14 @@ def read_train_args(args: argparse.Namespace) -> TrainArgs:
     if said.get("env") is None:
         raise UsageError("say what to train on: --env CartPole-v1")
     said["env"] = find(said["env"]).name
+    if said.get("wrapper") is not None:
+        said["wrapper"] = _wrapper(said["wrapper"])
     start = _over(StartOptions(), said)
     form = agent_form(said["env"], said.get("env_kwargs", {}))
     if form is None:
         _refuse_agents(said, said["env"])
+    elif said.get("wrapper") is not None:
+        raise UsageError("--wrapper is for environments with one agent; wrap these in --env")
     recipe = _recipe(said["env"], form) if start.recipe else None
     options, ppo = TrainOptions(said["env"]), PPOOptions()
     if recipe is not None:
@@ -96,12 +100,16 @@ def read_train_args(args: argparse.Namespace) -> TrainArgs:
             n_envs=recipe.n_envs,
             total_steps=recipe.total_steps,
             eval_episodes=recipe.eval_episodes,
+            env_kwargs=dict(recipe.env_kwargs),
+            wrapper=recipe.wrapper,
         )
         ppo = recipe.options
+    if "env_kwargs" in said:
+        said["env_kwargs"] = {**options.env_kwargs, **said["env_kwargs"]}
     chosen = _over(options, said), _over(ppo, said)
     agents = None if form is None else _over(AgentOptions(), said)
     names = frozenset(said)
-    return TrainArgs(start, *chosen, has_recipe=recipe is not None, said=names, agents=agents)
+    return TrainArgs(start, *chosen, recipe=recipe, said=names, agents=agents)
 
 
 def read_resume_args(args: argparse.Namespace) -> TrainArgs:
@@ -138,10 +146,17 @@ def read_resume_args(args: argparse.Namespace) -> TrainArgs:
 def _recipe(env: str, form: Form | None) -> Recipe | None:
     """The settings that are known to work, if there are any."""
     if form is None:
-        return RECIPES.get(env)
+        return recipe_for(env)
     from envfleet.multiagent.agent_recipes import AGENT_RECIPES, DEFAULTS
 
     return AGENT_RECIPES.get(env, DEFAULTS[form])
+
+
+def _wrapper(name: str) -> str:
+    """The full name of a wrapper, which can be found."""
+    if ":" not in name:
+        raise UsageError(f"--wrapper is module:function or file.py:function, got {name!r}")
+    return find(name).name
 
 
 def _refuse_agents(said: Mapping[str, Any], env: str) -> None:

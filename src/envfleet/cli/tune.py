@@ -18,7 +18,8 @@ from envfleet.cli.arguments import add_option, add_pace_arguments, read_pace
 from envfleet.cli.bench import NUM_ENVS, result_json, speed_cells
 from envfleet.cli.command import Context
 from envfleet.cli.contenders import FleetHalves, FleetStep, Workload, in_opening_order
-from envfleet.cli.env_argument import EnvChoice, add_env_arguments, choose_env
+from envfleet.cli.env_argument import EnvChoice, add_env_arguments
+from envfleet.cli.env_trial import choose_tried_env
 from envfleet.cli.measure import Result, Slice, compare, duration, noise_warning, summarise
 from envfleet.cli.report import Block, Code, Heading, Level, Report, Table, Text, plural
 from envfleet.engine.machine import usable_cores
@@ -95,7 +96,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, context: Context) -> Report:
     """Measure, advise."""
-    choice = choose_env(args.env, args.env_kwargs)
+    choice = choose_tried_env(args.env, args.env_kwargs)
     rounds, seconds = read_pace(args)
     cores = usable_cores()
     most = min(args.max_workers or cores, args.num_envs)

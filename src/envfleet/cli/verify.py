@@ -16,7 +16,8 @@ from typing import Any
 
 from envfleet.cli.arguments import add_option, add_worker_arguments
 from envfleet.cli.command import Context, UsageError
-from envfleet.cli.env_argument import add_env_arguments, choose_env
+from envfleet.cli.env_argument import add_env_arguments
+from envfleet.cli.env_trial import choose_tried_env
 from envfleet.cli.report import (
     Block,
     Finding,
@@ -118,11 +119,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_worker_arguments(parser)
     add_option(parser, "--autoreset", "MODE,...", literal_of(*MODES), "autoreset modes", MODES)
     add_option(parser, "--backends", "B,...", literal_of(*BACKENDS), "backends", BACKENDS)
+    parser.add_argument(
+        "--ignore-infos",
+        action="store_true",
+        help="compare all but the infos, for an environment that does not seed what these hold",
+    )
 
 
 def run(args: argparse.Namespace, context: Context) -> Report:
     """Record the reference, compare every run with it."""
-    choice = choose_env(args.env, args.env_kwargs)
+    choice = choose_tried_env(args.env, args.env_kwargs)
     workers = [number for number in args.workers if number <= args.num_envs]
     if not workers:
         raise UsageError(
@@ -143,7 +149,9 @@ def run(args: argparse.Namespace, context: Context) -> Report:
             bar.advance()
         bar.note("by hand, again")
         first_mode = args.autoreset[0]
-        unrepeatable = first_difference(references[first_mode], by_hand(first_mode))
+        unrepeatable = first_difference(
+            references[first_mode], by_hand(first_mode), ignore_infos=args.ignore_infos
+        )
         bar.advance()
         for one in runs:
             bar.note(one.label)
@@ -218,7 +226,8 @@ def compared(
         error = f"{type(exc).__name__}: {' '.join(str(exc).split())}"
         return Comparison(one, time.perf_counter() - start_s, error=error)
     seconds = time.perf_counter() - start_s
-    return Comparison(one, seconds, difference=first_difference(reference, streams))
+    difference = first_difference(reference, streams, ignore_infos=args.ignore_infos)
+    return Comparison(one, seconds, difference=difference)
 
 
 def verify_conclusion(

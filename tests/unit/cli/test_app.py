@@ -288,6 +288,9 @@ TRAINING = YES_OR_NO | {
     "--seed",
     "--device",
     "--backend",
+    "--ray-address",
+    "--collect",
+    "--wrapper",
     "--num-workers",
     "--parallel-start-method",
     "--max-restarts",
@@ -323,13 +326,16 @@ OPTIONS = {
     "eval": {"--episodes", "--n-envs", "--seed", "--video"},
     "match": {"--games", "--opening", "--seed", "--backend", "--out", "--no-film"},
     "bench": MEASURING
-    | {"--speedup", "--num-workers", "--autoreset", "--contenders", "--baseline"},
+    | {"--speedup", "--num-workers", "--autoreset", "--contenders", "--baseline"}
+    | {"--backend", "--ray-address"},
     "tune": MEASURING | {"--max-workers"},
-    "doctor": set(),
+    "doctor": {"--ray-address"},
     "meta": {
         "--cfg",
         "--seed",
         "--num-parallel-workers",
+        "--collect",
+        "--ray-address",
         "--checkpoint-dir",
         "--resume",
         "--trust",
@@ -348,6 +354,7 @@ OPTIONS = {
         "--start-methods",
         "--autoreset",
         "--backends",
+        "--ignore-infos",
     },
 }
 

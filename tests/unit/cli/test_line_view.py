@@ -39,7 +39,7 @@ def iteration(number=10, of=1000, episodes=((99.0, 12), (123.45, 234)), mean=120
 
 def test_an_iteration_is_told_in_these_lines():
     assert iteration_lines(iteration(episodes=((1.0, 2),) * 2 + ((123.45, 234),)), 8, 512.0) == [
-        "Episode 10/1000",
+        "Iteration 10/1000",
         "  Reward:   123.45  |  Length:  234  |  Mean(100):   120.12",
         "  n_completed_episodes: 3  |  n_envs: 8",
         "  env_steps: 2,560  |  steps/s: 512  |  left: 8:15",

@@ -84,6 +84,16 @@ def test_mistakes_are_one_sentence(
     assert complaint in capsys.readouterr().err
 
 
+def test_a_server_that_is_not_there_is_named_with_what_to_check(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    nobody = ("llm.base_url=http://127.0.0.1:9/v1", "llm.model=x", "llm.max_retries=0")
+    assert run(*SCRIPTED, *nobody, "--policy", "llm") == 1
+    out = " ".join(capsys.readouterr().out.split())
+    assert "http://127.0.0.1:9/v1 cannot be reached" in out
+    assert "Check that the server runs, and llm.base_url" in out
+
+
 def test_changes_are_refused_when_a_rollout_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
     run(*LLM, "--out", "one")
     assert run("--resume", "one", "agent_proxy.max_turn=2") == 2

@@ -22,11 +22,28 @@ def asked(*words):
 def test_a_recipe_comes_before_the_defaults():
     found, recipe = asked("--env", "CartPole"), RECIPES["CartPole-v1"]
 
-    assert found.has_recipe
+    assert found.recipe is not None
     assert found.said == {"env"}
     assert found.options.env == "CartPole-v1"
     assert found.options.n_envs == recipe.n_envs
     assert found.ppo == recipe.options
+
+
+def test_the_environment_may_be_a_plain_word_and_its_number_has_both_names():
+    expected = asked("--env", "CartPole-v1", "--n-envs", "3")
+
+    assert expected.options.n_envs == 3
+    assert asked("CartPole-v1", "--num-envs", "3") == expected
+    assert asked("--num-envs=3", "CartPole-v1") == expected
+    bench = ["bench", "CartPole-v1", "--n-envs", "3"]
+    assert app.build_parser(bench).parse_args(bench).num_envs == 3
+
+
+def test_a_file_that_is_no_checkpoint_is_named(tmp_path, capsys):
+    (tmp_path / "afile").touch()
+
+    assert app.run(["eval", str(tmp_path / "afile"), "--plain"]) == 1
+    assert "afile is no checkpoint of a run" in capsys.readouterr().err
 
 
 def test_everything_of_mujoco_has_a_recipe():
@@ -39,7 +56,7 @@ def test_everything_of_mujoco_has_a_recipe():
 def test_no_recipe_leaves_the_defaults():
     found = asked("--env", "CartPole-v1", "--no-recipe")
 
-    assert not found.has_recipe
+    assert found.recipe is None
     assert found.ppo == PPOOptions()
     assert found.options == TrainOptions("CartPole-v1")
 
@@ -83,8 +100,8 @@ def test_how_long_is_said_once(tmp_path):
 def test_a_file_may_leave_the_recipe_out(tmp_path):
     (tmp_path / "run.yaml").write_text("env: CartPole-v1\nrecipe: false\n")
 
-    assert not asked("--config", str(tmp_path / "run.yaml")).has_recipe
-    assert asked("--config", str(tmp_path / "run.yaml"), "--recipe").has_recipe
+    assert asked("--config", str(tmp_path / "run.yaml")).recipe is None
+    assert asked("--config", str(tmp_path / "run.yaml"), "--recipe").recipe is not None
 
 
 def test_somebody_has_to_say_what_to_train_on(tmp_path):

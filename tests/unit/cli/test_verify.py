@@ -16,7 +16,7 @@ from envfleet.cli.verify import (
     runs_for,
     verify_conclusion,
 )
-from envfleet.testing import Difference, hand_driven
+from envfleet.testing import Difference, NoisyStream, hand_driven
 
 RUN = Run("process", 2, "fork", "next_step")
 DIFFERENCE = Difference(slot=3, step=17, field="obs", expected=1.0, got=2.0)
@@ -175,6 +175,23 @@ def test_what_ignores_its_seed_does_not_repeat_itself(by_hand, capsys):
     assert code == 1
     assert document["repeats_itself"] is False
     assert document["conclusion"].startswith("The environment does not repeat itself")
+
+
+class UnseededInfo(NoisyStream):
+    """What its infos hold is drawn from a space that has no seed."""
+
+    def step(self, action):
+        *answer, info = super().step(action)
+        return *answer, info | {"sampled": self.action_space.sample()}
+
+
+def test_infos_can_be_set_aside(by_hand, capsys):
+    code, document = run(capsys, "tests.unit.cli.test_verify:UnseededInfo")
+    assert code == 1
+    assert document["unrepeatable"]["field"].startswith("info")
+
+    code, document = run(capsys, "tests.unit.cli.test_verify:UnseededInfo", "--ignore-infos")
+    assert code == 0, document
 
 
 def test_a_backend_that_differs_is_named(monkeypatch, capsys):
