@@ -26,7 +26,7 @@ run: $(VENV)/.installed-run
 	$(BIN)/envfleet train --env CartPole-v1
 
 test: check
-	$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile $(PYTEST_ARGS)
+	$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile --max-worker-restart 0 $(PYTEST_ARGS)
 
 check: $(VENV)/.installed-dev
 	@PYTHON=$(BIN)/python scripts/check

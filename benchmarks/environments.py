@@ -71,3 +71,28 @@ class Sleeper(gymnasium.Env[npt.NDArray[np.float32], np.int64]):
         time.sleep(self._naps_s[self._at])
         self._at = (self._at + 1) % len(self._naps_s)
         return self._obs, 1.0, False, False, {}
+
+
+class Waiter(gymnasium.Env[npt.NDArray[np.float32], np.int64]):
+    """Sleeps in every step, 20 ms unless told otherwise: a stand-in for a simulator elsewhere."""
+
+    observation_space = spaces.Box(-1.0, 1.0, (4,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, nap_s: float = LONG_S) -> None:
+        self._nap_s = nap_s
+        self._obs = np.zeros(4, np.float32)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[npt.NDArray[np.float32], dict[str, Any]]:
+        """Start; nothing is drawn."""
+        super().reset(seed=seed)
+        return self._obs, {}
+
+    def step(
+        self, action: np.int64
+    ) -> tuple[npt.NDArray[np.float32], float, bool, bool, dict[str, Any]]:
+        """Sleep; an episode never ends."""
+        time.sleep(self._nap_s)
+        return self._obs, 1.0, False, False, {}

@@ -41,7 +41,8 @@ def in_fresh_processes(
                 place, arguments = to_do.popleft()
                 here, there = context.Pipe(duplex=False)
                 sent = (there, work, arguments)
-                started = context.Process(target=_answer, args=sent, daemon=True)
+                # not daemonic: those may not start workers
+                started = context.Process(target=_answer, args=sent)
                 started.start()
                 there.close()  # otherwise the end of the process would not close the pipe
                 running[here] = place, started

@@ -3,10 +3,13 @@
     python benchmarks/llm_rollout.py                        the whole table
     python benchmarks/llm_rollout.py --quick                does everything run?
     python benchmarks/llm_rollout.py --rows broker          some rows
-    python benchmarks/llm_rollout.py --json results.json --write docs/performance.md
+    python benchmarks/llm_rollout.py --json results.json --write docs/llm-rollouts.md
+    python benchmarks/llm_rollout.py --from results.json --write docs/llm-rollouts.md
 
 Every row runs in a fresh interpreter. Models are a script, asked in this process or over HTTP, and
-the small embedded model. The exit code is 1 if a target is missed, unless --quick was given.
+the small embedded model. The row against RAGEN needs its repository: `peer_ragen.py` says how. The
+whole table takes about eight minutes. The exit code is 1 if a target is missed, unless --quick was
+given.
 """
 
 import sys

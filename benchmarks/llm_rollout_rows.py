@@ -9,6 +9,7 @@ import statistics
 
 from benchmarks.inference import Embedded, InProcess, OverHttp, PerRequest
 from benchmarks.llm_rollout_async import ASYNC_ROWS
+from benchmarks.peer_ragen import MAX_TURN, Ours, Ragen
 from benchmarks.rounds import Outcome, Pace, Rounds, Row
 from benchmarks.tables import Line, Target
 from envfleet.cli.measure import Contender
@@ -49,8 +50,19 @@ def batching(pace: Pace, progress: Progress, title: str) -> Outcome:
     return Outcome([line], rounds.entries())
 
 
+def ragen(pace: Pace, progress: Progress, title: str) -> Outcome:
+    """RAGEN's manager and loop get the same answers, in rooms of the same kind."""
+    num_groups = max(1, round(8 * pace.part))
+    ours, theirs = Ours(num_groups), Ragen(num_groups)
+    name = f"Sokoban, {16 * num_groups} trajectories of {MAX_TURN} turns, answers at once: turns"
+    # a slice of RAGEN takes many seconds, however long it should be
+    rounds = Rounds(name, [ours, theirs], pace.scaled(rounds=0.4), progress, title)
+    return Outcome([rounds.line(name, theirs.label, 20.0, ours.key, theirs.key)], rounds.entries())
+
+
 ROWS: dict[str, Row] = {
     "broker": broker,
     "batching": batching,
     **ASYNC_ROWS,
+    "ragen": ragen,
 }

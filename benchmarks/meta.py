@@ -6,16 +6,19 @@
     python benchmarks/meta.py --rows point-robot-rl2 --seeds 3 --jobs 2
     python benchmarks/meta.py --json results.json --write docs/meta-rl.md
     python benchmarks/meta.py --from results.json --write docs/meta-rl.md    measure nothing
+    python benchmarks/meta.py --from one.json two.json --json results.json   as one
 
 **Rows of speed** call `collect_rollouts_parallel` and `collect_rollouts` of one Learner with a GRU
-of 128 units. Each slice collects whole rollouts with the agent's own actions. In every round, each
-contender runs for one slice, in an order that rotates. The table shows the median of the ratios
-within rounds. The row against pomdp-baselines needs an interpreter of its own: `peer_pomdp.py` says
-how.
+of 128 units. Each slice collects whole rollouts with the agent's own actions, three per slot in a
+call. In every round, each contender runs for one slice, in an order that rotates. The table shows
+the median of the ratios within rounds. The row against pomdp-baselines needs an interpreter of its
+own: `peer_pomdp.py` says how.
 
 **Rows that learn** train by a preset, once for each of the seeds 0, 1, ..., each in a process of
 its own. The last policy counts. It plays one trial of each evaluation task with its best actions.
-Returns are scaled: 0 is what random actions get, 1 is what an agent gets that knows the task.
+Returns are scaled: 0 is what random actions get, 1 is what an agent gets that knows the task. The
+rows wind-returns and half-cheetah-vel-returns say how far agents with a memory end above one
+without, after as many steps.
 
 The exit code is 1 if a target is missed, unless --quick was given.
 """

@@ -6,25 +6,22 @@
 from __future__ import annotations
 
 import statistics
-import tempfile
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from benchmarks.fresh_process import EndedEarly, in_fresh_processes
+from benchmarks import meta_learning
 from benchmarks.peer_pomdp import PomdpBaselines
 from benchmarks.rounds import Outcome, Pace, Rounds, Row
-from benchmarks.tables import Curves, Line, Target
+from benchmarks.tables import Line, Target
 from benchmarks.workload import timed
 from envfleet.cli.measure import Contender, Slice
 from envfleet.learn.torch_setup import threads
-from envfleet.meta import Learner, load_config, train
+from envfleet.meta import Learner
 from envfleet.observe.progress import Progress
-from envfleet.runs.callbacks import Evaluation, RunCallback
 
 SEQUENTIAL = "collect_rollouts, one environment"
+ROLLOUTS_PER_SLOT = 3
+"""Of one call, as in the presets: 25 rollouts of an iteration on 8 workers."""
 
 
 class Collecting:
@@ -52,13 +49,14 @@ class Collecting:
         )
 
     def run(self, seconds: float) -> Slice:
-        """Collect one rollout in every slot, again and again."""
+        """Collect some rollouts for every slot, again and again."""
         learner = self._learner
         assert learner is not None
         parallel = learner.train_env_parallel
+        rollouts = ROLLOUTS_PER_SLOT * self._num_slots
 
         def step() -> int:
-            return learner.collect_rollouts_parallel(self._num_slots, parallel_env=parallel)
+            return learner.collect_rollouts_parallel(rollouts, parallel_env=parallel)
 
         return timed(step, seconds)
 
@@ -149,110 +147,11 @@ def inference(pace: Pace, progress: Progress, title: str) -> Outcome:
     return Outcome([line], rounds.entries())
 
 
-# ---- rows that learn -----------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class MetaTask:
-    """A preset, and how its returns are scaled."""
-
-    preset: str
-    random: float
-    """The return of an episode with random actions."""
-    oracle: float
-    """The same with the task known."""
-    changes: tuple[str, ...] = ()
-
-    def scaled(self, value: float) -> float:
-        """0 for random actions, 1 with the task known."""
-        return round((value - self.random) / (self.oracle - self.random), 4)
-
-
-POINT_ROBOT = MetaTask("point_robot/rl2", -66.8, -5.18)
-GRID_NAVI = MetaTask("grid_navi/rl2", -1.15, 11.07)
-LEARNING_TASKS = {
-    "point-robot-rl2": POINT_ROBOT,
-    "grid-navi-rl2": GRID_NAVI,
-}
-"""By row."""
-
-
-def point_robot_rl2(pace: Pace, progress: Progress, title: str) -> Outcome:
-    """RL² finds a goal by its distance alone."""
-    return _learned(POINT_ROBOT, {-1: Target(0.85, "")}, pace, progress, title)
-
-
-def grid_navi_rl2(pace: Pace, progress: Progress, title: str) -> Outcome:
-    """RL² searches first, and then remembers."""
-    targets = {-1: Target(0.85, ""), 0: Target(0.45, "", is_ceiling=True)}
-    return _learned(GRID_NAVI, targets, pace, progress, title)
-
-
 ROWS: dict[str, Row] = {
     "ant-dir": ant_dir,
     "half-cheetah-vel": half_cheetah_vel,
     "point-robot": point_robot,
     "pomdp-baselines": pomdp_baselines,
     "inference": inference,
-    "point-robot-rl2": point_robot_rl2,
-    "grid-navi-rl2": grid_navi_rl2,
+    **meta_learning.ROWS,
 }
-
-Points = list[tuple[int, list[float]]]
-"""Environment steps, and the return of each episode of a trial."""
-
-
-def _learned(
-    task: MetaTask, targets: dict[int, Target], pace: Pace, progress: Progress, title: str
-) -> Outcome:
-    """A line for each episode that has a target, and the curves of all episodes."""
-    num_iters = max(1, round(load_config(task.preset).train.num_iters * pace.part))
-    asked = [(task, seed, num_iters) for seed in range(pace.seeds)]
-    found: dict[int, Points] = {}
-    work = f"{task.preset}, held-out tasks, {pace.seeds} seed{'s' if pace.seeds > 1 else ''}"
-    try:
-        with progress.bar(title, len(asked)) as bar:
-            for place, points in in_fresh_processes(one_run, asked, pace.jobs):
-                found[place] = points
-                bar.note(f"seed {place}: {points[-1][1][-1]:.2f}")
-                bar.advance()
-    except EndedEarly as exc:
-        target = next(iter(targets.values()))
-        return Outcome([Line(work, "0 random, 1 oracle", target, (), failure=str(exc))])
-    lines, curves = [], []
-    for number in range(len(found[0][-1][1])):
-        runs = {
-            seed: tuple((steps, episodes[number], 0.0) for steps, episodes in found[seed])
-            for seed in sorted(found)
-        }
-        curves.append(Curves(f"{task.preset}, episode {number + 1}", runs))
-    for number, target in targets.items():
-        last = curves[number].last
-        what = f"{work}, {'last' if number == -1 else 'first'} episode, mean"
-        lines.append(Line(what, "0 random, 1 oracle", target, (statistics.mean(last),), (last,)))
-    return Outcome(lines, curves=curves)
-
-
-def one_run(task: MetaTask, seed: int, num_iters: int) -> Points:
-    """Train, and return every evaluation; the last one is of the last policy."""
-    seen = _Evaluations(task)
-    changes = [f"train.num_iters={num_iters}", "env.num_parallel_workers=1", *task.changes]
-    config = load_config(task.preset, changes, seed=seed)
-    with tempfile.TemporaryDirectory() as folder:
-        train(config, Path(folder), seen)
-    return seen.points
-
-
-class _Evaluations(RunCallback):
-    def __init__(self, task: MetaTask) -> None:
-        self._task, self.points = task, Points()
-
-    def evaluated(self, env_steps: int, evaluation: Evaluation) -> None:
-        """Keep the return of each episode, scaled."""
-        figures: dict[str, Any] = dict(evaluation.figures)
-        episodes = [
-            self._task.scaled(value)
-            for name, value in figures.items()
-            if name.startswith("metrics/return_eval_episode_") and not name.endswith("_sto")
-        ]
-        self.points.append((env_steps, episodes))

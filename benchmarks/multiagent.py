@@ -3,7 +3,7 @@
     python benchmarks/multiagent.py                             the whole table
     python benchmarks/multiagent.py --quick                     does everything run?
     python benchmarks/multiagent.py --rows sb3-64 --rounds 30   some rows, more rounds
-    python benchmarks/multiagent.py --json results.json --write docs/performance.md
+    python benchmarks/multiagent.py --json results.json --write docs/multi-agent.md
 
 Every row runs in a fresh interpreter. In every round, each contender of the row runs for one slice,
 in an order that rotates. A ratio compares two contenders within one round; the table shows the

@@ -2,8 +2,8 @@ r"""pomdp-baselines' collect_rollouts, run by an interpreter of its own.
 
     git clone https://github.com/twni2016/pomdp-baselines && git -C pomdp-baselines checkout 28cb5dd
     python -m venv pomdp
-    pomdp/bin/pip install torch gym==0.25.2 "numpy<2" future_fstrings ruamel.yaml absl-py \
-        python-dateutil colorlog cloudpickle matplotlib scikit-learn seaborn "pandas<2.3"
+    pomdp/bin/pip install torch gym==0.25.2 "numpy<2" tensorboardX future_fstrings ruamel.yaml \
+        absl-py python-dateutil colorlog cloudpickle matplotlib scikit-learn seaborn "pandas<2.3"
     ENVFLEET_POMDP_PYTHON=pomdp/bin/python ENVFLEET_POMDP_BASELINES=pomdp-baselines \
         python benchmarks/meta.py --rows pomdp-baselines
 

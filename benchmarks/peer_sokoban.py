@@ -37,13 +37,13 @@ def gym_sokoban() -> Any:
     """The module of its environment, which also has its level generator."""
     if find_spec("gym_sokoban") is None:
         raise NotInstalled(f"gym-sokoban is not installed; run: {INSTALL}")
-    with _gymnasium_for_gym(), warnings.catch_warnings():
+    with gymnasium_for_gym(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return importlib.import_module("gym_sokoban.envs.sokoban_env")
 
 
 @contextmanager
-def _gymnasium_for_gym() -> Iterator[None]:
+def gymnasium_for_gym() -> Iterator[None]:
     paths: Any = types.ModuleType("pkg_resources")
     paths.resource_filename = _resource
     stand_ins = {f"gym{name}": importlib.import_module(f"gymnasium{name}") for name in _GYM}

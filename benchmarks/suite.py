@@ -65,7 +65,7 @@ def run_suite(suite: Suite, arguments: Sequence[str] | None = None) -> int:
         finally:
             signal.signal(signal.SIGTERM, before)
     else:
-        result = json.loads(given.read.read_text())
+        result = _combined(suite, given.read)
         _keep(result, given)
     return show(suite, result, given)
 
@@ -79,7 +79,11 @@ def _measured(suite: Suite, given: argparse.Namespace) -> dict[str, Any]:
     if busy > BUSY_LOAD:
         _say(f"the machine is busy (load {busy:.2f} per core): expect noise")
     pace, names = given.pace, given.rows or list(rows_of(suite.name))
-    outcomes = {} if given.read is None else _earlier(given.read, pace, found)
+    outcomes: dict[str, Any] = {}
+    if given.read is not None:
+        earlier = _combined(suite, given.read)
+        _check_alike(given.read[0], earlier, {"pace": _lasting(pace), "machine": found})
+        outcomes = earlier["rows"]
     result: dict[str, Any] = {
         "pace": _lasting(pace),
         "quick": given.quick,
@@ -108,24 +112,33 @@ def _commit(before: str, after: str | None) -> str:
     return before if after == before else f"{before.removesuffix('+')}+"
 
 
-def _earlier(path: Path, pace: Pace, found: dict[str, Any]) -> dict[str, Any]:
-    """The rows of an earlier result, if they can be combined with new ones."""
-    result = json.loads(path.read_text())
+def _combined(suite: Suite, paths: Sequence[Path]) -> dict[str, Any]:
+    """The rows of all these results as one; of a row that is in several, the last counts."""
+    result: dict[str, Any] = json.loads(paths[0].read_text())
+    rows = dict(result["rows"])
+    for path in paths[1:]:
+        other = json.loads(path.read_text())
+        _check_alike(path, other, result)
+        rows |= other["rows"]
+    order = [*rows_of(suite.name), *rows]  # a row that was renamed comes last
+    return result | {"rows": {name: rows[name] for name in dict.fromkeys(order) if name in rows}}
+
+
+def _check_alike(path: Path, result: dict[str, Any], other: dict[str, Any]) -> None:
+    """Refuse to combine rows that were not measured in the same way."""
     differing = [
-        *(["another pace"] if result["pace"] != _lasting(pace) else []),
+        *(["another pace"] if result["pace"] != other["pace"] else []),
         *(
             ["another machine or other versions"]
-            if machine.describe(result["machine"]) != machine.describe(found)
+            if machine.describe(result["machine"]) != machine.describe(other["machine"])
             else []
         ),
     ]
     if differing:
         raise SystemExit(
             f"{path} was measured at {' and on '.join(differing)}, so its rows cannot be combined "
-            "with new ones; measure all rows again, without --from"
+            "with the others; measure them again"
         )
-    rows: dict[str, Any] = result["rows"]
-    return rows
 
 
 def _lasting(pace: Pace) -> dict[str, Any]:
@@ -280,9 +293,10 @@ def _arguments(suite: Suite, arguments: Sequence[str] | None) -> argparse.Namesp
         "--from",
         dest="read",
         type=Path,
+        nargs="+",
         metavar="FILE",
-        help="show the result that an earlier run wrote with --json, without measuring; with "
-        "--rows, measure those rows again and keep the others",
+        help="show the result that an earlier run wrote with --json, without measuring; several "
+        "are shown as one; with --rows, measure those rows again and keep the others",
     )
     given = parser.parse_args(arguments)
     if given.write and given.read is None and (given.rows or given.quick):

@@ -264,16 +264,16 @@ def curves_table(found: Sequence[Curves]) -> Table:
     parts = tuple(f"{part:.0%}" for part in CURVE_PARTS)
     return Table(
         ("work", *parts, "each seed at the end"),
-        tuple(
-            (
-                curves.work,
-                *(f"{curves.mean_at(part):,.1f}" for part in CURVE_PARTS),
-                " / ".join(f"{value:,.1f}" for value in curves.last),
-            )
-            for curves in found
-        ),
+        tuple(_curves_row(curves) for curves in found),
         frozenset(parts),
     )
+
+
+def _curves_row(curves: Curves) -> tuple[str, ...]:
+    parts = [curves.mean_at(part) for part in CURVE_PARTS]
+    digits = 2 if all(abs(value) < 10 for value in (*parts, *curves.last)) else 1
+    last = " / ".join(f"{value:,.{digits}f}" for value in curves.last)
+    return (curves.work, *(f"{value:,.{digits}f}" for value in parts), last)
 
 
 def provenance(commits: Mapping[str, str | None]) -> str | None:

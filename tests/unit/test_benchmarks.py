@@ -6,6 +6,7 @@ import re
 import shlex
 import subprocess
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import gymnasium
@@ -13,9 +14,11 @@ import numpy as np
 import pytest
 
 from benchmarks import (
+    cluster_rows,
     llm_rollout,
     llm_rollout_rows,
     machine,
+    meta,
     multiagent_rows,
     peer_sokoban,
     ppo,
@@ -33,6 +36,7 @@ from benchmarks.fresh_process import EndedEarly, in_fresh_processes
 from benchmarks.limit import Limit
 from benchmarks.rollouts import Rollouts, both_ways
 from benchmarks.rounds import Pace, Rounds
+from benchmarks.scale_model import Costs, predict
 from benchmarks.tables import Curves, Entry, Line, NoMarker, Target
 from benchmarks.trainers import TrainerOverhead, Training, sb3_ways
 from benchmarks.training_runs import TrainingTask, one_run
@@ -226,7 +230,7 @@ class TestTables:
         (cells,) = tables.curves_table([CURVES]).rows
 
         # two evaluations: the first stands for the first half, the second for the rest
-        assert cells == ("work", "1.5", "1.5", "1.5", "1.5", "5.0", "5.0", "3.0 / 7.0")
+        assert cells == ("work", *["1.50"] * 4, "5.00", "5.00", "3.00 / 7.00")
 
     def test_shares_are_medians_of_those_that_are_known(self):
         own = [Slice(1, 1.0, Shares(part, 0.0, 0.0)) for part in (0.1, 0.2, 0.9)]
@@ -433,6 +437,7 @@ class TestCommand:
             state_manager_rows.ROWS,
             multiagent_rows.ROWS,
             llm_rollout_rows.ROWS,
+            cluster_rows.ROWS,
         ],
     )
     def test_every_row_says_what_it_is_about(self, rows):
@@ -461,6 +466,20 @@ class TestRowsMeasuredAgain:
         rows = json.loads((tmp_path / "new" / "run.json").read_text())["rows"]
         assert list(rows) == ["cartpole", "hopper"]
         assert rows["cartpole"]["notes"] == ["ppo cartpole at 2 x 16"]
+
+    def test_results_of_several_files_are_one(self, measure, tmp_path, capsys):
+        files = [tmp_path / name for name in ("hopper", "cartpole")]
+        for path in files:
+            measure("--rows", path.name)
+            path.write_bytes((tmp_path / "new" / "run.json").read_bytes())
+
+        measure("--from", *map(str, files))
+
+        rows = json.loads((tmp_path / "new" / "run.json").read_text())["rows"]
+        assert list(rows) == ["cartpole", "hopper"]
+        measure("--rows", "hopper", "--rounds", "3")
+        with pytest.raises(SystemExit, match=r"run\.json was measured at another pace"):
+            measure("--from", str(files[1]), str(tmp_path / "new" / "run.json"))
 
     def test_not_among_those_of_another_pace_or_machine(self, measure, tmp_path, monkeypatch):
         measure("--rows", "hopper", "--seeds", "2")
@@ -522,6 +541,7 @@ class TestDocuments:
             (vector, ["README.md", "docs/performance.md"]),
             (state_manager, ["docs/performance.md"]),
             (ppo, ["docs/ppo.md"]),
+            (meta, ["docs/meta-rl.md"]),
         ],
     )
     def test_their_tables_are_those_of_the_results(self, suite, pages, tmp_path):
@@ -598,11 +618,13 @@ class TestDocuments:
 
 
 class TestFreshProcesses:
-    def test_each_is_made_in_a_process_of_its_own(self):
-        answers = dict(in_fresh_processes(os.getpid, [()] * 3, jobs=2))
+    def test_each_is_made_in_a_process_of_its_own_that_may_start_others(self):
+        asked = "__import__('os').getpid()", "__import__('multiprocessing').current_process()"
+        answers = dict(in_fresh_processes(eval, [(f"{asked[0]}, {asked[1]}.daemon",)] * 3, jobs=2))
 
         assert set(answers) == {0, 1, 2}
-        assert len({os.getpid(), *answers.values()}) == 4
+        assert len({os.getpid(), *(pid for pid, _ in answers.values())}) == 4
+        assert not any(is_daemonic for _, is_daemonic in answers.values())
 
     def test_results_come_as_they_are_ready(self):
         asked = [("__import__('time').sleep(60)",), ("1",), ("2",)]
@@ -675,6 +697,16 @@ class TestLlmRollout:
         assert [line["target"]["bound"] for line in lines] == [5000, 1000, 2500, 1.14]
         assert [line["failure"] for line in lines] == [None] * 4
         assert all(line["values"][0] > 0 for line in lines)
+
+    def test_without_ragen_s_repository_only_its_own_line_fails(self, monkeypatch):
+        monkeypatch.delenv("ENVFLEET_RAGEN", raising=False)
+
+        outcome = llm_rollout_rows.ragen(Pace(rounds=1, seconds=0.01, part=0.1), Silent(), "")
+
+        (line,), (ours,) = outcome.lines, outcome.entries
+        assert "git clone" in str(line.failure)
+        assert not line.is_met
+        assert ours.label == "envfleet"
 
 
 class TestStateManager:
@@ -884,3 +916,35 @@ def test_the_limit_counts_every_step_and_leaves_nothing_behind():
     assert measured.steps > 0
     assert measured.steps % 3 == 0
     assert measured.seconds > 0
+
+
+class TestScaleModel:
+    COSTS = Costs(
+        env_s=1e-3,
+        act_s=1e-4,
+        piece_s=1e-3,
+        round_trip_s=2e-3,
+        step_bytes=100.0,
+        slot_bytes=1e3,
+        weights_bytes=1e5,
+        byte_s=1e-9,
+    )
+
+    def rate(self, nodes, slots=64, **costs):
+        changed = replace(self.COSTS, **costs)
+        return predict(changed, nodes=nodes, cores=1, slots=slots, n_steps=10).rate
+
+    def test_one_node_takes_the_sum_of_its_costs(self):
+        size = 1e5 + 64 * 1e3 + 64 * (10 * 100 + 1e3)
+        seconds = 10 * (64 * 1e-3 + 1e-4) + 1e-3 + 2e-3 + size * 1e-9
+
+        assert self.rate(1) == pytest.approx(640 / seconds)
+
+    def test_nodes_help_until_the_driver_is_busy(self):
+        assert 3.8 < self.rate(4) / self.rate(1) < 4
+        # all bytes pass through it: its share does not shrink with more nodes
+        busy = {"byte_s": 1e-5}
+        assert self.rate(1000, 64_000, **busy) < 1.2 * self.rate(100, 6_400, **busy)
+
+    def test_learning_is_done_once_for_all_nodes(self):
+        assert self.rate(64, row_s=1e-3) < 1_000
