@@ -42,16 +42,17 @@ def wait_until(is_so: Callable[[], bool]) -> None:
 
 
 class Killer(Counting):
-    """Kills a worker when it has been asked so many times."""
+    """Kills a worker when it has been asked so many times, or as soon as it knows one after that."""
 
     def __init__(self, at: set[int], pids: Any) -> None:
         super().__init__()
         self._latency = lambda request, dice: LATENCY_S
-        self._at, self._pids = at, pids
+        self._at, self._pids = sorted(at), pids
         self.killed: list[int] = []
 
     async def generate(self, request: GenerateRequest) -> Generation:
-        if sum(self.asked.values()) in self._at:
+        due = [at for at in self._at if at <= sum(self.asked.values())]
+        if len(self.killed) < len(due):
             for pid in [pid for pid in self._pids() if pid not in self.killed][-1:]:
                 self.killed.append(pid)
                 os.kill(pid, signal.SIGKILL)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import multiprocessing
 import os
 import select
 import signal
@@ -17,6 +18,7 @@ from contextlib import suppress
 from importlib import import_module
 from typing import Any, Literal
 
+from envfleet.engine.backends.process.launch import refuse_unguarded_main
 from envfleet.llm.extras import import_extra
 from envfleet.llm.inference.client import InferenceClient
 from envfleet.llm.worker_round import HEAR_S, Said, SharePlay
@@ -50,9 +52,14 @@ class JoblibWorkers:
         joblib = import_extra(
             "joblib", wanted_by="parallel_backend", install="pip install 'envfleet[joblib]'"
         )
+        if self.backend != "threading":
+            refuse_unguarded_main()
         self._say = say
         self._parallel = joblib.Parallel(
-            n_jobs=self.num_workers, backend=self.backend, batch_size=1, pre_dispatch="all"
+            n_jobs=self.num_workers,
+            backend=_joblib_backend(self.backend),
+            batch_size=1,
+            pre_dispatch="all",
         )
         calls = [
             joblib.delayed(_play_in_joblib)(play, worker, os.getpid())
@@ -112,6 +119,15 @@ class JoblibWorkers:
         for descriptor in self._watched.values():
             os.close(descriptor)
         self._watched.clear()
+
+
+def _joblib_backend(backend: str) -> Any:
+    """What joblib takes as its backend.
+
+    By itself it would fork this process, in which threads of the inference manager run. Such a copy
+    may hang, and one of a process that uses Ray can end it. A fork server has no threads.
+    """
+    return multiprocessing.get_context("forkserver") if backend == "multiprocessing" else backend
 
 
 def _play_in_joblib(play: SharePlay, worker: int, manager_pid: int) -> int:

@@ -245,7 +245,10 @@ class WorkerRound:
                 if len(self._gone) == workers.num_workers:
                     raise WorkersLost(self._why)
                 if not self._heard_s and time.monotonic() - begun_s > START_S:
-                    raise WorkersLost(f"no worker started within {START_S:g} s")
+                    raise WorkersLost(
+                        f"no worker started within {START_S:g} s; if the main script has no "
+                        "`if __name__ == \"__main__\":`, put its code under one"
+                    )
         finally:
             self._is_over = True
             workers.stop(bool(self._gone))
