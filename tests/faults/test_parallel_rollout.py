@@ -42,7 +42,7 @@ def wait_until(is_so: Callable[[], bool]) -> None:
 
 
 class Killer(Counting):
-    """Kills a worker when it has been asked so many times, or as soon as it knows one after that."""
+    """Kills a worker each time that it has been asked so often, or later if it knows none yet."""
 
     def __init__(self, at: set[int], pids: Any) -> None:
         super().__init__()

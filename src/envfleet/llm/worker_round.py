@@ -247,7 +247,7 @@ class WorkerRound:
                 if not self._heard_s and time.monotonic() - begun_s > START_S:
                     raise WorkersLost(
                         f"no worker started within {START_S:g} s; if the main script has no "
-                        "`if __name__ == \"__main__\":`, put its code under one"
+                        '`if __name__ == "__main__":`, put its code under one'
                     )
         finally:
             self._is_over = True
