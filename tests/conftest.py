@@ -92,7 +92,6 @@ class Surroundings:
             getattr(loky_tracker, "_pid", None),
             getattr(resource_tracker._resource_tracker, "_pid", None),
             getattr(forkserver._forkserver, "_forkserver_pid", None),
-            *(cluster.daemons() if cluster else ()),
         }
         their_fds = {
             getattr(loky_tracker, "_fd", None),
@@ -112,6 +111,13 @@ class Surroundings:
             ray=cluster.contents() if cluster else frozenset(),
         )
 
+    def new_processes(self, now: "Surroundings") -> list[int]:
+        """Those that are there now, without the daemons of the Ray cluster of the tests."""
+        new = now.processes.keys() - self.processes.keys()
+        if new and (cluster := ray_tests.running()):
+            new -= cluster.daemons()  # asked for only here, for it looks at all processes
+        return sorted(new)
+
     def left_behind(
         self, *, ignore_threads: bool = False, ignore_links: bool = False
     ) -> dict[str, list[str]]:
@@ -122,9 +128,7 @@ class Surroundings:
         """
         now = Surroundings.now()
         found = {
-            "processes": [
-                f"{pid}: {line}" for pid, line in now.processes.items() if pid not in self.processes
-            ],
+            "processes": [f"{pid}: {now.processes[pid]}" for pid in self.new_processes(now)],
             "threads": [thread.name for thread in now.threads - self.threads if not ignore_threads],
             "shared memory": [],
             ORPHANED: [],
@@ -244,8 +248,8 @@ def leaves_nothing_behind(request: pytest.FixtureRequest) -> Iterator[None]:
         found = left_behind()
     if not found:
         return
-    leaked = Surroundings.now().processes.keys() - before.processes.keys()
-    for pid in leaked:  # so that one bad test does not slow, or hang, all that follow
+    # so that one bad test does not slow, or hang, all that follow
+    for pid in before.new_processes(Surroundings.now()):
         try:
             psutil.Process(pid).kill()
         except psutil.NoSuchProcess:
