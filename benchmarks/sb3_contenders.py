@@ -17,15 +17,26 @@ STEPS = 2048
 """Environment steps between two updates, however many environments there are."""
 
 
-def fleet_vec_env(work: Workload, *, key: str = "auto", **options: Any) -> Stepped:
-    """envfleet's `FleetVecEnv`; without options it decides by itself what runs where."""
+def fleet_vec_env(work: Workload) -> Stepped:
+    """envfleet's `FleetVecEnv`, which decides by itself what runs where."""
 
     def build() -> Any:
         from envfleet.adapters.sb3 import FleetVecEnv
 
-        return _begun(FleetVecEnv(work.env_fns, start_method="fork", **options), work)
+        return _begun(FleetVecEnv(work.env_fns, start_method="fork"), work)
 
-    return Stepped(key, f"envfleet for SB3, {key}", work, build)
+    return Stepped("auto", "envfleet for SB3, auto", work, build)
+
+
+def fleet_subproc(work: Workload) -> Stepped:
+    """envfleet's `SubprocVecEnv`, in the place of SB3's."""
+
+    def build() -> Any:
+        from envfleet.adapters.sb3 import SubprocVecEnv
+
+        return _begun(SubprocVecEnv(work.env_fns, start_method="fork"), work)
+
+    return Stepped("subproc", "envfleet for SB3, SubprocVecEnv", work, build)
 
 
 def sb3_dummy(work: Workload) -> Stepped:

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from benchmarks import contenders as ways
 from benchmarks.rounds import Outcome, Pace, Rounds, Row
-from benchmarks.sb3_contenders import Learning, fleet_vec_env, grid_world, sb3_dummy
+from benchmarks.sb3_contenders import (
+    Learning,
+    fleet_subproc,
+    fleet_vec_env,
+    grid_world,
+    sb3_dummy,
+)
 from benchmarks.workload import Workload
 from envfleet.observe.progress import Progress
 
@@ -15,25 +21,15 @@ BETTER = "the better of SB3's two"
 def sb3_many(pace: Pace, progress: Progress, title: str) -> Outcome:
     """Many small environments for Stable-Baselines3: the cost of the vector environment counts."""
     work = Workload("CartPole-v1", 64)
-    name = "SB3 adapter, CartPole-v1, 64 envs"
-    own = fleet_vec_env(work)
-    rounds = Rounds(
-        name,
-        [
-            own,
-            fleet_vec_env(work, key="process", backend="process", num_workers=2),
-            sb3_dummy(work),
-            ways.sb3_subproc(work),
-        ],
-        pace,
-        progress,
-        title,
-    )
+    name = "SB3 adapter, SubprocVecEnv, CartPole-v1, 64 envs"
+    decides = fleet_vec_env(work)
+    contenders = [fleet_subproc(work), decides, sb3_dummy(work), ways.sb3_subproc(work)]
+    rounds = Rounds(name, contenders, pace, progress, title)
     lines = [
-        rounds.line(name, SUBPROC, 10.0, "auto", "sb3"),
-        rounds.line(name, DUMMY, 1.1, "auto", "sb3-dummy"),
+        rounds.line(name, SUBPROC, 10.0, "subproc", "sb3"),
+        rounds.line(name, DUMMY, 1.1, "subproc", "sb3-dummy"),
     ]
-    return Outcome(lines, rounds.entries(), _plans(own))
+    return Outcome(lines, rounds.entries(), _plans(decides))
 
 
 def sb3_few(pace: Pace, progress: Progress, title: str) -> Outcome:
