@@ -139,7 +139,7 @@ COMPARED = {
         ),
         MetaTask(
             "HalfCheetahVel-v0, RL²", "half_cheetah_vel/rl2", RETURNS,
-            ("train.num_iters=50", "eval.log_interval=5"),
+            ("train.num_iters=100", "eval.log_interval=10"),
         ),
         MetaTask(
             "HalfCheetahVel-v0, Markov SAC", "half_cheetah_vel/mlp", RETURNS,
