@@ -41,7 +41,7 @@ def is_any_cut(terminations: Mapping[Any, Any], truncations: Mapping[Any, Any]) 
 
 
 def agents_there(env: Any, seen: Mapping[Any, Any]) -> list[Any]:
-    """Who is in a Parallel environment; it may have no `agents`, and AgileRL does not ask for it."""
+    """Who is in a Parallel environment; an environment may have no `agents`."""
     return list(getattr(env, "agents", seen))
 
 
