@@ -37,6 +37,7 @@ def make_env(slot, video_every, video_length):
 def main():
     # Workers import this file too. What only the training needs is imported here, so that they
     # start without PyTorch.
+    import torch
     import wandb
     from stable_baselines3 import PPO
     from stable_baselines3.common.callbacks import BaseCallback
@@ -51,6 +52,7 @@ def main():
                 wandb.log({"return": sum(ends) / len(ends)}, step=self.num_timesteps)
             return True
 
+    torch.set_num_threads(1)  # on networks as small as these, threads wait for each other
     num_envs, steps = config["num_envs"], config["total_timesteps"]
     every, length = max(1, config["video_every"] // num_envs), config["video_length"]
     fns = [functools.partial(make_env, slot, every, length) for slot in range(num_envs)]

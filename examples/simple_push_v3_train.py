@@ -31,6 +31,7 @@ def main(steps, num_envs):
     import torch
     from torch.distributions import Categorical
 
+    torch.set_num_threads(1)  # on networks as small as these, threads wait for each other
     torch.manual_seed(0)
     envs = AsyncPettingZooVecEnv([simple_push_v3.parallel_env] * num_envs)
     spaces = {name: envs.single_observation_space(name) for name in envs.agents}

@@ -147,6 +147,22 @@ def test_a_restarted_slot_earns_nothing_twice():
             assert vec.alive[name].all()
 
 
+def test_turns_on_seats_are_the_same_after_a_worker_was_killed():
+    make = functools.partial(DyingAgents, is_truncating=True)
+
+    def drive(is_killed):
+        with AECVecEnv([make] * 2, seats=3, **WHERE) as vec:
+            batch, found = vec.reset(seed=0), []
+            for number in range(25):
+                if is_killed and number in (5, 20):
+                    kill_worker(vec, number // 20)
+                batch = vec.step([0, 0])
+                found.append((batch.agents, batch.obs, batch.all_rewards, batch.final_seen))
+        return found
+
+    assert value_difference(drive(False), drive(True)) is None
+
+
 def test_seats_are_the_same_after_a_worker_was_killed():
     make = functools.partial(generated_agents_parallel_v0.parallel_env, max_cycles=15)
 

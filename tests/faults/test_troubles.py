@@ -5,7 +5,6 @@ import os
 import re
 import signal
 import sys
-import threading
 from contextlib import closing
 from typing import Any
 
@@ -18,6 +17,7 @@ from envfleet import errors
 from envfleet.adapters.sb3 import DummyVecEnv, SubprocVecEnv
 from envfleet.multiagent import AECVecEnv, AsyncPettingZooVecEnv, GridWorldEnvParallel
 from envfleet.multiagent.grid_world import GridWorldEnvMultiAgent
+from tests.faults.gpu_env import OnGpu
 from tests.faults.stage import run_program
 
 NO_GUARD = """
@@ -73,10 +73,11 @@ FEW_FILES = """
     import resource, sys
 
     from envfleet import errors
-    from envfleet.adapters.sb3 import SubprocVecEnv
     from envfleet.testing import Counter
 
     if __name__ == "__main__":
+        from envfleet.adapters.sb3 import SubprocVecEnv
+
         resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100))
         try:
             SubprocVecEnv([Counter] * 64, start_method="spawn", num_workers=64)
@@ -149,44 +150,6 @@ def test_two_slots_that_record_the_same_videos_are_refused(tmp_path):
     own = [functools.partial(recorded, str(tmp_path / name)) for name in ("a", "b")]
     with closing(DummyVecEnv(own)) as envs:
         envs.reset()
-
-
-class Gpu:
-    """A device with threads of its own that a fork does not take along, as CUDA's."""
-
-    def __init__(self) -> None:
-        self.is_done = threading.Event()
-        self.owner = os.getpid()
-        self.thread = threading.Thread(target=self.is_done.wait)
-        self.thread.start()
-
-    def compute(self) -> None:
-        if os.getpid() != self.owner:
-            raise RuntimeError("cannot use the device in a forked process; use 'spawn'")
-
-
-class OnGpu(gymnasium.Env[Any, Any]):
-    """Steps on the device of its process."""
-
-    observation_space = action_space = gymnasium.spaces.Discrete(2)
-    gpu: Gpu | None = None
-
-    def __init__(self) -> None:
-        type(self).gpu = self.gpu or Gpu()
-        assert self.gpu is not None
-        self.gpu.compute()
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        return 0, {}
-
-    def step(self, action: Any) -> Any:
-        assert self.gpu is not None
-        self.gpu.compute()
-        return 1, 0.0, False, False, {}
-
-    def close(self) -> None:
-        if self.gpu is not None:
-            self.gpu.is_done.set()
 
 
 # Python's own, of a fork while there are threads

@@ -21,7 +21,7 @@ from envfleet.errors import ConfigError
 from envfleet.multiagent.agent_records import AgentLayout
 from envfleet.multiagent.groups import Group, Groups, Space
 from envfleet.multiagent.seats import SeatLayout
-from envfleet.multiagent.slot_envs import build_slot, layout_of
+from envfleet.multiagent.slot_envs import agents_of, build_slot, layout_of
 from envfleet.options import Count, check
 
 Array = npt.NDArray[Any]
@@ -197,6 +197,14 @@ class AgentFleet:
         )
         self.layout: Layout = self.envs.apply(layout_of, [0])[0]
         """Who the agents are and where they are in a record."""
+        for slot, names in enumerate(self.envs.apply(agents_of)):
+            if names != self.layout.agents:  # records know numbers only
+                self.envs.close()
+                raise ConfigError(
+                    f"slot {slot} has the agents {list(names)}, and slot 0 has "
+                    f"{list(self.layout.agents)}: possible_agents must be the same in all slots, "
+                    "in the same order (the order of a set differs from process to process)"
+                )
         self.num_envs, self.plan = self.envs.num_envs, self.envs.plan
         self.render_mode, self.metadata = self.envs.render_mode, self.envs.metadata
         self.possible_agents: list[Any] = list(self.layout.agents)

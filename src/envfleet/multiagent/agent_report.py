@@ -32,7 +32,7 @@ def _games(games: list[Figures]) -> Markup:
     seats = [name for name in games[-1] if name.startswith(_SEAT)]
     shown = ["win_rate_random", "draw_rate_random", *seats, "win_rate_earlier"]
     drawn = [
-        line_chart(_title(name), [thin(_title(name), found)], x_ticks=4)
+        line_chart(_title(name), [thin(_title(name), found)], y_ends=(0, 1), x_ticks=4)
         for name in shown
         if (found := points(games, name))
     ]

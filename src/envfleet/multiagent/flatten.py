@@ -24,7 +24,7 @@ from envfleet.errors import ConfigError, OutOfOrder, ResetNeeded
 from envfleet.multiagent.bare import MASK_KEY
 from envfleet.multiagent.flat_actions import JointActions, SharedActions
 from envfleet.multiagent.flat_observations import FlatObservations
-from envfleet.multiagent.turns import Outcome, Turns, is_any_cut
+from envfleet.multiagent.turns import Outcome, Turns, agents_there, is_any_cut
 
 __all__ = ["FlattenMultiAgentWrapper"]
 
@@ -112,7 +112,7 @@ class FlattenMultiAgentWrapper(gymnasium.Env[Flat, Any]):
         done = Outcome()
         if self._turns is None:
             done.seen, done.infos = self.env.reset(seed=used, options=options)
-            done.live = list(self.env.agents)
+            done.live = agents_there(self.env, done.seen)
         else:
             self._turns.reset(used, options)
             done.live = self._turns.live_agents()
@@ -168,8 +168,9 @@ class FlattenMultiAgentWrapper(gymnasium.Env[Flat, Any]):
 
     def _step_at_once(self, actions: dict[Any, Any]) -> Outcome:
         seen, rewards, terminated, truncated, infos = self.env.step(actions)
+        there = agents_there(self.env, seen)  # some environments keep those that died
         return Outcome(
-            live=list(self.env.agents),
+            live=[one for one in there if not (terminated.get(one) or truncated.get(one))],
             seen=dict(seen),
             rewards={name: float(reward) for name, reward in rewards.items()},
             infos=dict(infos),

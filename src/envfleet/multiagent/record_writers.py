@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium import spaces
 
+from envfleet.errors import ConfigError
 from envfleet.layout.fields import fit
 from envfleet.multiagent.agent_records import FLAGS, AgentLayout, tree_of
 from envfleet.multiagent.bare import MASK_KEY
@@ -37,7 +38,7 @@ class RecordWriter:
     def _bind(self) -> None:
         record, layout = self.record, self._layout
         self._flags = FlagWriter(record, len(layout.agents))
-        self._writers: dict[Any, list[Leaf]] = {}
+        self._writers: dict[Any, list[Leaf]] = _OfAgents()
         self._masks: dict[Any, Array] = {}
         for name, (number, place) in layout.places.items():
             space = layout.groups[number].observation_space
@@ -47,7 +48,7 @@ class RecordWriter:
             if f"mask{number}" in layout.observation_space.fields:
                 self._masks[name] = record[f"mask{number}"][place]
         self._action_fields = [f"action{number}" for number in range(len(layout.groups))]
-        self._readers: dict[Any, tuple[int, int, Callable[[Any], Any]]] = {}
+        self._readers: dict[Any, tuple[int, int, Callable[[Any], Any]]] = _OfAgents()
         """Where an agent's action is, and what makes of it what the agent is given."""
         for name, (number, place) in layout.places.items():
             self._readers[name] = number, place, _record_reader(layout.groups[number].action_space)
@@ -168,6 +169,17 @@ class RecordWriter:
             flat = np.concatenate([np.asarray(one, np.bool_).ravel() for one in parts])
             mask = self._masks[name]
             mask[...] = fit(flat, mask.shape, mask.dtype, f"the action mask of {name!r}")
+
+
+class _OfAgents(dict[Any, Any]):
+    """By agent; one that no one knew of is an error that says what to do."""
+
+    def __missing__(self, name: Any) -> Any:
+        raise ConfigError(
+            f"the environment has an agent {name!r}, who is not among its possible_agents "
+            f"{list(self)}: name all that there can be, or give seats= for agents that it makes up "
+            "as it goes"
+        )
 
 
 class FlagWriter:

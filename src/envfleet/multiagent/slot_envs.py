@@ -8,7 +8,7 @@ generator, so that a whole run follows from its first seed.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import gymnasium
@@ -20,7 +20,7 @@ from envfleet.multiagent.bare import MASK_KEY, BareCycles
 from envfleet.multiagent.groups import Groups, make_groups
 from envfleet.multiagent.record_writers import RecordWriter
 from envfleet.multiagent.seats import SeatLayout, SeatWriter
-from envfleet.multiagent.turns import Info, Outcome, Turns, is_any_cut
+from envfleet.multiagent.turns import Info, Outcome, Turns, agents_there, is_any_cut
 
 _hosted: weakref.WeakSet[Any] = weakref.WeakSet()
 """The environments of all slots in this process."""
@@ -145,14 +145,14 @@ class ParallelSlot(_AgentSlot):
 
     def _begin(self, seed: int, options: Info | None) -> tuple[Outcome, Any]:
         seen, infos = self._bare.reset(seed=seed, options=options)
-        self._live = self._agents_of(seen)
+        self._live = agents_there(self.env, seen)
         return Outcome(live=self._live, seen=seen, infos=infos), None
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, Info]:
         """One step of all living agents."""
         actions = self._writer.actions_of(action, self._live)
         seen, rewards, terminated, truncated, infos = self._bare.step(actions)
-        live = self._agents_of(seen)
+        live = agents_there(self.env, seen)
         if any(terminated.values()) or any(truncated.values()):
             live = [name for name in live if not (terminated.get(name) or truncated.get(name))]
         elif live and (record := self._writer.write_all(live, seen, rewards, infos)) is not None:
@@ -169,10 +169,6 @@ class ParallelSlot(_AgentSlot):
         is_cut = not live and is_any_cut(terminated, truncated)
         obs = self._writer.write(outcome)
         return obs, float(sum(rewards.values())), not live and not is_cut, is_cut, self._info(infos)
-
-    def _agents_of(self, seen: Mapping[Any, Any]) -> list[Any]:
-        """Who is there; an environment may have no `agents`, and AgileRL does not ask for it."""
-        return list(getattr(self.env, "agents", seen))
 
 
 class TurnSlot(_AgentSlot):
@@ -220,5 +216,10 @@ def build_slot(
 
 
 def layout_of(slot: Any) -> AgentLayout | SeatLayout:
-    """Who the agents of a slot are."""
+    """Where the agents of a slot are in its records."""
     return slot.layout  # type: ignore[no-any-return]
+
+
+def agents_of(slot: Any) -> tuple[Any, ...]:
+    """Who the agents of a slot are, in the order of its records."""
+    return slot.layout.agents  # type: ignore[no-any-return]

@@ -40,6 +40,11 @@ def is_any_cut(terminations: Mapping[Any, Any], truncations: Mapping[Any, Any]) 
     return any(cut and not terminations[name] for name, cut in truncations.items())
 
 
+def agents_there(env: Any, seen: Mapping[Any, Any]) -> list[Any]:
+    """Who is in a Parallel environment; an environment may have no `agents`."""
+    return list(getattr(env, "agents", seen))
+
+
 class Turns:
     """The turns of one AEC environment."""
 

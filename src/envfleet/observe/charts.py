@@ -164,6 +164,7 @@ def line_chart(
     note: str = "",
     x_unit: str = "steps",
     breaks: Sequence[float] = (),
+    y_ends: tuple[float, float] | None = None,
     y_ticks: int = 5,
     x_ticks: int = 6,
     is_large: bool = False,
@@ -177,12 +178,13 @@ def line_chart(
         note: What the quantity means, below the title.
         x_unit: What the horizontal axis counts.
         breaks: Where something worth a thin vertical line happened.
+        y_ends: Where the vertical axis begins and ends, if not by the values.
         y_ticks: About how many labels the vertical axis has.
         x_ticks: About how many labels the horizontal axis has.
         is_large: Whether it is the main picture of a page: it shows every value, while a small one
             may leave out a few that are far off.
     """
-    plane = _plane(lines, marks, y_ticks, is_large)
+    plane = _plane(lines, marks, y_ends, y_ticks, is_large)
     if plane is None:
         empty = tag("p", "nothing was measured yet", class_="empty")
         return tag("figure", _caption(title, note, ""), empty, class_="chart")
@@ -280,7 +282,11 @@ def share_bar(
 
 
 def _plane(
-    lines: Sequence[Curve], marks: Sequence[Mark], y_ticks: int, is_large: bool
+    lines: Sequence[Curve],
+    marks: Sequence[Mark],
+    ends: tuple[float, float] | None,
+    y_ticks: int,
+    is_large: bool,
 ) -> Range | None:
     xs = [x for line in lines for x, _ in line.points] + [mark.x for mark in marks]
     if not xs:
@@ -288,10 +294,8 @@ def _plane(
     ys = [y for line in lines for y in (*(y for _, y in line.points), *line.low, *line.high)]
     if is_large:
         ys += [mark.y + side * mark.spread for mark in marks for side in (-1, 1)]
-        ends = min(ys), max(ys)
-    else:
-        ends = usual(ys)
-    marked = axis(*ends, y_ticks)
+        ends = ends or (min(ys), max(ys))
+    marked = axis(*(ends or usual(ys)), y_ticks)
     return Range(0.0, max(xs) or 1.0, marked[0], marked[-1])
 
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from dataclasses import replace
 
 import pytest
@@ -107,6 +108,9 @@ def test_a_game_is_evaluated_against_chance_and_its_past_in_both_seats(tmp_path)
     page = (tmp_path / "report.html").read_text()
     for said in ("<h2>Games</h2>", "won against random", "won as bert", "at 192"):
         assert said in page
+    games = page.partition("<h2>Games</h2>")[2].partition("</section>")[0]
+    ranges = [one.split()[2:] for one in re.findall(r'data-range="([^"]+)"', games)]
+    assert ranges == [["0.0", "1.0"]] * 5  # shares: against chance, drawn, in both seats, earlier
 
 
 def test_a_team_is_evaluated_by_its_own_episodes(tmp_path):

@@ -29,6 +29,7 @@ from tests.unit.multiagent.dying_agents import (
     numbered_actions,
     single_choices,
 )
+from tests.unit.multiagent.test_vectorised import Pair, Unsaid
 
 MODES = ("joint", "turn")
 BOTH = (DyingAgents, DyingAgentsParallel)
@@ -451,6 +452,14 @@ class SeesGraphs(DyingAgents):
 def test_what_cannot_be_flattened_is_refused_at_once(make, mode, message):
     with pytest.raises(ConfigError, match=message):
         FlattenMultiAgentWrapper(make(), mode)
+
+
+@pytest.mark.parametrize("kind", [Pair, Unsaid])
+def test_an_environment_that_never_empties_its_agents_ends_when_all_are_done(kind):
+    wrapped = FlattenMultiAgentWrapper(kind(length=2), "joint")
+    wrapped.reset(seed=0)
+    ends = [wrapped.step(wrapped.action_space.sample())[2:4] for _ in range(2)]
+    assert ends == [(False, False), (True, False)]
 
 
 def test_a_step_before_the_first_reset_is_refused():

@@ -216,10 +216,22 @@ class Unsaid(ParallelEnv[Any, Any, Any]):
 
     metadata, possible_agents = Pair.metadata, Pair.possible_agents
 
-    def __init__(self):
-        pair = Pair(length=2)
+    def __init__(self, length=2):
+        pair = Pair(length=length)
         self.observation_space, self.action_space = pair.observation_space, pair.action_space
         self.reset, self.step = pair.reset, pair.step
+
+
+class OtherOrder(Pair):
+    possible_agents: ClassVar[list[str]] = ["listener_0", "speaker_0"]
+
+
+@pytest.mark.parametrize("where", [HERE, APART], ids=["here", "apart"])
+def test_slots_that_list_their_agents_in_another_order_are_refused(where):
+    """Records know numbers, so the agents would be mistaken for each other."""
+    fns = [functools.partial(kind, space=spaces.Discrete(3)) for kind in (Pair, OtherOrder)]
+    with pytest.raises(errors.ConfigError, match=r"slot 1 has the agents \['listener_0', 'speake"):
+        AsyncPettingZooVecEnv(fns, **where)
 
 
 def test_an_environment_without_agents_by_that_name():
@@ -515,6 +527,21 @@ def test_seats_refuse_what_they_cannot_do():
         seat, name = next(iter(vec.last_batch.names[0].items()))
         assert isinstance(vec.call("action_space", name, slots=[0])[0], spaces.Discrete)
         assert vec.alive[seat][0]
+
+
+class WithGhost(Pair):
+    """Brings up an agent that it did not speak of."""
+
+    def step(self, actions):
+        seen, *rest = super().step(actions)
+        return {**seen, "ghost": np.zeros(3)}, *rest
+
+
+def test_an_agent_that_was_not_among_the_possible_ones_is_named():
+    with AsyncPettingZooVecEnv([WithGhost], **HERE) as vec:
+        vec.reset(seed=0)
+        with pytest.raises(errors.EnvFailed, match=r"'ghost', who is not among .*give seats="):
+            vec.step({name: np.zeros(1, np.int64) for name in vec.agents})
 
 
 # ---- one slot -----------------------------------------------------------------------------------
