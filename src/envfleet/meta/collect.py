@@ -250,12 +250,21 @@ class _TrialCollection:
             slots = batch.slots
             self._keep(batch)
             if batch.has_events and (ended := batch.terminated | batch.truncated).any():
-                self._finish(slots[ended], batch.terminated[ended])
+                whole = ended & batch.valid
+                self._finish(slots[whole], batch.terminated[whole])
+                self._again(slots[ended & ~batch.valid])
                 self._begin(slots[ended])
                 slots = slots[~ended]
             if len(slots):
                 self._act(slots)
         return self._done
+
+    def _again(self, slots: Array) -> None:
+        """Put back the trials of environments that were lost and restarted: they begin anew."""
+        for slot in slots.tolist():
+            plan = self._trial[slot]
+            assert plan is not None
+            self._plans.appendleft(plan)
 
     def _begin(self, slots: Array) -> None:
         """Begin the next trials in these slots, as far as there are any."""
@@ -269,7 +278,6 @@ class _TrialCollection:
                 if mine is not None and drawn is not None:
                     mine[slot, : len(drawn)] = drawn
         self._times[slots], self._is_success[slots] = 0, False
-        self._state.reset(slots)
         resets = [
             ResetPlan(plan.seed, None if plan.task is None else {"task": plan.task})
             for plan in plans
@@ -283,8 +291,10 @@ class _TrialCollection:
         slots = batch.slots
         self._seen[slots], self._state.reward[slots] = batch.obs, batch.rewards
         if batch.has_events and not batch.valid.all():
-            self._obs[slots[~batch.valid], 0] = batch.obs[~batch.valid]
-            stepped = batch.valid
+            begun, stepped = slots[~batch.valid], batch.valid
+            self._obs[begun, 0] = batch.obs[~stepped]
+            # not earlier: all rows act, so those that waited for a reset remember something
+            self._state.reset(begun)
             slots, obs, rewards = slots[stepped], batch.obs[stepped], batch.rewards[stepped]
         else:
             obs, rewards = batch.obs, batch.rewards
@@ -304,10 +314,10 @@ class _TrialCollection:
 
     def _finish(self, slots: Array, terminated: Array) -> None:
         """Take out the trials of these slots."""
-        assert self._actions is not None
         for slot, is_terminal in zip(slots.tolist(), terminated.tolist(), strict=True):
             plan, steps = self._trial[slot], int(self._times[slot])
             assert plan is not None
+            assert self._actions is not None
             terms = np.zeros(steps, np.bool_)
             terms[-1] = is_terminal
             self._done[plan.number] = PlayedTrial(
