@@ -17,7 +17,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -28,7 +28,7 @@ from envfleet.meta.buffers import Rollout
 from envfleet.meta.parallel import ParallelEnvManager
 from envfleet.runs.time_report import OF_ROLLOUTS, fleet_seconds
 
-__all__ = ["Actor", "PlayedTrial", "Seconds", "TrialPlan", "play_many", "play_one"]
+__all__ = ["Actor", "PlayedTrial", "Seconds", "Started", "TrialPlan", "play_many", "play_one"]
 
 Array = npt.NDArray[Any]
 SUCCESSES = ("is_goal_state", "success")
@@ -101,6 +101,23 @@ class PlayedTrial(Rollout):
     def _ends(self, flag_at: int) -> Array:
         ends: Array = np.flatnonzero(self.obs[1:, flag_at] == 1.0) + 1
         return ends
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """Where and when this process began to collect."""
+
+    env_steps: int = 0
+    at_s: float = field(default_factory=time.perf_counter)
+
+    def figures(self, env_steps: int) -> dict[str, float]:
+        """How far it has come, and how fast; `env_steps` are those of the whole run."""
+        spent_s = max(time.perf_counter() - self.at_s, 1e-9)
+        return {
+            "z/env_steps": env_steps,
+            "z/time_cost": spent_s,
+            "z/fps": (env_steps - self.env_steps) / spent_s,
+        }
 
 
 class Seconds:

@@ -28,7 +28,7 @@ from envfleet.learn.torch_setup import threads
 from envfleet.meta.agents.agent import make_agent, rows_are_equal
 from envfleet.meta.agents.options import AGENT_ARCHS, PolicyOptions
 from envfleet.meta.buffers import ReplayBuffer
-from envfleet.meta.collect import PlayedTrial, Seconds, TrialPlan
+from envfleet.meta.collect import PlayedTrial, Seconds, Started, TrialPlan
 from envfleet.meta.config import MetaConfig, read_config
 from envfleet.meta.evaluate import TrialResults, evaluation_plans, figures_of, play
 from envfleet.meta.node_collectors import NodeCollectors
@@ -206,7 +206,7 @@ class Learner:
         self.tasks_seen: Counter[str] = Counter()
         """How many rollouts each training task had."""
         self._collecting, self._learning_s = Seconds(), 0.0
-        self._started_s = time.perf_counter()
+        self._started = Started()
 
     # ---- collecting -----------------------------------------------------------------------------
 
@@ -307,17 +307,14 @@ class Learner:
 
     def _start_training(self) -> None:
         """Begin to count the time."""
-        self._started_s = time.perf_counter()
+        self._started = Started(self._n_env_steps_total)
 
     def log_train_stats(self, train_stats: Mapping[str, float]) -> dict[str, float]:
         """The figures of an iteration by the names they are logged under."""
-        spent_s = max(time.perf_counter() - self._started_s, 1e-9)
         return {
-            "z/env_steps": self._n_env_steps_total,
+            **self._started.figures(self._n_env_steps_total),
             "z/rollouts": self._n_rollouts_total,
             "z/rl_steps": self._n_rl_update_steps_total,
-            "z/time_cost": spent_s,
-            "z/fps": self._n_env_steps_total / spent_s,
             **{f"rl_loss/{name}": value for name, value in train_stats.items()},
         }
 
@@ -385,6 +382,7 @@ class Learner:
         for name in _COUNTS:
             setattr(self, name, int(state["counts"][name]))
         self.tasks_seen = Counter(state["tasks_seen"])
+        self._start_training()
 
     def save(self, folder: Path | str) -> Path:
         """Keep everything in a folder, beside what was kept there before; the newest file."""

@@ -48,6 +48,7 @@ RL2 = (
     "train.num_rollouts_per_iter=4",
     "eval.log_interval=2",
     "eval.max_eval_tasks=3",
+    "eval.eval_stochastic=true",
     "policy.algo_name=rl2",
     "policy.memory=lstm",
     "policy.memory_size=8",
@@ -202,8 +203,13 @@ class TestTheFolder:
         curves = EventAccumulator(str(folder)).Reload()
         names = curves.Tags()["scalars"]
         assert {"metrics/return_eval_episode_1", "metrics/return_eval_total"} <= set(names)
+        assert {"z/env_steps", "z/time_cost", "z/fps"} <= set(names)
         if self.kind_of(folder) is META_KIND:
-            assert {"z/env_steps", "z/rl_steps", "rl_loss/qf1_loss"} <= set(names)
+            assert {"z/rollouts", "z/rl_steps", "rl_loss/qf1_loss"} <= set(names)
+        else:
+            assert {"metrics/return_eval_episode_1_sto", "metrics/return_eval_total_sto"} <= set(
+                names
+            )
 
     def test_has_a_page_with_its_sections(self, folder):
         page = (folder / "report.html").read_text()
@@ -232,6 +238,16 @@ def test_trials_without_a_plane_have_no_pictures(tmp_path):
         "tasks_seen": {"0": 3},
         "pictures": [],
     }
+
+
+def test_the_speed_of_a_run_that_went_on_is_that_of_its_steps_since_then(changes, tmp_path):
+    config = load_config(None, changes)
+    train(config, tmp_path, Stop())
+    train(config, tmp_path, is_resumed=True)
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    first, second, *_ = [line for line in lines if "z/fps" in line]
+    made = second["z/env_steps"] - first["z/env_steps"]
+    assert second["z/fps"] * second["z/time_cost"] == pytest.approx(made)
 
 
 def test_rl2_needs_a_memory(tmp_path):
