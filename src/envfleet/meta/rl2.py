@@ -166,7 +166,7 @@ def _options(config: MetaConfig) -> learn_options.TrainOptions:
         n_envs=config.train.num_rollouts_per_iter,
         num_episodes=config.train.num_iters,
         seed=config.run.seed,
-        device="cpu",
+        device=config.run.device,
         step_timeout_s=env.step_timeout_s if workers > 1 else None,
         backend="serial" if workers == 1 else "process",
         collect=env.collect,

@@ -162,12 +162,11 @@ class _TrainingJob(Job):
     @property
     def setup(self) -> Setup:
         parallel = self._learner.train_env_parallel
-        if parallel is None:
-            return Setup(cores=usable_cores())
         return Setup(
-            n_envs=parallel.num_workers,
-            num_workers=parallel.num_processes,
+            n_envs=1 if parallel is None else parallel.num_workers,
+            num_workers=0 if parallel is None else parallel.num_processes,
             cores=usable_cores(),
+            is_on_cpu=self._learner.agent.device.type == "cpu",
         )
 
     def state(self) -> dict[str, Any]:
