@@ -113,7 +113,6 @@ def train_rl2(
     """Train in `run_dir`, from the start or from its newest checkpoint."""
     ppo: PPOOptions = config.policy
     options, run_dir = _options(config), Path(run_dir)
-    steps = ppo.n_steps * config.train.num_rollouts_per_iter
 
     @contextmanager
     def open_job(is_wary: bool) -> Iterator[Job]:
@@ -123,9 +122,10 @@ def train_rl2(
     settings = RunSettings(
         title=config.env.env_name,
         iterations=config.train.num_iters,
-        iteration_steps=steps,
-        save_every=steps * saves_every(config.eval),
-        eval_every=steps * config.eval.log_interval,
+        iteration_steps=ppo.n_steps * config.train.num_rollouts_per_iter,
+        save_every=saves_every(config.eval),
+        eval_every=config.eval.log_interval,
+        counts_iterations=True,
         tensorboard=config.eval.log_tensorboard,
     )
     given = {"run": config.run, "env": config.env, "train": config.train, "eval": config.eval}

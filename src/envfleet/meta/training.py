@@ -103,8 +103,9 @@ def _run(
         title=config.env.env_name,
         iterations=asked.num_iters,
         iteration_steps=steps + pool_share,
-        save_every=steps * saves_every(config.eval),
-        eval_every=steps * config.eval.log_interval,
+        save_every=saves_every(config.eval),
+        eval_every=config.eval.log_interval,
+        counts_iterations=True,
         tensorboard=config.eval.log_tensorboard,
     )
     given = {field.name: getattr(config, field.name) for field in fields(config)}

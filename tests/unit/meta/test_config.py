@@ -18,15 +18,22 @@ def test_every_preset_is_a_configuration_of_an_environment_that_is_there(name):
     env: Any = make_env(
         config.env.env_name, config.env.max_rollouts_per_task, **config.env.task_args
     )
-    assert env.unwrapped.eval_tasks
+    has_tasks = config.env.env_name[:-3][-2:] not in ("-P", "-V")
+    assert not has_tasks or env.unwrapped.eval_tasks
     if config.is_rl2:
         assert config.policy.n_steps % env.horizon_bamdp == 0  # whole trials
     env.close()
 
 
-def test_every_environment_with_tasks_has_a_preset():
-    named = {load_config(name).env.env_name for name in preset_names()}
-    assert named == {f"{name}-v0" for name in ENVIRONMENTS if name[-2:] not in ("-P", "-V")}
+def test_every_environment_has_a_preset_with_a_memory_and_one_without():
+    models = {
+        (one.env.env_name, one.policy.seq_model == "mlp")
+        for one in map(load_config, preset_names())
+        if not one.is_rl2
+    }
+    assert models == {
+        (f"{name}-v0", is_plain) for name in ENVIRONMENTS for is_plain in (True, False)
+    }
 
 
 @pytest.mark.parametrize(

@@ -240,6 +240,23 @@ def test_trials_without_a_plane_have_no_pictures(tmp_path):
     }
 
 
+def test_evaluations_and_checkpoints_count_iterations_however_short_trials_are(tmp_path):
+    changes = [
+        "env.env_name=CartPole-P-v0", "env.num_train_tasks=null", "env.num_eval_tasks=null",
+        "env.env_kwargs={}", "train.num_iters=7", "train.num_updates_per_iter=1",
+        "eval.log_interval=3", "eval.save_interval=2", "eval.log_tensorboard=false",
+        "policy.algo_name=sacd",
+    ]  # fmt: skip
+    config = load_config(None, [*LEARNER, *changes])
+    train(config, tmp_path, Stop())
+    train(config, tmp_path, is_resumed=True)
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    evaluated = [line["iteration"] for line in lines if "evaluation_mean" in line]
+    assert evaluated == [3, 6, 7]
+    kept = [load(path, trust="own")["iteration"] for path in sorted(tmp_path.glob("step_*.pt"))]
+    assert kept == [5, 6, 7]
+
+
 def test_the_speed_of_a_run_that_went_on_is_that_of_its_steps_since_then(changes, tmp_path):
     config = load_config(None, changes)
     train(config, tmp_path, Stop())
