@@ -215,6 +215,11 @@ class TestTheFolder:
         page = (folder / "report.html").read_text()
         for heading in ("Episodes of a trial", "Tasks seen", "Paths", "Where the time went"):
             assert f"<h2>{heading}</h2>" in page
+        assert [f'data-label="episode {number}"' in page for number in (1, 2, 3)] == [
+            True,
+            True,
+            False,
+        ]
         assert page.count("<title>task ") == len(
             json.loads((folder / "trials.json").read_text())["pictures"]
         )
