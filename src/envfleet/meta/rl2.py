@@ -222,9 +222,10 @@ class _RL2Job(TrainJob):
         self, manager: ParallelEnvManager, tasks: Any, *, deterministic: bool = True
     ) -> TrialResults:
         actor, seconds = PPOActor(self._trainer.agent), Seconds()
-        noise = None
+        noise, steps = None, manager.horizon_bamdp
+        assert steps is not None
         if not deterministic:
-            noise = functools.partial(actor.noise, num_steps=manager.horizon_bamdp)
+            noise = functools.partial(actor.noise, num_steps=steps)
         plans = evaluation_plans(tasks, self._config.run.seed, noise)
         trials = play(actor, plans, manager, deterministic=deterministic, seconds=seconds)
         episodes = self._config.env.max_rollouts_per_task

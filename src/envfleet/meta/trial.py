@@ -104,7 +104,8 @@ class VariBadWrapper(gymnasium.Wrapper[Obs, Any, Any, Any], RecordConstructorArg
     ) -> tuple[Obs, dict[str, Any]]:
         """Start a trial of `task`, or of `options["task"]`, or of one that is drawn.
 
-        The environment draws it, if it has no list `train_tasks` that one can be taken from. Other options are passed on at every episode of the trial.
+        The environment draws it, if it has no list `train_tasks` that one can be taken from. Other
+        options are passed on at every episode of the trial.
         """
         rest = dict(options or {})
         asked = rest.pop("task", None)

@@ -390,8 +390,8 @@ class _RunLoop:
         if found.lost:
             _warn(
                 f"{len(found.lost)} of {len(found.lost) + len(found.returns)} episodes of the "
-                f"evaluation at {self._job.env_steps} steps were lost ({found.lost[-1]}); the others "
-                "count"
+                f"evaluation at {self._job.env_steps} steps were lost ({found.lost[-1]}); the "
+                "others count"
             )
         self._last_evaluation = found
         lost = {"evaluation_lost": len(found.lost)} if found.lost else {}

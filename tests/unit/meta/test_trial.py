@@ -142,7 +142,7 @@ def test_any_way_to_take_a_task_works(env_class, by_option):
 
 @pytest.mark.parametrize("env_class", [WithResetTask, WithSetTask, WithOption])
 def test_without_a_task_one_of_the_environment_s_own_list_is_drawn(env_class):
-    drawn = []
+    drawn: list[list[int]] = []
     for _ in range(2):
         inner = env_class()
         inner.train_tasks, inner.eval_tasks = [4, 5, 6], [7, 8]
