@@ -199,9 +199,14 @@ def play_many(
     deterministic: bool,
     seconds: Seconds,
 ) -> list[PlayedTrial]:
-    """Play trials in all workers, which go at their own pace; the rollouts in the plans' order."""
+    """Play trials in all workers, which go at their own pace; the rollouts in the plans' order.
+
+    Raises:
+        StillInFlight: A worker was asked for something that was not received.
+    """
     if not plans:
         return []
+    manager.check_idle()
     table = _TrialCollection(manager, actor, plans, deterministic, seconds)
     try:
         with seconds.accounted(manager.fleet):
