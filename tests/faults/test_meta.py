@@ -57,12 +57,15 @@ class TestAWorkerThatHangs:
             assert "0.3" in str(caught.value)
 
 
-def test_a_send_without_its_recv_before_collecting_is_an_error_and_no_hang():
+@pytest.mark.parametrize("worker", [0, 1])
+def test_a_send_without_its_recv_before_collecting_is_an_error_and_loses_nothing(worker):
     with learner("PointRobot-v0", 2) as together:
         parallel = together.train_env_parallel
-        parallel.remotes[0].send(("reset", {"task": 0}))
-        with pytest.raises(StillInFlight, match="recv"):
-            together.collect_rollouts_parallel(2, parallel_env=parallel)
+        parallel.remotes[worker].send(("reset", {"task": 0}))
+        with pytest.raises(StillInFlight, match=f"worker {worker} was asked for a reset"):
+            together.collect_rollouts_parallel(1, parallel_env=parallel)
+        assert parallel.remotes[worker].recv()[0].shape == (3,)
+        assert together.collect_rollouts_parallel(1, parallel_env=parallel) == 120
 
 
 class TestNoSpeedUp:

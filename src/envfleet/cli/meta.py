@@ -47,6 +47,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     names = ", ".join(preset_names())
     parser.add_argument("--cfg", metavar="NAME", help=f"a YAML file, or one of {names}")
     add_option(parser, "--seed", "N", Seed, "in place of the configuration's (which is 0, else)")
+    text = "the GPU of the networks, in place of the configuration's (which is -1, the CPU, else)"
+    add_option(parser, "--cuda", "N", int, text)
     text = "environments side by side, in place of the configuration's"
     add_option(parser, "--num-parallel-workers", "N", Count, text)
     add_option(parser, "--collect", "WHERE", Collect, "here, or on each node of a Ray cluster")
@@ -75,6 +77,7 @@ def run(args: argparse.Namespace, context: Context) -> Report:
             args.cfg,
             _changes(args),
             seed=args.seed,
+            cuda=args.cuda,
             num_parallel_workers=args.num_parallel_workers,
         )
         run_dir = args.checkpoint_dir or folder_for(config)
@@ -97,7 +100,7 @@ def _changes(args: argparse.Namespace) -> list[str]:
 
 def _resumed(args: argparse.Namespace) -> MetaConfig:
     """The run's own configuration, with what may be changed."""
-    for flag, value in (("--cfg", args.cfg), ("--seed", args.seed)):
+    for flag, value in (("--cfg", args.cfg), ("--seed", args.seed), ("--cuda", args.cuda)):
         if value is not None:
             raise UsageError(f"--resume goes on with the run as it was; leave out {flag}")
     if args.checkpoint_dir is not None:

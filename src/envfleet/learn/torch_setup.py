@@ -27,9 +27,7 @@ def usable_device(name: str) -> str:
     except (RuntimeError, AssertionError, TypeError) as exc:
         # PyTorch goes on for pages after its first sentence
         reason = str(exc).partition(". ")[0]
-        raise ConfigError(
-            f"device {name!r} cannot be used here; try --device cpu ({reason})"
-        ) from exc
+        raise ConfigError(f"device {name!r} cannot be used here; take the CPU ({reason})") from exc
     return name
 
 

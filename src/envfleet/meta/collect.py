@@ -17,7 +17,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -28,7 +28,7 @@ from envfleet.meta.buffers import Rollout
 from envfleet.meta.parallel import ParallelEnvManager
 from envfleet.runs.time_report import OF_ROLLOUTS, fleet_seconds
 
-__all__ = ["Actor", "PlayedTrial", "Seconds", "TrialPlan", "play_many", "play_one"]
+__all__ = ["Actor", "PlayedTrial", "Seconds", "Started", "TrialPlan", "play_many", "play_one"]
 
 Array = npt.NDArray[Any]
 SUCCESSES = ("is_goal_state", "success")
@@ -101,6 +101,23 @@ class PlayedTrial(Rollout):
     def _ends(self, flag_at: int) -> Array:
         ends: Array = np.flatnonzero(self.obs[1:, flag_at] == 1.0) + 1
         return ends
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """Where and when this process began to collect."""
+
+    env_steps: int = 0
+    at_s: float = field(default_factory=time.perf_counter)
+
+    def figures(self, env_steps: int) -> dict[str, float]:
+        """How far it has come, and how fast; `env_steps` are those of the whole run."""
+        spent_s = max(time.perf_counter() - self.at_s, 1e-9)
+        return {
+            "z/env_steps": env_steps,
+            "z/time_cost": spent_s,
+            "z/fps": (env_steps - self.env_steps) / spent_s,
+        }
 
 
 class Seconds:
@@ -182,9 +199,14 @@ def play_many(
     deterministic: bool,
     seconds: Seconds,
 ) -> list[PlayedTrial]:
-    """Play trials in all workers, which go at their own pace; the rollouts in the plans' order."""
+    """Play trials in all workers, which go at their own pace; the rollouts in the plans' order.
+
+    Raises:
+        StillInFlight: A worker was asked for something that was not received.
+    """
     if not plans:
         return []
+    manager.check_idle()
     table = _TrialCollection(manager, actor, plans, deterministic, seconds)
     try:
         with seconds.accounted(manager.fleet):
@@ -250,12 +272,21 @@ class _TrialCollection:
             slots = batch.slots
             self._keep(batch)
             if batch.has_events and (ended := batch.terminated | batch.truncated).any():
-                self._finish(slots[ended], batch.terminated[ended])
+                whole = ended & batch.valid
+                self._finish(slots[whole], batch.terminated[whole])
+                self._again(slots[ended & ~batch.valid])
                 self._begin(slots[ended])
                 slots = slots[~ended]
             if len(slots):
                 self._act(slots)
         return self._done
+
+    def _again(self, slots: Array) -> None:
+        """Put back the trials of environments that were lost and restarted: they begin anew."""
+        for slot in slots.tolist():
+            plan = self._trial[slot]
+            assert plan is not None
+            self._plans.appendleft(plan)
 
     def _begin(self, slots: Array) -> None:
         """Begin the next trials in these slots, as far as there are any."""
@@ -269,7 +300,6 @@ class _TrialCollection:
                 if mine is not None and drawn is not None:
                     mine[slot, : len(drawn)] = drawn
         self._times[slots], self._is_success[slots] = 0, False
-        self._state.reset(slots)
         resets = [
             ResetPlan(plan.seed, None if plan.task is None else {"task": plan.task})
             for plan in plans
@@ -283,8 +313,10 @@ class _TrialCollection:
         slots = batch.slots
         self._seen[slots], self._state.reward[slots] = batch.obs, batch.rewards
         if batch.has_events and not batch.valid.all():
-            self._obs[slots[~batch.valid], 0] = batch.obs[~batch.valid]
-            stepped = batch.valid
+            begun, stepped = slots[~batch.valid], batch.valid
+            self._obs[begun, 0] = batch.obs[~stepped]
+            # not earlier: all rows act, so those that waited for a reset remember something
+            self._state.reset(begun)
             slots, obs, rewards = slots[stepped], batch.obs[stepped], batch.rewards[stepped]
         else:
             obs, rewards = batch.obs, batch.rewards
@@ -304,10 +336,10 @@ class _TrialCollection:
 
     def _finish(self, slots: Array, terminated: Array) -> None:
         """Take out the trials of these slots."""
-        assert self._actions is not None
         for slot, is_terminal in zip(slots.tolist(), terminated.tolist(), strict=True):
             plan, steps = self._trial[slot], int(self._times[slot])
             assert plan is not None
+            assert self._actions is not None
             terms = np.zeros(steps, np.bool_)
             terms[-1] = is_terminal
             self._done[plan.number] = PlayedTrial(

@@ -7,6 +7,7 @@ key.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -23,12 +24,14 @@ from envfleet.meta.options import (
     TrainOptions,
     check_tasks,
 )
-from envfleet.options import from_mapping
+from envfleet.options import from_mapping, options_of
 from envfleet.runs.yaml_limit import check_size
 
 __all__ = ["RL2", "MetaConfig", "load_config", "preset_names", "read_config"]
 
 SECTIONS = ("env", "train", "eval", "policy")
+OF_RUN = tuple(option.name for option in options_of(RunOptions))
+KEYS = (*SECTIONS, *OF_RUN)
 RL2 = "rl2"
 """The `algo_name` of a policy that learns by PPO; the other options of its section are PPO's."""
 
@@ -67,6 +70,7 @@ def load_config(
     changes: Sequence[str] = (),
     *,
     seed: int | None = None,
+    cuda: int | None = None,
     num_parallel_workers: int | None = None,
 ) -> MetaConfig:
     """Read a configuration.
@@ -75,6 +79,7 @@ def load_config(
         name: A preset, or the path of a YAML file; None begins with nothing.
         changes: Like "train.num_iters=50".
         seed: In place of the file's.
+        cuda: In place of the file's.
         num_parallel_workers: In place of the file's.
     """
     found = {} if name is None else _read_preset(str(name))
@@ -90,8 +95,7 @@ def load_config(
         for part in path:
             block = block.setdefault(part, {})
         block[last] = _config_value(text, change)
-    if seed is not None:
-        found["seed"] = seed
+    found |= {name: value for name, value in (("seed", seed), ("cuda", cuda)) if value is not None}
     if num_parallel_workers is not None:
         found.setdefault("env", {})["num_parallel_workers"] = num_parallel_workers
     return read_config(found, "" if name is None else str(name))
@@ -101,20 +105,20 @@ def read_config(found: Mapping[str, Any], source: str = "") -> MetaConfig:
     """Check a configuration that is plain data: sections with their options."""
     where = f"{source}: " if source else ""
     for name in found:
-        if name not in (*SECTIONS, "seed"):
-            nearest = did_you_mean(str(name), SECTIONS) or f"; it has {', '.join(SECTIONS)}, seed"
+        if name not in KEYS:
+            nearest = did_you_mean(str(name), KEYS) or f"; it has {', '.join(KEYS)}"
             raise ConfigError(f"{where}there is no section {name!r}{nearest}")
     blocks = {name: _with_numbers(found.get(name) or {}) for name in SECTIONS}
     for name, block in blocks.items():
         if not isinstance(block, Mapping):
             raise ConfigError(f"{where}{name} must hold options with their values, got {block!r}")
     try:
-        return _checked_config(blocks, found.get("seed", 0))
+        return _checked_config(blocks, {name: found[name] for name in OF_RUN if name in found})
     except ConfigError as exc:
         raise ConfigError(f"{where}{exc}") from exc
 
 
-def _checked_config(blocks: dict[str, Any], seed: Any) -> MetaConfig:
+def _checked_config(blocks: dict[str, Any], of_run: dict[str, Any]) -> MetaConfig:
     if "env_name" not in blocks["env"]:
         raise ConfigError(
             "no environment was named: give env.env_name, or a preset, one of "
@@ -134,7 +138,7 @@ def _checked_config(blocks: dict[str, Any], seed: Any) -> MetaConfig:
     env = from_mapping(EnvOptions, blocks["env"], "env")
     check_tasks(env)
     return MetaConfig(
-        run=from_mapping(RunOptions, {"seed": seed}),
+        run=from_mapping(RunOptions, of_run),
         env=env,
         train=train,
         eval=from_mapping(EvalOptions, blocks["eval"], "eval"),
@@ -164,7 +168,8 @@ def _read_preset(name: str) -> dict[str, Any]:
             nearest = did_you_mean(name, known) or f"; there are {', '.join(known)}"
             raise ConfigError(f"there is no preset {name!r}{nearest}, or name a .yaml file")
         text = (resources.files("envfleet.meta") / "presets" / f"{name}.yaml").read_text("utf-8")
-    found = _parsed_config(text, name)
+    # guides write three dots for the options that they leave out
+    found = _parsed_config(re.sub(r"(?m)^[ \t]+\.\.\.[ \t]*$", "", text), name)
     if not isinstance(found, dict):
         raise ConfigError(f"{name} must hold sections: {', '.join(SECTIONS)}")
     return found

@@ -24,11 +24,11 @@ from gymnasium import spaces
 
 from envfleet.adapters.names import find
 from envfleet.errors import ConfigError
-from envfleet.learn.torch_setup import threads
+from envfleet.learn.torch_setup import threads, usable_device
 from envfleet.meta.agents.agent import make_agent, rows_are_equal
 from envfleet.meta.agents.options import AGENT_ARCHS, PolicyOptions
 from envfleet.meta.buffers import ReplayBuffer
-from envfleet.meta.collect import PlayedTrial, Seconds, TrialPlan
+from envfleet.meta.collect import PlayedTrial, Seconds, Started, TrialPlan
 from envfleet.meta.config import MetaConfig, read_config
 from envfleet.meta.evaluate import TrialResults, evaluation_plans, figures_of, play
 from envfleet.meta.node_collectors import NodeCollectors
@@ -63,6 +63,7 @@ class Learner:
         policy_args: Mapping[str, Any] | None = None,
         seed: int = 0,
         *,
+        cuda: int = -1,
         run_dir: Path | str | None = None,
         task_sampler: TaskSampler = sample_uniformly,
     ) -> None:
@@ -74,11 +75,12 @@ class Learner:
             eval_args: Section `eval`, see `EvalOptions`.
             policy_args: Section `policy`, see `PolicyOptions`.
             seed: Of weights, rollouts and updates.
+            cuda: The number of the GPU of the networks; -1 is the CPU.
             run_dir: Where `train` keeps the run; None is a new folder in `runs`.
             task_sampler: Chooses the task of a rollout.
         """
         sections = {"env": env_args, "train": train_args, "eval": eval_args, "policy": policy_args}
-        self._make(read_config({**sections, "seed": seed}), task_sampler)
+        self._make(read_config({**sections, "seed": seed, "cuda": cuda}), task_sampler)
         self.run_dir = run_dir
 
     @classmethod
@@ -165,10 +167,12 @@ class Learner:
     def init_agent(self) -> None:
         """Make the agent; its weights follow from the seed."""
         policy: PolicyOptions = self.config.policy
+        device = usable_device(self.config.run.device)
         with threads():
-            self.agent = make_agent(policy, self.obs_dim, self.action_space, self.seed)
+            self.agent = make_agent(policy, self.obs_dim, self.action_space, self.seed, device)
             self.agent_arch = self.agent.arch
-            if not rows_are_equal(self.agent):
+            most = max(64, self.config.env.num_parallel_workers)
+            if not rows_are_equal(self.agent, most):
                 warnings.warn(
                     "on this machine PyTorch's results for a row depend on the other rows, so "
                     "rollouts that are collected with another number of workers differ in their "
@@ -206,7 +210,7 @@ class Learner:
         self.tasks_seen: Counter[str] = Counter()
         """How many rollouts each training task had."""
         self._collecting, self._learning_s = Seconds(), 0.0
-        self._started_s = time.perf_counter()
+        self._started = Started()
 
     # ---- collecting -----------------------------------------------------------------------------
 
@@ -307,17 +311,14 @@ class Learner:
 
     def _start_training(self) -> None:
         """Begin to count the time."""
-        self._started_s = time.perf_counter()
+        self._started = Started(self._n_env_steps_total)
 
     def log_train_stats(self, train_stats: Mapping[str, float]) -> dict[str, float]:
         """The figures of an iteration by the names they are logged under."""
-        spent_s = max(time.perf_counter() - self._started_s, 1e-9)
         return {
-            "z/env_steps": self._n_env_steps_total,
+            **self._started.figures(self._n_env_steps_total),
             "z/rollouts": self._n_rollouts_total,
             "z/rl_steps": self._n_rl_update_steps_total,
-            "z/time_cost": spent_s,
-            "z/fps": self._n_env_steps_total / spent_s,
             **{f"rl_loss/{name}": value for name, value in train_stats.items()},
         }
 
@@ -385,6 +386,7 @@ class Learner:
         for name in _COUNTS:
             setattr(self, name, int(state["counts"][name]))
         self.tasks_seen = Counter(state["tasks_seen"])
+        self._start_training()
 
     def save(self, folder: Path | str) -> Path:
         """Keep everything in a folder, beside what was kept there before; the newest file."""

@@ -50,6 +50,13 @@ class RunOptions:
 
     seed: Seed = 0
     """Of weights, rollouts and updates: the same seed gives the same run."""
+    cuda: Annotated[int, Must("-1 for the CPU, or the number of a GPU", lambda x: x >= -1)] = -1
+    """The GPU of the networks, by its number; -1 is the CPU."""
+
+    @property
+    def device(self) -> str:
+        """The same in PyTorch's words."""
+        return "cpu" if self.cuda < 0 else f"cuda:{self.cuda}"
 
 
 @option_class

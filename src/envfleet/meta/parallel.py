@@ -298,6 +298,14 @@ class ParallelEnvManager:
             del self._requests[slot]
         return batch
 
+    def check_idle(self) -> None:
+        """Refuse if a worker has an answer that was not received.
+
+        Raises:
+            StillInFlight: One has.
+        """
+        self._check_unasked(self._everyone)
+
     def close(self) -> None:
         """Close the environments and end the processes; may be called twice."""
         self._fleet.close()

@@ -166,18 +166,24 @@ def _episodes(run: RunRecord) -> Markup:
     names = _names(run)
     if not names:
         return section("Episodes of a trial", empty("No trial has been evaluated yet."))
-    drawn = [
-        line_chart(
-            f"episode {number}",
-            [thin(f"episode {number}", points(run.evaluations, name))],
-            note="mean return on tasks that were not trained on"
-            if _shown_split(run) == "eval"
-            else "mean return on training tasks",
-            x_ticks=4,
-        )
-        for number, name in enumerate(names, start=1)
+    labels = [f"episode {number}" for number in range(1, len(names) + 1)]
+    drawn = line_chart(
+        "mean return",
+        [
+            thin(label, points(run.evaluations, name))
+            for label, name in zip(labels, names, strict=True)
+        ],
+        x_unit="environment steps",
+        y_ticks=7,
+        x_ticks=8,
+        is_large=True,
+    )
+    keys = [
+        tag("li", tag("i", class_=f"key l{number}"), label) for number, label in enumerate(labels)
     ]
-    return section("Episodes of a trial", tag("div", *drawn, class_="multiples"))
+    which = "tasks that were not trained on" if _shown_split(run) == "eval" else "training tasks"
+    note = tag("p", f"Mean return of each episode, on {which}.", class_="quiet")
+    return section("Episodes of a trial", note, drawn, tag("ul", *keys, class_="keys"))
 
 
 def _losses(run: RunRecord) -> list[Markup]:
@@ -215,7 +221,10 @@ def _paths(pictures: Sequence[Mapping[str, Any]]) -> Markup:
         text = "The environment is not in the plane, or has not been evaluated yet."
         return section("Paths", empty(text))
     drawn = [_picture(one) for one in pictures]
-    note = "Episodes differ in colour, and each begins at a dot. The ring is the goal."
+    note = (
+        "Episodes differ in colour. The first begins at its dot, the others a step before theirs. "
+        "The ring is the goal."
+    )
     return section("Paths", tag("p", note, class_="quiet"), tag("div", *drawn, class_="multiples"))
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from envfleet.adapters.names import find
+from envfleet.adapters.opening import spec_of
 from envfleet.engine.machine import usable_cores
 from envfleet.errors import ConfigError
 from envfleet.learn import train_options as learn_options
@@ -26,7 +28,7 @@ from envfleet.learn.environments import opened
 from envfleet.learn.options import PPOOptions
 from envfleet.learn.torch_setup import threads
 from envfleet.learn.train import TrainJob
-from envfleet.meta.collect import Seconds
+from envfleet.meta.collect import Seconds, Started
 from envfleet.meta.config import RL2, MetaConfig, words
 from envfleet.meta.evaluate import TrialResults, evaluation_plans, figures_of, goal_finder, play
 from envfleet.meta.options import EnvOptions, EvalOptions, RL2TrainOptions, RunOptions
@@ -35,7 +37,7 @@ from envfleet.meta.remedies import RL2_REMEDIES
 from envfleet.meta.report import FREE, meta_page, saves_every, write_progress, write_trials
 from envfleet.meta.rl2_env import make_rl2_env
 from envfleet.runs.callbacks import Evaluation, EvaluationStopped, RunCallback, RunOutcome
-from envfleet.runs.job import Job, JobKind, RunSettings
+from envfleet.runs.job import Iterated, Job, JobKind, RunSettings
 from envfleet.runs.run import run
 
 __all__ = ["RL2_KIND", "train_rl2"]
@@ -67,13 +69,14 @@ class _Memory:
     states: torch.Tensor
     reward: npt.NDArray[Any]
 
+    @torch.inference_mode()
     def reset(self, rows: Any) -> None:
         """Trials begin in these rows."""
         self.states[torch.from_numpy(np.asarray(rows))] = 0.0
 
 
 class PPOActor:
-    """A policy of PPO that plays trials by its likeliest actions."""
+    """A policy of PPO that plays trials."""
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
@@ -82,14 +85,20 @@ class PPOActor:
         """Nothing is remembered yet."""
         return _Memory(self._agent.fresh_states(num_rows), np.zeros(num_rows))
 
+    def noise(self, rng: np.random.Generator, num_steps: int) -> npt.NDArray[Any]:
+        """The noise of so many steps of one row, for `act`."""
+        generator = torch.Generator().manual_seed(int(rng.integers(1 << 63)))
+        return self._agent.policy.head.noise((num_steps,), generator).numpy()
+
     @torch.inference_mode()
     def act(
         self, state: _Memory, obs: Any, noise: Any, deterministic: bool
     ) -> tuple[npt.NDArray[Any], _Memory]:
-        """The likeliest actions."""
-        agent = self._agent
+        """The likeliest actions, or drawn ones."""
+        agent, head = self._agent, self._agent.policy.head
         said, states = agent.policy.respond(agent.tensors(agent.look(obs)), state.states, None)
-        actions = agent.fit(agent.policy.head.mode(said).cpu().numpy())
+        chosen = head.mode(said) if deterministic else head.sample(said, agent.tensor(noise))
+        actions = agent.fit(chosen.cpu().numpy())
         return actions, _Memory(states.clone(), state.reward)
 
 
@@ -104,7 +113,6 @@ def train_rl2(
     """Train in `run_dir`, from the start or from its newest checkpoint."""
     ppo: PPOOptions = config.policy
     options, run_dir = _options(config), Path(run_dir)
-    steps = ppo.n_steps * config.train.num_rollouts_per_iter
 
     @contextmanager
     def open_job(is_wary: bool) -> Iterator[Job]:
@@ -114,9 +122,10 @@ def train_rl2(
     settings = RunSettings(
         title=config.env.env_name,
         iterations=config.train.num_iters,
-        iteration_steps=steps,
-        save_every=steps * saves_every(config.eval),
-        eval_every=steps * config.eval.log_interval,
+        iteration_steps=ppo.n_steps * config.train.num_rollouts_per_iter,
+        save_every=saves_every(config.eval),
+        eval_every=config.eval.log_interval,
+        counts_iterations=True,
         tensorboard=config.eval.log_tensorboard,
     )
     given = {"run": config.run, "env": config.env, "train": config.train, "eval": config.eval}
@@ -144,10 +153,12 @@ def _options(config: MetaConfig) -> learn_options.TrainOptions:
             "find out its task"
         )
     workers = min(env.num_parallel_workers, env.num_processes or usable_cores())
+    source = find(env.env_name).source
     return learn_options.TrainOptions(
         env=f"{make_rl2_env.__module__}:{make_rl2_env.__name__}",
         env_kwargs={
-            "env_id": env.env_name,
+            # its registration travels, which worker processes may not have
+            "env_id": spec_of(source) if isinstance(source, str) else source,
             "episodes_per_task": env.max_rollouts_per_task,
             **env.task_args,
             **kwargs,
@@ -155,7 +166,7 @@ def _options(config: MetaConfig) -> learn_options.TrainOptions:
         n_envs=config.train.num_rollouts_per_iter,
         num_episodes=config.train.num_iters,
         seed=config.run.seed,
-        device="cpu",
+        device=config.run.device,
         step_timeout_s=env.step_timeout_s if workers > 1 else None,
         backend="serial" if workers == 1 else "process",
         collect=env.collect,
@@ -172,6 +183,17 @@ class _RL2Job(TrainJob):
     ) -> None:
         super().__init__(options, trainer, run_dir)
         self._config, self._folder = config, run_dir
+        self._started = Started(self.env_steps)
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Continue exactly where this state was taken."""
+        super().load(state)
+        self._started = Started(self.env_steps)
+
+    def iterate(self, progress: float) -> Iterated:
+        """One rollout of every slot, and an update."""
+        done = super().iterate(progress)
+        return replace(done, figures={**self._started.figures(self.env_steps), **done.figures})
 
     def evaluate(self, *, is_wary: bool, should_stop: Callable[[], bool]) -> Evaluation:
         """Play a trial of each task, on environments of its own."""
@@ -182,22 +204,30 @@ class _RL2Job(TrainJob):
             splits = {"train": manager.train_tasks[:most], "eval": manager.eval_tasks[:most]}
             splits = {split: tasks for split, tasks in splits.items() if tasks}
             found: dict[str, TrialResults] = {}
+            figures: dict[str, float] = {}
             for split, tasks in (splits or {"eval": [None] * most}).items():
                 if should_stop():
                     raise EvaluationStopped
                 found[split] = self._played(manager, tasks)
+                figures |= figures_of(found[split], split)
+                if self._config.eval.eval_stochastic:
+                    drawn = self._played(manager, tasks, deterministic=False)
+                    figures |= figures_of(drawn, split, "_sto")
             held_out = found.get("eval") or found["train"]
             write_trials(self._folder, held_out, goal_finder(manager), {})
-        figures: dict[str, float] = {}
-        for split, results in found.items():
-            figures |= figures_of(results, split)
         totals = held_out.returns.sum(1).tolist()
         return Evaluation(tuple(totals), figures=figures)
 
-    def _played(self, manager: ParallelEnvManager, tasks: Any) -> TrialResults:
-        plans = evaluation_plans(tasks, self._config.run.seed)
+    def _played(
+        self, manager: ParallelEnvManager, tasks: Any, *, deterministic: bool = True
+    ) -> TrialResults:
         actor, seconds = PPOActor(self._trainer.agent), Seconds()
-        trials = play(actor, plans, manager, deterministic=True, seconds=seconds)
+        noise, steps = None, manager.horizon_bamdp
+        assert steps is not None
+        if not deterministic:
+            noise = functools.partial(actor.noise, num_steps=steps)
+        plans = evaluation_plans(tasks, self._config.run.seed, noise)
+        trials = play(actor, plans, manager, deterministic=deterministic, seconds=seconds)
         episodes = self._config.env.max_rollouts_per_task
         flag_at = None if episodes == 1 else manager.fleet.get("flag_at", slots=[0])[0]
         return TrialResults.of(trials, flag_at, episodes)

@@ -13,8 +13,10 @@ import gymnasium
 import numpy as np
 import numpy.typing as npt
 from gymnasium import spaces
+from gymnasium.envs.registration import EnvSpec
 from gymnasium.utils import RecordConstructorArgs
 
+from envfleet.engine.options import EnvFn
 from envfleet.meta.trial import Obs, VariBadWrapper, make_env
 
 __all__ = ["RL2Wrapper", "make_rl2_env"]
@@ -66,6 +68,8 @@ class RL2Wrapper(gymnasium.Wrapper[Obs, Any, Any, Any], RecordConstructorArgs):
         return wide, reward, terminated, truncated, info
 
 
-def make_rl2_env(env_id: str, episodes_per_task: int, **kwargs: Any) -> RL2Wrapper:
+def make_rl2_env(
+    env_id: str | EnvSpec | EnvFn, episodes_per_task: int, **kwargs: Any
+) -> RL2Wrapper:
     """Make one trial as `make_env` does, as RL² observes it."""
     return RL2Wrapper(make_env(env_id, episodes_per_task, **kwargs))

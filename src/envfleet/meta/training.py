@@ -103,8 +103,9 @@ def _run(
         title=config.env.env_name,
         iterations=asked.num_iters,
         iteration_steps=steps + pool_share,
-        save_every=steps * saves_every(config.eval),
-        eval_every=steps * config.eval.log_interval,
+        save_every=saves_every(config.eval),
+        eval_every=config.eval.log_interval,
+        counts_iterations=True,
         tensorboard=config.eval.log_tensorboard,
     )
     given = {field.name: getattr(config, field.name) for field in fields(config)}
@@ -162,12 +163,11 @@ class _TrainingJob(Job):
     @property
     def setup(self) -> Setup:
         parallel = self._learner.train_env_parallel
-        if parallel is None:
-            return Setup(cores=usable_cores())
         return Setup(
-            n_envs=parallel.num_workers,
-            num_workers=parallel.num_processes,
+            n_envs=1 if parallel is None else parallel.num_workers,
+            num_workers=0 if parallel is None else parallel.num_processes,
             cores=usable_cores(),
+            is_on_cpu=self._learner.agent.device.type == "cpu",
         )
 
     def state(self) -> dict[str, Any]:

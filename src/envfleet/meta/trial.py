@@ -15,7 +15,7 @@ from gymnasium.utils import RecordConstructorArgs
 from envfleet.adapters.opening import EnvLike, env_functions
 from envfleet.engine.options import EnvFn
 from envfleet.errors import ConfigError, ResetNeeded
-from envfleet.meta.tasks import TaskEnv
+from envfleet.meta.tasks import TaskEnv, sample_uniformly
 from envfleet.options import Count, check
 
 Obs = npt.NDArray[np.float32]
@@ -69,6 +69,8 @@ class VariBadWrapper(gymnasium.Wrapper[Obs, Any, Any, Any], RecordConstructorArg
         if not self._draws_task:
             setters = ("reset_task", "set_task")
             self._task_setter = next((name for name in setters if env.has_wrapper_attr(name)), None)
+        self._drawing: np.random.Generator | None = None
+        """Draws the tasks of an environment that does not, but has a list of training tasks."""
         self._has_goal = env.has_wrapper_attr("is_goal_state")
         self._options: dict[str, Any] = {}
         if oracle and not env.has_wrapper_attr("get_current_task"):
@@ -100,15 +102,18 @@ class VariBadWrapper(gymnasium.Wrapper[Obs, Any, Any, Any], RecordConstructorArg
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None, task: Any = None
     ) -> tuple[Obs, dict[str, Any]]:
-        """Start a trial of `task`, or of `options["task"]`, or of one that the environment draws.
+        """Start a trial of `task`, or of `options["task"]`, or of one that is drawn.
 
-        Other options are passed on at every episode of the trial.
+        The environment draws it, if it has no list `train_tasks` that one can be taken from. Other
+        options are passed on at every episode of the trial.
         """
         rest = dict(options or {})
         asked = rest.pop("task", None)
         task = asked if task is None else task
         seed = self._first_seed if seed is None else seed
         self._first_seed = None
+        if task is None and not self._draws_task:
+            task = self._drawn_task(seed)
         if self._task_setter is not None:
             if seed is not None:  # a task may be drawn, by the generator that is seeded here
                 self.env.reset(seed=seed, options=rest or None)
@@ -123,6 +128,14 @@ class VariBadWrapper(gymnasium.Wrapper[Obs, Any, Any, Any], RecordConstructorArg
         self.episode_count = self.step_count_bamdp = 0
         self.done_mdp = False
         return self._wrapped(state), info
+
+    def _drawn_task(self, seed: int | None) -> Any:
+        tasks = getattr(self.env.unwrapped, "train_tasks", None)
+        if tasks is None:
+            return None
+        if seed is not None or self._drawing is None:
+            self._drawing = np.random.default_rng(seed)
+        return sample_uniformly(self._drawing, tasks)
 
     def reset_mdp(self) -> Obs:
         """Start another episode of the same task."""
@@ -210,8 +223,21 @@ def make_env(
             depend on it: they have a seed of their own, `task_seed`.
         oracle: Show the task in the observation.
         **kwargs: Passed to the environment, such as `num_train_tasks` and `num_eval_tasks`.
+
+    Raises:
+        ConfigError: The environment does not take one of these, or cannot be in trials.
     """
-    return trial_functions(env_id, episodes_per_task, 1, seed=seed, oracle=oracle, **kwargs)[0]()
+    make = trial_functions(env_id, episodes_per_task, 1, seed=seed, oracle=oracle, **kwargs)[0]
+    try:
+        return make()
+    except TypeError as exc:
+        unknown = [name for name in kwargs if f"unexpected keyword argument {name!r}" in str(exc)]
+        if not unknown:
+            raise
+        raise ConfigError(
+            f"the environment takes no {unknown[0]}; leave it out. An environment of your own has "
+            "lists of tasks if it takes this, or has the attributes train_tasks and eval_tasks"
+        ) from exc
 
 
 def trial_functions(

@@ -82,6 +82,8 @@ class RunSettings:
     keep_checkpoints: int = 3
     eval_every: int = 0
     """Environment steps between evaluations; 0 evaluates at the end only."""
+    counts_iterations: bool = False
+    """Whether these two are numbers of iterations, which need not have as many steps."""
     tensorboard: bool = False
     wandb_project: str | None = None
     """Where Weights & Biases keeps the run; None does without."""

@@ -252,7 +252,7 @@ class _RunLoop:
         self._job.load(state["job"])
         self._number, self._best = state["iteration"], state["best"]
         self._recent = deque(state["recent"], maxlen=RECENT)
-        self._evaluated, self._saved = state["evaluated"], self._job.env_steps
+        self._evaluated, self._saved = state["evaluated"], self._place
         # it ended between the checkpoint and the end of the evaluation that was due with it, and
         # the evaluation may have been the reason unless the run was asked to end
         self._owes_evaluation = state["owes_evaluation"]
@@ -310,6 +310,11 @@ class _RunLoop:
         return False
 
     @property
+    def _place(self) -> int:
+        """How far it is, as the settings count what is due."""
+        return self._number if self._settings.counts_iterations else self._job.env_steps
+
+    @property
     def _progress(self) -> float:
         """The share that is done of the run, by the length that it was to have at this point."""
         return self._number / next(length for length in self._lengths if length > self._number)
@@ -363,13 +368,13 @@ class _RunLoop:
     # ---- evaluations -----------------------------------------------------------------------------
 
     def _is_evaluation_due(self, is_last: bool) -> bool:
-        every, since = self._settings.eval_every, self._job.env_steps - self._evaluated
+        every, since = self._settings.eval_every, self._place - self._evaluated
         return self._job.can_evaluate and (is_last or (every > 0 and since >= every))
 
     def _evaluate(self) -> bool:
         """True if no evaluation was better before."""
-        self._evaluated = self._job.env_steps
-        self._callback.evaluating(self._evaluated)
+        self._evaluated = self._place
+        self._callback.evaluating(self._job.env_steps)
         begun_s = time.perf_counter()
         try:
             found = self._job.evaluate(
@@ -385,8 +390,8 @@ class _RunLoop:
         if found.lost:
             _warn(
                 f"{len(found.lost)} of {len(found.lost) + len(found.returns)} episodes of the "
-                f"evaluation at {self._evaluated} steps were lost ({found.lost[-1]}); the others "
-                "count"
+                f"evaluation at {self._job.env_steps} steps were lost ({found.lost[-1]}); the "
+                "others count"
             )
         self._last_evaluation = found
         lost = {"evaluation_lost": len(found.lost)} if found.lost else {}
@@ -400,7 +405,7 @@ class _RunLoop:
     def _evaluation_failed(self, why: str) -> bool:
         self._lost_episodes = True
         self._failed_evaluations += 1
-        _warn(f"the evaluation at {self._evaluated} steps failed ({why}); the run goes on")
+        _warn(f"the evaluation at {self._job.env_steps} steps failed ({why}); the run goes on")
         self._note(evaluation_failed=why)
         return False
 
@@ -447,7 +452,7 @@ class _RunLoop:
         self._callback.kept_by(self._kept_by)
 
     def _is_save_due(self) -> bool:
-        due = self._job.env_steps - self._saved >= self._settings.save_every
+        due = self._place - self._saved >= self._settings.save_every
         return due or self._owes_save
 
     def _state(self, job: dict[str, Any], *, owes_evaluation: bool = False) -> dict[str, Any]:
@@ -516,7 +521,7 @@ class _RunLoop:
             self._checkpoints.write(*self._owed_best, is_best=True)
             self._owed_best = None
         self._checkpoints.write(steps, state, is_best=self._owed_best is not None)
-        self._saved, self._owes_save, self._owed_best = steps, False, None
+        self._saved, self._owes_save, self._owed_best = self._place, False, None
         self._folder.note_saved()
 
 

@@ -50,6 +50,8 @@ def test_rl2_prints_its_figures(capsys, tmp_path):
         (["--cfg", "point_robot/rl2", "--trust"], "--trust goes with --resume"),
         (["--resume", "nowhere"], "holds no run"),
         (["--resume", "x", "--seed", "1"], "leave out --seed"),
+        (["--resume", "x", "--cuda", "-1"], "leave out --cuda"),
+        (["--cfg", "point_robot/rl2", "--cuda", "-2"], "cuda must be -1 for the CPU"),
     ],
 )
 def test_what_cannot_work_is_one_sentence(capsys, words, text):

@@ -42,6 +42,7 @@ def small(policy: str = "memory", *, seed: int = 0, **changed: Any) -> Learner:
 def manager(num_workers: int, backend: str = "serial", **changed: Any) -> Any:
     """Environments like those of `small`."""
     env = {**ENV, **changed}
+    of_fleet = {name: changed[name] for name in ("step_timeout_s", "on_failure") if name in changed}
     return make_parallel_env(
         env["env_name"],
         env["max_rollouts_per_task"],
@@ -49,7 +50,8 @@ def manager(num_workers: int, backend: str = "serial", **changed: Any) -> Any:
         backend=backend,
         num_train_tasks=env["num_train_tasks"],
         num_eval_tasks=env["num_eval_tasks"],
-        **{"max_episode_steps": 7, **{k: v for k, v in changed.items() if k == "step_timeout_s"}},
+        max_episode_steps=7,
+        **of_fleet,
     )
 
 

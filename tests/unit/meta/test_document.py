@@ -104,6 +104,7 @@ env:
 
 train:
   num_rollouts_per_iter: 12  # Will be distributed across 6 workers (2 each)
+  ...
 """
 
 
@@ -158,7 +159,7 @@ def test_the_yaml_of_the_document_is_a_configuration(tmp_path):
     config = load_config(path)
     assert config.env.num_parallel_workers == 6
     assert config.train.num_rollouts_per_iter == 12
-    sections = yaml.safe_load(CONFIGURATION)
+    sections = yaml.safe_load(CONFIGURATION.replace("  ...", ""))
     with Learner(
         env_args=sections["env"], train_args=sections["train"], eval_args={}, policy_args={}, seed=0
     ) as learner:

@@ -42,7 +42,9 @@ class TestTheBufferIsTheSame:
                 together.collect_rollouts_parallel(5, parallel_env=parallel)
             assert same(held(alone), held(together))
 
-    def test_if_a_process_is_killed_in_the_middle_of_a_rollout(self):
+    @pytest.mark.parametrize("on_failure", ["resume", "restart", "fallback"])
+    @pytest.mark.filterwarnings("ignore:slots .* go on in this process")
+    def test_if_a_process_is_killed_in_the_middle_of_a_rollout(self, on_failure):
         class Killing:
             """An agent at whose tenth action a worker process is killed."""
 
@@ -56,7 +58,7 @@ class TestTheBufferIsTheSame:
                     os.kill(self._parallel.fleet.worker_pids()[0], signal.SIGKILL)
                 return self._agent.act(*args)
 
-        with small() as learner, manager(4, "process") as parallel:
+        with small() as learner, manager(4, "process", on_failure=on_failure) as parallel:
             plans = [learner.plan(number) for number in range(6)]
             killing, seconds = Killing(learner.agent, parallel), Seconds()
             found = play_many(parallel, killing, plans, deterministic=False, seconds=seconds)
@@ -110,13 +112,18 @@ def test_a_rollout_is_what_a_loop_by_hand_gives():
         assert np.allclose(trial.episode_returns(env.flag_at, 2), total)
 
 
-def test_trials_that_end_by_themselves_are_of_different_lengths_and_end_in_a_term():
-    args = {"env_name": "CartPole-P-v0", "max_rollouts_per_task": 2}
-    policy = {"seq_model": "gru", "rnn_hidden_size": 8, "algo_name": "sacd"}
+@pytest.mark.parametrize(
+    ("env_name", "algo_name"), [("CartPole-P-v0", "sacd"), ("HopperRandParams-v0", "sac")]
+)
+def test_trials_that_end_by_themselves_are_of_different_lengths_and_end_in_a_term(
+    env_name, algo_name
+):
+    args = {"env_name": env_name, "max_rollouts_per_task": 2}
+    policy = {"seq_model": "gru", "rnn_hidden_size": 8, "algo_name": algo_name}
     with (
         Learner(env_args=args, policy_args=policy, train_args={"buffer_size": 9000}) as alone,
         Learner(env_args=args, policy_args=policy, train_args={"buffer_size": 9000}) as other,
-        make_parallel_env("CartPole-P-v0", 2, 3, backend="serial") as parallel,
+        make_parallel_env(env_name, 2, 3, backend="serial") as parallel,
     ):
         alone.collect_rollouts(8)
         other.collect_rollouts_parallel(8, parallel_env=parallel)

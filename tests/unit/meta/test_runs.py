@@ -48,6 +48,7 @@ RL2 = (
     "train.num_rollouts_per_iter=4",
     "eval.log_interval=2",
     "eval.max_eval_tasks=3",
+    "eval.eval_stochastic=true",
     "policy.algo_name=rl2",
     "policy.memory=lstm",
     "policy.memory_size=8",
@@ -202,13 +203,23 @@ class TestTheFolder:
         curves = EventAccumulator(str(folder)).Reload()
         names = curves.Tags()["scalars"]
         assert {"metrics/return_eval_episode_1", "metrics/return_eval_total"} <= set(names)
+        assert {"z/env_steps", "z/time_cost", "z/fps"} <= set(names)
         if self.kind_of(folder) is META_KIND:
-            assert {"z/env_steps", "z/rl_steps", "rl_loss/qf1_loss"} <= set(names)
+            assert {"z/rollouts", "z/rl_steps", "rl_loss/qf1_loss"} <= set(names)
+        else:
+            assert {"metrics/return_eval_episode_1_sto", "metrics/return_eval_total_sto"} <= set(
+                names
+            )
 
     def test_has_a_page_with_its_sections(self, folder):
         page = (folder / "report.html").read_text()
         for heading in ("Episodes of a trial", "Tasks seen", "Paths", "Where the time went"):
             assert f"<h2>{heading}</h2>" in page
+        assert [f'data-label="episode {number}"' in page for number in (1, 2, 3)] == [
+            True,
+            True,
+            False,
+        ]
         assert page.count("<title>task ") == len(
             json.loads((folder / "trials.json").read_text())["pictures"]
         )
@@ -232,6 +243,33 @@ def test_trials_without_a_plane_have_no_pictures(tmp_path):
         "tasks_seen": {"0": 3},
         "pictures": [],
     }
+
+
+def test_evaluations_and_checkpoints_count_iterations_however_short_trials_are(tmp_path):
+    changes = [
+        "env.env_name=CartPole-P-v0", "env.num_train_tasks=null", "env.num_eval_tasks=null",
+        "env.env_kwargs={}", "train.num_iters=7", "train.num_updates_per_iter=1",
+        "eval.log_interval=3", "eval.save_interval=2", "eval.log_tensorboard=false",
+        "policy.algo_name=sacd",
+    ]  # fmt: skip
+    config = load_config(None, [*LEARNER, *changes])
+    train(config, tmp_path, Stop())
+    train(config, tmp_path, is_resumed=True)
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    evaluated = [line["iteration"] for line in lines if "evaluation_mean" in line]
+    assert evaluated == [3, 6, 7]
+    kept = [load(path, trust="own")["iteration"] for path in sorted(tmp_path.glob("step_*.pt"))]
+    assert kept == [5, 6, 7]
+
+
+def test_the_speed_of_a_run_that_went_on_is_that_of_its_steps_since_then(changes, tmp_path):
+    config = load_config(None, changes)
+    train(config, tmp_path, Stop())
+    train(config, tmp_path, is_resumed=True)
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    first, second, *_ = [line for line in lines if "z/fps" in line]
+    made = second["z/env_steps"] - first["z/env_steps"]
+    assert second["z/fps"] * second["z/time_cost"] == pytest.approx(made)
 
 
 def test_rl2_needs_a_memory(tmp_path):

@@ -140,6 +140,21 @@ def test_any_way_to_take_a_task_works(env_class, by_option):
     )
 
 
+@pytest.mark.parametrize("env_class", [WithResetTask, WithSetTask, WithOption])
+def test_without_a_task_one_of_the_environment_s_own_list_is_drawn(env_class):
+    drawn: list[list[int]] = []
+    for _ in range(2):
+        inner = env_class()
+        inner.train_tasks, inner.eval_tasks = [4, 5, 6], [7, 8]
+        env: Any = VariBadWrapper(inner, 1)
+        drawn.append([])
+        for seed in (3, *[None] * 19):
+            env.reset(seed=seed)
+            drawn[-1].append(inner.length)
+    assert drawn[0] == drawn[1]
+    assert set(drawn[0]) == {4, 5, 6}
+
+
 def test_the_goal_is_told_by_an_info_and_ends_nothing():
     env = make_env("GridNavi-v0", 1)
     env.reset(task=[0, 2])
@@ -219,6 +234,12 @@ class TestRefusals:
     def test_oracle_without_a_task_vector(self):
         with pytest.raises(ConfigError, match="has no method get_current_task"):
             make_env("CartPole-P-v0", 2, oracle=True)
+
+    @pytest.mark.parametrize("env", ["CartPole-P-v0", "PointRobot-v0", WithOption])
+    @pytest.mark.parametrize("name", ["num_train_task", "n_tasks"])
+    def test_arguments_that_the_environment_does_not_take(self, env, name):
+        with pytest.raises(ConfigError, match=f"the environment takes no {name}; leave it out"):
+            make_env(env, 2, **{name: 3})
 
     def test_no_time_limit(self):
         inner = WithOption()

@@ -300,7 +300,7 @@ class Agent:
 
     def weights(self) -> dict[str, Tensor]:
         """What a copy of this agent needs to act as it does now."""
-        return self.networks.state_dict()
+        return {name: value.cpu() for name, value in self.networks.state_dict().items()}
 
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
         """Act as the agent that gave these weights; nothing else of it is taken over."""
@@ -399,7 +399,10 @@ def make_agent(
 
 
 def rows_are_equal(agent: Agent, most_rows: int = 64) -> bool:
-    """Whether a row's action and memory are the same, bit for bit, for any other rows."""
+    """Whether a row's action and memory are the same, bit for bit, for any other rows.
+
+    Batches of up to `most_rows` rows are tried.
+    """
     rng = np.random.default_rng(0)
 
     def random(*shape: int) -> Array:
