@@ -1,5 +1,6 @@
 """Rollouts with a model in this process: failures, budgets, rewards, what is asked."""
 
+import gc
 import random
 from collections import Counter
 from dataclasses import replace
@@ -440,3 +441,20 @@ def test_the_number_of_workers_follows_load_and_memory(
 )
 def test_the_verdict_names_what_holds_a_rollout_up(timings: RolloutTimings, begin: str) -> None:
     assert rollout_verdict(timings, 1, 100).startswith(begin)
+
+
+def test_a_manager_of_inference_keeps_nothing_of_a_rollout_that_is_over() -> None:
+    """It serves thousands of them in a training run."""
+    config = config_with(tags=("FrozenLake",), backend="threading")
+    with (
+        SharedLLMInferenceManager(ScriptedEngine()) as llm,
+        ParallelRolloutManager(config, llm) as manager,
+    ):
+        before = num_trajectories_in_memory()
+        manager.rollout(seed=1)
+        assert num_trajectories_in_memory() == before
+
+
+def num_trajectories_in_memory() -> int:
+    gc.collect()
+    return sum(type(one) is Trajectory for one in gc.get_objects())
