@@ -149,6 +149,7 @@ class ParallelRolloutManager:
             if path is not None:
                 journal = stack.enter_context(Journal(path, header_of(rules, first, self.llm.name)))
                 check_header(path, header_of(rules, first, self.llm.name))
+                rules = replace(rules, started_s=monotonic() - journal.played_s)
             run = RolloutRun(rules, self.llm, self._tasks(first), journal, watch)
             before = self.llm.stats
             _log.info(
