@@ -271,7 +271,12 @@ class ParallelRolloutManager:
         num_idle_rounds = 0
         while True:
             share = WorkShare(
-                run.take_all(), workers.num_workers, run.expected_turns, run.num_losses
+                run.take_all(),
+                workers.num_workers,
+                run.expected_turns,
+                run.num_losses,
+                # before it would be given up, so that none is for the losses of another
+                suspect_after=max(1, min(2, self._rules.settings.max_restarts)),
             )
             run.give = share.add
             for worker, env_ids in enumerate(share.env_ids()):

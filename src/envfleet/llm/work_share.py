@@ -2,8 +2,9 @@
 
 Every worker begins with a share of its own, the longest trajectories first. One that has no more
 takes from the worker that has most left. A worker that rests, because the machine is short of
-memory or of cores, leaves its share to the others. A trajectory that was lost twice with its worker
-may be what the workers died of: from then on it is played alone, so that no other is lost with it.
+memory or of cores, leaves its share to the others. A trajectory that was lost with its worker, once
+or twice, may be what the worker died of: from then on it is played alone, so that no other is lost
+with it.
 
 Law: a trajectory belongs to one worker at a time, and every trajectory is played to its end.
 """
@@ -18,8 +19,6 @@ from pathlib import Path
 
 from envfleet.llm.play_rules import TrajectoryTask
 
-SUSPECT_AFTER = 2
-"""How often a trajectory is lost before it is played alone."""
 _LEAST_MEMORY = 0.1
 """Share of the memory that must be free for another worker; below half of it one has to rest."""
 
@@ -47,6 +46,7 @@ class WorkShare:
         num_workers: int,
         expected: Callable[[TrajectoryTask], float] = lambda task: 0.0,
         num_losses: dict[Key, int] | None = None,
+        suspect_after: int = 2,
     ) -> None:
         """Share out tasks.
 
@@ -55,9 +55,10 @@ class WorkShare:
             num_workers: How many workers ask.
             expected: How long a trajectory is expected to be, in any unit.
             num_losses: How often trajectories were lost with their workers, counted on here.
+            suspect_after: How often a trajectory is lost before it is played alone.
         """
         self._lock = threading.Lock()
-        self._expected = expected
+        self._expected, self._suspect_after = expected, suspect_after
         self._shares = [
             deque(sorted(one, key=expected, reverse=True)) for one in split(tasks, num_workers)
         ]
@@ -93,7 +94,7 @@ class WorkShare:
             return None
 
     def _is_suspect(self, key: Key) -> bool:
-        return self.num_losses.get(key, 0) >= SUSPECT_AFTER
+        return self.num_losses.get(key, 0) >= self._suspect_after
 
     def add(self, tasks: Iterable[TrajectoryTask]) -> None:
         """More tasks, for those who have least to do."""

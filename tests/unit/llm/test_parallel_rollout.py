@@ -399,6 +399,15 @@ def test_a_trajectory_that_was_lost_twice_is_played_alone() -> None:
     assert [share.next(0) for _ in range(2)] == tasks[1:]
 
 
+def test_a_trajectory_is_played_alone_before_it_would_be_given_up() -> None:
+    tasks: Any = [Task(number) for number in range(2)]
+    share = WorkShare(tasks, 1, suspect_after=1)
+    assert [share.next(0) for _ in range(2)] == tasks
+    share.lost(0)
+    share.add(tasks)
+    assert [share.next(0) for _ in range(2)] == [tasks[0], None]
+
+
 def test_a_resting_worker_gets_nothing() -> None:
     tasks: Any = [Task(number) for number in range(4)]
     share = WorkShare(tasks, 2)
