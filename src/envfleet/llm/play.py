@@ -190,8 +190,8 @@ class Play:
 
     def _begin_more(self) -> None:
         seatless, self._seatless = self._seatless, []
-        for task in seatless:
-            self._begin(task)
+        for one in seatless:
+            self._begin(one)
         while len(self._by_seat) + len(self._seatless) < self._max_live:
             task = self._source.next()
             if task is None:

@@ -295,8 +295,9 @@ class OddAnswers(ScriptedEngine):
     async def generate(self, request: GenerateRequest) -> Generation:
         answer = await super().generate(request)
         assert answer.token_ids is not None
-        ids, odd = np.array(answer.token_ids), request.request_id == "0.0.0"
-        log_probs = np.full(len(ids), -np.inf if odd else -0.5, np.float32)
+        odd = request.request_id == "0.0.0"
+        ids: Any = np.array(answer.token_ids)
+        log_probs: Any = np.full(len(ids), -np.inf if odd else -0.5, np.float32)
         text = "\ud83d" + answer.text if odd else answer.text
         return replace(answer, text=text, token_ids=ids, log_probs=log_probs)
 
