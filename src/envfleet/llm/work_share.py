@@ -21,6 +21,8 @@ from envfleet.llm.play_rules import TrajectoryTask
 
 _LEAST_MEMORY = 0.1
 """Share of the memory that must be free for another worker; below half of it one has to rest."""
+_MOST_LOAD = 2.0
+"""Processes per core that run or want to, beyond which one worker after another has to rest."""
 
 Key = tuple[int, int]
 """Environment and attempt."""
@@ -152,18 +154,17 @@ def wanted_workers(
 ) -> tuple[int, str | None]:
     """How many workers should play, and why that is another number than before."""
     memory = f"{now.free_memory:.0%} of the memory is free"
+    load = f"the load is {now.load:.1f} on {now.cores} cores"
     if active > 1 and now.free_memory < _LEAST_MEMORY / 2:
         return active - 1, f"{active - 1} of {most} workers go on: only {memory}"
-    if active > 1 and now.load > 2 * now.cores and num_waiting == 0:
-        return active - 1, (
-            f"{active - 1} of {most} workers go on: the load is {now.load:.1f} on "
-            f"{now.cores} cores, and no trajectory waits"
-        )
-    has_room = now.free_memory > _LEAST_MEMORY and now.load < 2 * now.cores
+    if active > 1 and now.load > _MOST_LOAD * now.cores:
+        return active - 1, f"{active - 1} of {most} workers go on: {load}"
+    # well below what makes a worker rest: what follows a change must not be its opposite
+    has_room = now.free_memory > _LEAST_MEMORY and now.load < 0.75 * _MOST_LOAD * now.cores
     if active < most and num_waiting > 0 and has_room:
         return active + 1, (
-            f"{active + 1} of {most} workers go on: {num_waiting} trajectories wait, the load is "
-            f"{now.load:.1f} on {now.cores} cores, and {memory}"
+            f"{active + 1} of {most} workers go on: {num_waiting} trajectories wait, {load}, and "
+            f"{memory}"
         )
     return active, None
 

@@ -421,7 +421,8 @@ def test_a_resting_worker_gets_nothing() -> None:
     ("active", "num_waiting", "now", "wanted", "why"),
     [
         (2, 5, MachineState(1.0, 2, 0.5), 3, "5 trajectories wait"),
-        (2, 5, MachineState(9.0, 2, 0.5), 2, None),
+        (2, 5, MachineState(3.5, 2, 0.5), 2, None),
+        (2, 5, MachineState(9.0, 2, 0.5), 1, "the load is 9.0 on 2 cores"),
         (2, 5, MachineState(1.0, 2, 0.04), 1, "only 4% of the memory is free"),
         (2, 0, MachineState(9.0, 2, 0.5), 1, "the load is 9.0 on 2 cores"),
         (1, 0, MachineState(9.0, 2, 0.01), 1, None),
