@@ -39,6 +39,9 @@ def test_a_rollout_ends_with_metrics_a_report_and_its_folder(
     page = (folder / "report.html").read_text()
     assert "Conversations" in page
     assert "&lt;think&gt;" in page
+    assert "The same rollout again:" in page  # by a script
+    for said_of_training in ("environment steps", "steps/s", "No environment raised"):
+        assert said_of_training not in page
     about = json.loads((folder / "run.json").read_text())
     assert about["engine"] == "scripted"
     assert about["outcome"]["tags"][0]["num_envs"] == 2
