@@ -10,24 +10,10 @@ more. llm.engine=scripted tries it without a model.
 """
 
 import argparse
-from collections import defaultdict
-from statistics import mean, pstdev
+from statistics import mean
 
 from envfleet.llm import ParallelRolloutManager, SharedLLMInferenceManager, load_config
-
-
-def advantages(trajectories):
-    """How much better a trajectory is than its group, in standard deviations."""
-    groups = defaultdict(list)
-    for one in trajectories:
-        if not one.is_masked:
-            groups[one.group_id].append((one.env_id, one.total_reward))
-    found: dict[int, float] = {}
-    for members in groups.values():
-        rewards = [reward for _, reward in members]
-        centre, spread = mean(rewards), pstdev(rewards) or 1.0
-        found |= {env_id: (reward - centre) / spread for env_id, reward in members}
-    return found
+from envfleet.llm.export import advantages_of
 
 
 def main():
@@ -43,11 +29,11 @@ def main():
     ):
         for iteration in range(1, args.iterations + 1):
             result = manager.rollout()
-            batch = advantages(result.trajectories)
+            batch = advantages_of(result.trajectories)  # None for those to be left out
             rewards = [one.total_reward for one in result.trajectories]
             print(
                 f"iteration {iteration}: {len(rewards)} trajectories from seed {result.seed}, "
-                f"mean reward {mean(rewards):.3f}, {sum(map(bool, batch.values()))} with an "
+                f"mean reward {mean(rewards):.3f}, {sum(map(bool, batch))} with an "
                 f"advantage, {result.timings.wall_s:.1f} s by {result.backend}"
             )
             if result.fallback:

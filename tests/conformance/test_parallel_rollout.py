@@ -5,7 +5,7 @@ import logging
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from envfleet.llm.inference.manager import SharedLLMInferenceManager
@@ -20,6 +20,9 @@ def reference(group_size: int, seed: int) -> ParallelRolloutResult:
     return play(config_with(group_size=group_size), seed=seed)
 
 
+# few examples of these, which start processes; there are more below
+@example(backend="loky", workers=3, group_size=2, mode="asynchronous", seed=2, latency_s=1e-3)
+@example(backend="multiprocessing", workers=4, group_size=1, mode="lockstep", seed=3, latency_s=0.0)
 @settings(max_examples=6)
 @given(
     backend=st.sampled_from(("auto", "fleet", "threading", "sequential")),

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -70,6 +71,8 @@ def test_sequential_and_parallel_rollouts_are_compared(tmp_path):
     assert "sequential       lockstep" in printed
     assert "loky: trajectories are equal" in printed
     assert "fleet: metrics equal: True" in printed
+    assert re.search(r"fallback: none  requests that failed: [1-9]", printed)
+    assert "failing requests: trajectories are equal" in printed
     assert printed.splitlines()[-1].startswith("✅ equal; parallel is ")
 
 

@@ -1,6 +1,7 @@
 """Workers and whole processes of a rollout are killed; nothing that was played is lost."""
 
 import logging
+import multiprocessing
 import os
 import re
 import resource
@@ -17,6 +18,7 @@ import pytest
 from envfleet.errors import JournalError
 from envfleet.llm.environments.base import Mode, Step
 from envfleet.llm.inference.manager import SharedLLMInferenceManager
+from envfleet.llm.inference.scripted import ScriptedEngine
 from envfleet.llm.inference.types import GenerateRequest, Generation
 from envfleet.llm.journal import read_journal
 from envfleet.llm.parallel_rollout import ParallelRolloutManager
@@ -135,6 +137,37 @@ def test_a_worker_that_hangs_is_killed_and_costs_its_own_trajectory_only(
     assert failure.error == "its worker was lost 3 times"
     wanted = play(config_with(tags=("Countdown", "FrozenLake", "SimpleSokoban"), group_size=1))
     assert trajectory_difference(wanted.trajectories[1:], got.trajectories[1:]) is None
+
+
+class Deadly(Climb):
+    """Ends its worker in its first step, with one seed."""
+
+    def _begin(self, seed: int, mode: Mode) -> None:
+        super()._begin(seed, mode)
+        self._is_deadly = seed == 7 and multiprocessing.parent_process() is not None
+
+    def _act(self, action: Any) -> Step:
+        if self._is_deadly:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super()._act(action)
+
+
+def test_trajectories_that_end_all_environments_of_a_fleet_cost_the_others_none() -> None:
+    register_env("deadly-climb", Deadly)
+    changes = [
+        "+custom_envs.Deadly.env_type=deadly-climb",
+        "+custom_envs.Deadly.max_actions_per_traj=6",
+        "es_manager.train.env_groups=3",
+        "es_manager.train.env_configs.n_groups=[3]",
+        "es_manager.max_restarts=0",
+        "agent_proxy.on_failure=mask",
+    ]
+    engine = ScriptedEngine(max_concurrency=2)
+    engine.remembers_by_place = True  # type: ignore[attr-defined]
+    got = play(config_with(*changes, tags=("Deadly",), backend="fleet"), engine)
+    assert got.failures == {"env": 2}
+    wanted = play(config_with(*changes, tags=("Deadly",)))
+    assert trajectory_difference(wanted.trajectories[2:], got.trajectories[2:]) is None
 
 
 def test_workers_that_cannot_start_leave_the_rollout_to_this_process(

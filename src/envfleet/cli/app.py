@@ -52,7 +52,7 @@ COMMANDS = tuple(
         ("eval", "evaluation", "play episodes with a run's policy"),
         ("match", "match", "let runs with several agents play each other, with Elo"),
         ("meta", "meta", "learn on many tasks, or resume such a run"),
-        ("rollout", "rollout", "play text environments without any model"),
+        ("rollout", "rollout", "play text environments, by chance or with a language model"),
         ("view", "view", "read the conversations of a rollout in a browser"),
         ("export", "export", "write a rollout in the form that another program reads"),
         ("bench", "bench", "measure steps per second, side by side with others"),

@@ -12,14 +12,15 @@ from typing import Any
 
 from envfleet.cli.command import Context, UsageError
 from envfleet.cli.llm_arguments import config_of
-from envfleet.cli.report import Block, Code, Heading, Report, Text
-from envfleet.llm.config import plain_config
+from envfleet.cli.report import Block, Code, Heading, Report, Text, plural
+from envfleet.llm.config import changed_config, plain_config
 from envfleet.llm.inference.manager import SharedLLMInferenceManager
 from envfleet.llm.journal import read_header
 from envfleet.llm.parallel_rollout import ParallelRolloutManager, ParallelRolloutResult
 from envfleet.llm.play_rules import read_rules
 from envfleet.llm.rollout_folder import begin_run, end_run, new_folder, read_run
-from envfleet.llm.rollout_run import RolloutProgress
+from envfleet.llm.rollout_run import RolloutProgress, check_header, header_of
+from envfleet.llm.rollout_tally import RolloutTimings
 from envfleet.llm.trajectories import Trajectory
 from envfleet.observe.progress import ProgressBar
 from envfleet.runs.lock import locked
@@ -50,10 +51,9 @@ def run_llm(
     else:
         folder = args.resume
         about, header = read_run(folder), read_header(folder)
-        config, name = about["config"], about["config_name"]
+        config, name = changed_config(about["config"], args.changes), about["config_name"]
         mode, seed = header["mode"], header["seed"]
-        for change in args.changes:
-            raise UsageError(f"--resume goes on with the options of its run; leave out {change!r}")
+        check_header(folder, header_of(read_rules(config, mode), seed, header["engine"]))
     with locked(folder):
         with SharedLLMInferenceManager.from_config(config) as llm:
             proxy, about_llm = config.get("agent_proxy") or {}, config.get("llm") or {}
@@ -65,6 +65,7 @@ def run_llm(
                     "mode": mode,
                     "seed": seed,
                     "engine": llm.name,
+                    "is_deterministic": llm.is_deterministic,
                     "agent_proxy": proxy,
                     "llm": about_llm,
                     "command": _rollout_command(args, name, mode, seed),
@@ -78,7 +79,7 @@ def run_llm(
                     try:
                         result = manager.rollout(seed, folder=folder, watch=watch)
                     except KeyboardInterrupt:
-                        context.say(
+                        watch.say(
                             Text(f"Every finished turn is kept. Go on with: {_resume(folder)}")
                         )
                         raise
@@ -106,35 +107,40 @@ class _RolloutView:
         self._num_shown = 0
         self._sampled_s = self._said_s = time.monotonic()
         self._told_reasons: set[str] = set()
+        self._last_sample: Trajectory | None = None
 
     def __call__(self, now: RolloutProgress) -> None:
         """Show a state."""
+        self._bar.note(told(now))
         self._bar.advance(now.num_final - self._num_shown)
         self._num_shown = now.num_final
-        line = told(now)
-        self._bar.note(line)
         for reason, error in now.first_errors.items():
             if reason not in self._told_reasons:
                 self._told_reasons.add(reason)
-                self._context.say(Text(f"An attempt failed ({reason}): {error}", "warn"))
+                self.say(Text(f"An attempt failed ({reason}): {error}", "warn"))
         at_s = time.monotonic()
-        if at_s - self._said_s >= _SAID_EVERY_S:
+        if at_s - self._said_s >= _SAID_EVERY_S and not self._context.progress.is_drawn:
             self._said_s = at_s
-            self._context.say(Text(line))
-        if now.sample is not None and at_s - self._sampled_s >= _SAMPLE_EVERY_S:
-            self._sampled_s = at_s
-            self._context.say(Code(tuple(sample_conversation(now.sample, self._shorten))))
+            left = "" if now.left_s is None else f", about {now.left_s:.0f} s left"
+            over = f"{now.num_final} of {now.num_trajectories} trajectories"
+            self.say(Text(f"{over}, {told(now)}{left}"))
+        is_new = now.sample is not None and now.sample is not self._last_sample
+        if is_new and at_s - self._sampled_s >= _SAMPLE_EVERY_S:
+            assert now.sample is not None
+            self._sampled_s, self._last_sample = at_s, now.sample
+            self.say(Code(tuple(sample_conversation(now.sample, self._shorten))))
+
+    def say(self, block: Block) -> None:
+        """Show something above the bar."""
+        with self._bar.hidden():
+            self._context.say(block)
 
 
 def told(now: RolloutProgress) -> str:
-    """A line on how far a rollout has come."""
-    rate = now.num_tokens / now.elapsed_s if now.elapsed_s > 0 else 0.0
-    failed = sum(now.failures.values())
-    left = "" if now.left_s is None else f", about {now.left_s:.0f} s left"
+    """What a bar does not show of how far a rollout has come."""
     return (
-        f"{now.num_final} of {now.num_trajectories} trajectories, {now.num_turns} turns, "
-        f"{rate:.0f} tokens/s, {now.num_in_flight} asked and {now.num_queued} queued, "
-        f"{failed} failed{left}"
+        f"{now.num_turns} turns, {now.tokens_per_s:.0f} tokens/s, {now.num_in_flight} asked, "
+        f"{now.num_queued} queued, {sum(now.failures.values())} failed"
     )
 
 
@@ -147,6 +153,18 @@ def sample_conversation(trajectory: Trajectory, shorten: Callable[[str], list[st
         lines += [f"  > {line}" for line in shorten(said)]
         lines += [f"  actions {list(turn.actions)}, reward {turn.reward:.3g}"]
     return lines
+
+
+def _played(timings: RolloutTimings, verdict: str) -> list[Block]:
+    """How long it took, and what held it up."""
+    earlier = f"; before it was interrupted, {plural(timings.num_earlier, 'turn')}"
+    if not timings.num_turns and timings.num_earlier:
+        return [Text(f"Nothing was left to play of {plural(timings.num_earlier, 'turn')}.")]
+    text = (
+        f"{timings.num_turns} turns and {timings.num_tokens} tokens in {timings.wall_s:.1f} s "
+        f"({timings.tokens_per_s:.0f} tokens/s)"
+    )
+    return [Text(f"{text}{earlier if timings.num_earlier else ''}."), Text(verdict)]
 
 
 def _rollout_report(
@@ -186,11 +204,7 @@ def _rollout_report(
             f"played by {engine}"
         ),
         table_of(result.tags, result.plan),
-        Text(
-            f"{timings.num_turns} turns and {timings.num_tokens} tokens in {timings.wall_s:.1f} s "
-            f"({timings.tokens_per_s:.0f} tokens/s)."
-        ),
-        Text(result.verdict),
+        *_played(timings, result.verdict),
     ]
     if result.fallback is not None:
         blocks.append(Text(f"Fallback: {result.fallback}.", "warn"))

@@ -21,7 +21,7 @@ from typing import Any
 from envfleet.errors import ConfigError, did_you_mean
 from envfleet.llm.extras import import_extra
 
-__all__ = ["BLOCKS", "Config", "load_config", "plain_config", "preset_names"]
+__all__ = ["BLOCKS", "Config", "changed_config", "load_config", "plain_config", "preset_names"]
 
 BLOCKS = ("es_manager", "custom_envs", "agent_proxy", "seed", "llm")
 """The blocks of a configuration that are read here; the rest is for other programs."""
@@ -84,6 +84,14 @@ def plain_config(config: Any) -> dict[str, Any]:
     except RecursionError as exc:
         raise ConfigError("the configuration holds itself, or is nested too deeply") from exc
     return data
+
+
+def changed_config(config: Any, overrides: Sequence[str]) -> dict[str, Any]:
+    """A configuration in any form as plain data, with changes as for `load_config`."""
+    settings = plain_config(config)
+    for change in _checked_changes(overrides):
+        _apply(settings, change)
+    return settings
 
 
 def _omegaconf() -> Any:

@@ -96,6 +96,8 @@ class Journal:
         self._places: dict[tuple[int, int], list[tuple[int, int]]] = {}
         """Where the lines of each environment's attempt begin, and how long they are."""
         self.num_turns = 0
+        self.played_s = 0.0
+        """When the last turn was over, in seconds from the start of the rollout."""
         self.write_s = 0.0
         """Time spent in writing."""
         self._synced_s = time.monotonic()
@@ -143,7 +145,10 @@ class Journal:
     def _note(self, entry: Mapping[str, Any], place: int, size: int) -> None:
         key = entry["env_id"], entry["attempt"]
         self._places.setdefault(key, []).append((place, size))
-        self.num_turns += entry["kind"] == "turn"
+        if entry["kind"] == "turn":
+            self.num_turns += 1
+            taken = {**entry["turn"]["times"], **entry["turn"]["generation"]["times"]}
+            self.played_s = max(self.played_s, sum(taken.values()))
 
     def _add(self, entry: Mapping[str, Any]) -> tuple[int, int]:
         begun_s = time.perf_counter()

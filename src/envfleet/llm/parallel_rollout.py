@@ -149,6 +149,7 @@ class ParallelRolloutManager:
             if path is not None:
                 journal = stack.enter_context(Journal(path, header_of(rules, first, self.llm.name)))
                 check_header(path, header_of(rules, first, self.llm.name))
+                rules = replace(rules, started_s=monotonic() - journal.played_s)
             run = RolloutRun(rules, self.llm, self._tasks(first), journal, watch)
             before = self.llm.stats
             _log.info(
@@ -270,7 +271,12 @@ class ParallelRolloutManager:
         num_idle_rounds = 0
         while True:
             share = WorkShare(
-                run.take_all(), workers.num_workers, run.expected_turns, run.num_losses
+                run.take_all(),
+                workers.num_workers,
+                run.expected_turns,
+                run.num_losses,
+                # before it would be given up, so that none is for the losses of another
+                suspect_after=max(1, min(2, self._rules.settings.max_restarts)),
             )
             run.give = share.add
             for worker, env_ids in enumerate(share.env_ids()):

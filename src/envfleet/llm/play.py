@@ -25,7 +25,7 @@ from envfleet.llm.inference.types import GenerateRequest, Generation, Message
 from envfleet.llm.parsing import parse_response
 from envfleet.llm.play_rules import PlayRules, TrajectoryTask, save_images
 from envfleet.llm.prompts import PromptInput
-from envfleet.llm.seats import EnvSeats, SeatReply
+from envfleet.llm.seats import EnvSeats, SeatReply, SeatsLost
 from envfleet.llm.trajectories import (
     FailureReason,
     Trajectory,
@@ -135,6 +135,8 @@ class Play:
         self._by_seat: dict[int, _Live] = {}
         self._answers: queue.SimpleQueue[tuple[_Live, Future[Generation]]] = queue.SimpleQueue()
         self._num_asked = 0
+        self._seatless: list[TrajectoryTask] = []
+        """Those for which there was no environment yet; one that is taken will be free."""
         self._held: list[Callable[[], None]] = []
         """What lockstep does once everything that was asked has been answered."""
 
@@ -187,7 +189,10 @@ class Play:
     # ---- one trajectory -------------------------------------------------------------------------
 
     def _begin_more(self) -> None:
-        while len(self._by_seat) < self._max_live:
+        seatless, self._seatless = self._seatless, []
+        for one in seatless:
+            self._begin(one)
+        while len(self._by_seat) + len(self._seatless) < self._max_live:
             task = self._source.next()
             if task is None:
                 return
@@ -195,14 +200,21 @@ class Play:
 
     def _begin(self, task: TrajectoryTask) -> None:
         trajectory = task.new_trajectory()
+        seat, problem = -1, ""
+        try:
+            found = self._seats.take(task.tag)
+            if found is None:
+                self._seatless.append(task)
+                return
+            seat = found
+        except SeatsLost as exc:
+            problem = str(exc)
+        live = _Live(task, trajectory, seat, time.monotonic())
         if not task.is_begun:
             self._listener.begun(trajectory)
-        seat = self._seats.take(task.tag)
-        if seat is None:
-            live = _Live(task, trajectory, -1, time.monotonic())
-            self._fail(live, "env", "every environment of its kind has been lost")
+        if problem:
+            self._fail(live, "env", problem)
             return
-        live = _Live(task, trajectory, seat, time.monotonic())
         self._by_seat[seat] = live
         self._seats.send(seat, EpisodeRequest(task.seed, self._rules.mode))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -130,10 +131,14 @@ class PlayRules:
         trajectory.metrics = {f"{tag}/{key}": value for key, value in found.items()}
         for name, function in self.rewards.items():
             try:
-                trajectory.extra_rewards[name] = float(function(trajectory))
+                reward = float(function(trajectory))
+                if not math.isfinite(reward):
+                    raise ValueError(f"it gave {reward}, which is no finite number")
+                trajectory.extra_rewards[name] = reward
             except Exception as exc:  # the user's own function
                 error = f"the reward function {name} failed: {type(exc).__name__}: {exc}"
-                trajectory.failure = TrajectoryFailure(reason="env", error=error)
+                failure = TrajectoryFailure(reason="env", error=error)
+                trajectory.failure = trajectory.failure or failure
 
 
 def read_rules(

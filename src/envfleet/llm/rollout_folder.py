@@ -13,14 +13,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
 from envfleet.errors import JournalError
+from envfleet.llm.export import as_json
+from envfleet.llm.inference.options import InferenceOptions
 from envfleet.llm.journal import JOURNAL_FILE
 from envfleet.llm.metrics import TAG_COLUMNS
 from envfleet.llm.parallel_rollout import ParallelRolloutResult
+from envfleet.llm.rollout_options import RolloutOptions
+from envfleet.llm.settings import AgentProxy
 from envfleet.llm.timeline import timeline_chart
 from envfleet.llm.trajectories import Trajectory
 from envfleet.observe import facts
@@ -41,6 +45,8 @@ JOB = "rollout"
 _PACKAGES = ("envfleet", "numpy", "gymnasium", "joblib", "aiohttp", "xllamacpp")
 _SAMPLES = 3
 """Trajectories that the page shows."""
+_MAY_CHANGE = ("config", "engine", "is_deterministic", "agent_proxy", "llm")
+"""Of what was asked for; a journal refuses changes after which it would be of another rollout."""
 _PARTS = ("queue", "prefill", "decode", "env", "transport", "journal")
 
 
@@ -53,8 +59,10 @@ def new_folder(name: str, seed: int, under: Path = Path("runs")) -> Path:
 
 
 def begin_run(folder: Path, about: Mapping[str, Any]) -> None:
-    """Write down what was asked for, unless the folder says so already."""
+    """Write down what is asked for; a rollout that goes on keeps what it began with."""
     if (folder / JOURNAL_FILE).exists():
+        begun = read_run(folder)
+        _write_run_file(folder, begun | {name: about[name] for name in _MAY_CHANGE})
         return
     folder.mkdir(parents=True, exist_ok=True)
     _write_run_file(folder, {"job": JOB, **about, **facts.collect(_PACKAGES)})
@@ -94,9 +102,11 @@ def end_run(folder: Path, result: ParallelRolloutResult) -> Path:
         "fallback": result.fallback,
         "verdict": result.verdict,
     }
-    about = read_run(folder) | {"outcome": outcome}
+    about, page = read_run(folder), folder / REPORT_FILE
+    if "outcome" in about and page.exists() and not result.timings.num_turns:
+        return page  # it was over before, and these times are of reading
+    about["outcome"] = outcome
     _write_run_file(folder, about)
-    page = folder / REPORT_FILE
     rewrite(page, _rollout_page(folder, about, result))
     return page
 
@@ -115,33 +125,55 @@ def _rollout_page(folder: Path, about: Mapping[str, Any], result: ParallelRollou
         name=folder.resolve().name,
         env=f"rollout {about['config_name']}",
         state="finished",
-        total_steps=timings.num_turns,
+        total_steps=0,
         options={
-            "llm": [OptionValue(name, value, value) for name, value in about["llm"].items()],
-            "agent_proxy": [
-                OptionValue(name, value, value) for name, value in about["agent_proxy"].items()
-            ],
+            "llm": _option_values(about["llm"], InferenceOptions),
+            "agent_proxy": _option_values(about["agent_proxy"], AgentProxy, RolloutOptions),
         },
+        incidents=None,
         seconds=timings.wall_s,
         shares={name: seconds / total for name, seconds in spent.items()},
         verdict=result.verdict,
         advice=() if result.fallback is None else (f"Fallback: {result.fallback}",),
         command=about["command"],
+        repeats="The same rollout again"
+        if about.get("is_deterministic")
+        else "The same starts and seeds again, to which this engine may give other answers",
         facts=about,
     )
+    earlier = f"; before, {timings.num_earlier} turns" if timings.num_earlier else ""
     tiles = (
         tile("trajectories", str(len(result.trajectories)), f"{result.num_masked} masked"),
-        tile("turns", str(timings.num_turns), f"{timings.num_tokens} tokens"),
+        tile("turns", str(timings.num_turns), f"{timings.num_tokens} tokens{earlier}"),
         tile("tokens per second", f"{timings.tokens_per_s:.1f}", about["engine"]),
         tile("failures", str(sum(result.failures.values())), _failures_text(result.failures)),
     )
     sections = (
         section("Results", table(TAG_COLUMNS, rows)),
+        *([_failures(result)] if result.failures else []),
         section("Timeline", timeline_chart(result.trajectories), _how_to_trace(folder)),
         section("Conversations", *_samples(result.trajectories), _how_to_view(folder)),
         section("Where it was played", *(tag("p", line) for line in result.plan)),
     )
     return render(record, JobPage("rollout with a model", tiles, sections))
+
+
+def _option_values(block: Mapping[str, Any], *classes: Any) -> list[OptionValue]:
+    """Options with their defaults; one that another library defines has none."""
+    defaults = {one.name: as_json(one.default) for kind in classes for one in fields(kind)}
+    return [OptionValue(name, value, defaults.get(name, value)) for name, value in block.items()]
+
+
+def _failures(result: ParallelRolloutResult) -> Markup:
+    rows = [
+        tag("tr", *(tag("td", cell) for cell in (reason, str(count), result.first_errors[reason])))
+        for reason, count in result.failures.items()
+    ]
+    text = (
+        f"{sum(result.failures.values())} of {result.num_attempts} attempts failed; "
+        f"{result.num_masked} of {len(result.trajectories)} trajectories are masked."
+    )
+    return section("Failures", tag("p", text), table(("reason", "attempts", "the first"), rows))
 
 
 def _samples(trajectories: Sequence[Trajectory]) -> list[Markup]:

@@ -42,6 +42,7 @@ class RolloutProgress:
     num_final: int
     num_turns: int
     num_tokens: int
+    tokens_per_s: float
     num_queued: int
     """Requests that wait for the model."""
     num_in_flight: int
@@ -49,6 +50,7 @@ class RolloutProgress:
     first_errors: dict[str, str]
     """What the first failed attempt of each reason said."""
     elapsed_s: float
+    """With the time before it was interrupted, if it was."""
     sample: Trajectory | None
     """The trajectory that ended last."""
 
@@ -84,7 +86,7 @@ class RolloutRun:
         self.num_losses: dict[Key, int] = {}
         """How often trajectories were lost with their workers; a `WorkShare` counts."""
         self._sample: Trajectory | None = None
-        self._told_s = 0.0
+        self._told_s, self._begun_s = 0.0, monotonic()
         self.num_events = 0
         self._take_up()
 
@@ -99,6 +101,7 @@ class RolloutRun:
             found = None
             if self._journal is not None and task.env_id in attempts:
                 found = self._journal.read(task.env_id, attempts[task.env_id])
+                self.tally.num_earlier += 0 if found is None else len(found.turns)
             attempt = group_attempts.get(task.group_id, 0)
             decision = after_interruption(task, found, attempt, self._policy)
             self._carry_out(decision)
@@ -235,6 +238,7 @@ class RolloutRun:
                 num_final=self.tally.num_final,
                 num_turns=self.tally.num_turns,
                 num_tokens=self.tally.num_tokens,
+                tokens_per_s=self.tally.num_tokens / max(1e-9, now_s - self._begun_s),
                 num_queued=stats.num_queued,
                 num_in_flight=stats.num_in_flight,
                 failures=dict(self.tally.failures),

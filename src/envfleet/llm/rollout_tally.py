@@ -40,6 +40,8 @@ class RolloutTimings:
     """From the end of nine tenths of the trajectories to the end of all."""
     num_turns: int = 0
     num_tokens: int = 0
+    num_earlier: int = 0
+    """Turns that had been played before the rollout went on; nothing else counts them."""
 
     @property
     def tokens_per_s(self) -> float:
@@ -76,6 +78,8 @@ class RolloutTally:
         """What the first of them said."""
         self.num_attempts = 0
         self.num_masked = self.num_final = self.num_turns = self.num_tokens = 0
+        self.num_earlier = 0
+        """Turns that a journal knew."""
         self._sums = dict.fromkeys(("queue", "prefill", "decode", "env", "transport"), 0.0)
 
     def add_turn(self, turn: TrajectoryTurn) -> None:
@@ -165,6 +169,7 @@ class RolloutTally:
             tail_s=tail_s,
             num_turns=self.num_turns,
             num_tokens=self.num_tokens,
+            num_earlier=self.num_earlier,
         )
 
 

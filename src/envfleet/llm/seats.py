@@ -2,20 +2,22 @@
 
 A trajectory takes a seat of its tag, plays in the environment that sits there, and gives the seat
 back. Seats last from one rollout to the next, so environments are built once. Law: an episode in a
-used environment is the one of a new environment; an environment that has failed is not used again.
+used environment is the one of a new environment; an environment that has failed is not used again,
+and others take its place, so that trajectories that end workers cost the others none.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 from envfleet.errors import ConfigError
 from envfleet.llm.local import LocalEnvs
 from envfleet.llm.placement import Placement, placement_of
-from envfleet.llm.remote import RemoteEnvs
+from envfleet.llm.remote import FLEET_ERRORS, RemoteEnvs
 from envfleet.llm.settings import Settings, Tag, UseMultiprocessing
 from envfleet.llm.turns import Request, TurnReply
 
@@ -28,6 +30,10 @@ class SeatReply:
     reply: TurnReply
     env_s: float
     """Until the reply was there."""
+
+
+class SeatsLost(Exception):
+    """There is no environment of a kind, and there will be none."""
 
 
 class EnvSeats:
@@ -60,26 +66,33 @@ class EnvSeats:
         self._free: dict[str, list[int]] = {name: [] for name in counts}
         self._tag_of: dict[int, str] = {}
         self._remote: list[RemoteEnvs] = []
+        self._spare: list[RemoteEnvs] = []
+        """Those of `_remote` that took the place of lost seats; they last for a rollout."""
         self._host: dict[int, RemoteEnvs] = {}
         """The fleet of each seat that is not in this process."""
-        self._is_here = {name: one.turns == "here" for name, one in placements.items()}
+        self._settings, self._counts = settings, dict(counts)
+        self._turns = {name: one.turns for name, one in placements.items()}
         self._replies: list[SeatReply] = []
         self._sent_s: dict[int, float] = {}
         """When each seat in another process was asked."""
         self._next_seat = 0
         for backend in ("thread", "process"):
-            seats = {
-                self._new_seat(name): partial(Tag.make, tags[name])
-                for name, one in placements.items()
-                if one.turns == backend
-                for _ in range(counts[name])
-            }
-            if seats:
-                remote = RemoteEnvs(seats, backend, settings)
-                self._remote.append(remote)
-                self._host |= dict.fromkeys(seats, remote)
-                for seat in reversed(seats):
-                    self._free[self._tag_of[seat]].append(seat)
+            self._open(backend, [name for name in counts if self._turns[name] == backend])
+
+    def _open(self, backend: Any, tags: Sequence[str]) -> None:
+        """Start a fleet with the seats of these tags."""
+        seats = {
+            self._new_seat(name): partial(Tag.make, self._tags[name])
+            for name in tags
+            for _ in range(self._counts[name])
+        }
+        if not seats:
+            return
+        remote = RemoteEnvs(seats, backend, self._settings)
+        self._remote.append(remote)
+        self._host |= dict.fromkeys(seats, remote)
+        for seat in reversed(seats):
+            self._free[self._tag_of[seat]].append(seat)
 
     def _new_seat(self, tag: str) -> int:
         seat, self._next_seat = self._next_seat, self._next_seat + 1
@@ -97,29 +110,43 @@ class EnvSeats:
         return len(self.local.players) + len(self._host)
 
     def take(self, tag: str) -> int | None:
-        """A free seat of this tag; None if all that there can be are taken or have failed."""
+        """A free seat of this tag; None if all are taken, so that one will be free.
+
+        Raises:
+            SeatsLost: All are lost, and no others can be started.
+        """
         if tag not in self._free:
             raise ConfigError(f"there is no seat for {tag!r}; there are {', '.join(self._free)}")
-        if self._free[tag]:
-            return self._free[tag].pop()
-        if not self._is_here[tag]:
-            return None
-        seat = self._new_seat(tag)
-        self.local.add(seat, self._tags[tag].make())
-        return seat
+        if self._turns[tag] == "here":
+            if self._free[tag]:
+                return self._free[tag].pop()
+            seat = self._new_seat(tag)
+            self.local.add(seat, self._tags[tag].make())
+            return seat
+        if not any(self._tag_of[seat] == tag and not self._is_lost(seat) for seat in self._host):
+            try:
+                self._open(self._turns[tag], [tag])
+            except FLEET_ERRORS as exc:
+                raise SeatsLost(f"every {tag} is lost, and no other can be started: {exc}") from exc
+            self._spare.append(self._remote[-1])
+        while self._free[tag]:
+            seat = self._free[tag].pop()
+            if not self._is_lost(seat):
+                return seat
+        return None
 
     def give_back(self, seat: int, *, has_failed: bool = False) -> None:
         """The trajectory in this seat is over."""
         if has_failed and seat not in self._host:
             self.local.remove(seat)
             return
-        if has_failed and self._is_given_up(seat):
-            return
         self._free[self._tag_of[seat]].append(seat)
 
-    def _is_given_up(self, seat: int) -> bool:
-        fleet = self._host[seat].fleet
-        return self._host[seat].ids.index(seat) in fleet.quarantined
+    def _is_lost(self, seat: int) -> bool:
+        """Whether the fleet has given this seat up."""
+        remote = self._host[seat]
+        lost = remote.fleet.quarantined
+        return bool(lost) and remote.ids.index(seat) in lost
 
     def send(self, seat: int, request: Request) -> None:
         """Ask the environment of this seat; one in this process replies at once."""
@@ -145,6 +172,12 @@ class EnvSeats:
         """Get ready for another rollout: every seat is free, and nothing is in flight."""
         self._replies.clear()
         self._sent_s.clear()
+        for remote in self._spare:
+            remote.close()
+            self._remote.remove(remote)
+            for seat in remote.ids:
+                del self._host[seat]
+        self._spare.clear()
         for remote in self._remote:
             remote.refresh()
         for name in self._free:

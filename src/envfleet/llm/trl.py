@@ -205,7 +205,10 @@ def _own_model(trainer: Any) -> Engine:
     tokenizer = trainer.processing_class
     step = trainer.state.global_step
     return TransformersEngine(
-        model, getattr(tokenizer, "tokenizer", tokenizer), model_version=f"step {step}"
+        model,
+        getattr(tokenizer, "tokenizer", tokenizer),
+        model_version=f"step {step}",
+        has_scaled_log_probs=True,  # TRL divides logits by its temperature
     )
 
 

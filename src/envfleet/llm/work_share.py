@@ -2,8 +2,9 @@
 
 Every worker begins with a share of its own, the longest trajectories first. One that has no more
 takes from the worker that has most left. A worker that rests, because the machine is short of
-memory or of cores, leaves its share to the others. A trajectory that was lost twice with its worker
-may be what the workers died of: from then on it is played alone, so that no other is lost with it.
+memory or of cores, leaves its share to the others. A trajectory that was lost with its worker, once
+or twice, may be what the worker died of: from then on it is played alone, so that no other is lost
+with it.
 
 Law: a trajectory belongs to one worker at a time, and every trajectory is played to its end.
 """
@@ -18,10 +19,10 @@ from pathlib import Path
 
 from envfleet.llm.play_rules import TrajectoryTask
 
-SUSPECT_AFTER = 2
-"""How often a trajectory is lost before it is played alone."""
 _LEAST_MEMORY = 0.1
 """Share of the memory that must be free for another worker; below half of it one has to rest."""
+_MOST_LOAD = 2.0
+"""Processes per core that run or want to, beyond which one worker after another has to rest."""
 
 Key = tuple[int, int]
 """Environment and attempt."""
@@ -47,6 +48,7 @@ class WorkShare:
         num_workers: int,
         expected: Callable[[TrajectoryTask], float] = lambda task: 0.0,
         num_losses: dict[Key, int] | None = None,
+        suspect_after: int = 2,
     ) -> None:
         """Share out tasks.
 
@@ -55,9 +57,10 @@ class WorkShare:
             num_workers: How many workers ask.
             expected: How long a trajectory is expected to be, in any unit.
             num_losses: How often trajectories were lost with their workers, counted on here.
+            suspect_after: How often a trajectory is lost before it is played alone.
         """
         self._lock = threading.Lock()
-        self._expected = expected
+        self._expected, self._suspect_after = expected, suspect_after
         self._shares = [
             deque(sorted(one, key=expected, reverse=True)) for one in split(tasks, num_workers)
         ]
@@ -93,7 +96,7 @@ class WorkShare:
             return None
 
     def _is_suspect(self, key: Key) -> bool:
-        return self.num_losses.get(key, 0) >= SUSPECT_AFTER
+        return self.num_losses.get(key, 0) >= self._suspect_after
 
     def add(self, tasks: Iterable[TrajectoryTask]) -> None:
         """More tasks, for those who have least to do."""
@@ -151,18 +154,17 @@ def wanted_workers(
 ) -> tuple[int, str | None]:
     """How many workers should play, and why that is another number than before."""
     memory = f"{now.free_memory:.0%} of the memory is free"
+    load = f"the load is {now.load:.1f} on {now.cores} cores"
     if active > 1 and now.free_memory < _LEAST_MEMORY / 2:
         return active - 1, f"{active - 1} of {most} workers go on: only {memory}"
-    if active > 1 and now.load > 2 * now.cores and num_waiting == 0:
-        return active - 1, (
-            f"{active - 1} of {most} workers go on: the load is {now.load:.1f} on "
-            f"{now.cores} cores, and no trajectory waits"
-        )
-    has_room = now.free_memory > _LEAST_MEMORY and now.load < 2 * now.cores
+    if active > 1 and now.load > _MOST_LOAD * now.cores:
+        return active - 1, f"{active - 1} of {most} workers go on: {load}"
+    # well below what makes a worker rest: what follows a change must not be its opposite
+    has_room = now.free_memory > _LEAST_MEMORY and now.load < 0.75 * _MOST_LOAD * now.cores
     if active < most and num_waiting > 0 and has_room:
         return active + 1, (
-            f"{active + 1} of {most} workers go on: {num_waiting} trajectories wait, the load is "
-            f"{now.load:.1f} on {now.cores} cores, and {memory}"
+            f"{active + 1} of {most} workers go on: {num_waiting} trajectories wait, {load}, and "
+            f"{memory}"
         )
     return active, None
 

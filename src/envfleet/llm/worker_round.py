@@ -227,10 +227,14 @@ class WorkerRound:
             WorkersLost: Before all trajectories are over.
         """
         llm, workers, topic = self._llm, self._workers, self._topic
-        llm.on_message(topic, self._said.put)
-        llm.on_message(f"{topic}.next", self._next)
-        llm.on_message(f"{topic}.elapsed", self._elapsed)
-        llm.on_message(f"{topic}.image", self._keep_image)
+        handlers = {
+            topic: self._said.put,
+            f"{topic}.next": self._next,
+            f"{topic}.elapsed": self._elapsed,
+            f"{topic}.image": self._keep_image,
+        }
+        for name, handler in handlers.items():
+            llm.on_message(name, handler)
         each = -(-self._max_live // workers.num_workers)
         try:
             workers.start(SharePlay(workers.client(llm), topic, self._rules, each), self._said.put)
@@ -252,6 +256,8 @@ class WorkerRound:
         finally:
             self._is_over = True
             workers.stop(bool(self._gone))
+            for name in handlers:  # the manager outlives this round, and would keep it
+                llm.on_message(name, None)
 
     # ---- called in the thread of the inference manager -----------------------------------------
 

@@ -25,6 +25,7 @@ __all__ = [
     "axis",
     "labels",
     "line_chart",
+    "part_colour",
     "share_bar",
     "short",
     "thin",
@@ -36,6 +37,12 @@ SIDE = 1000.0
 
 MOST_POINTS = 500
 """A line has at most so many points; more would not be seen, and would make the page slow."""
+
+_COLOURS = {
+    **{"learning": 0, "evaluation": 1, "start-up": 2, "environments": 3, "waiting": 4},
+    **{"inference": 5, "transport": 6, "filming": 7, "the rest": 8, "bookkeeping": 9},
+    **{"queue": 0, "prefill": 1, "decode": 2, "env": 3, "journal": 9},
+}
 
 _HAIR = 1e-9
 """Differences below this are rounding errors: 0.3 / 0.1 is not 3."""
@@ -236,6 +243,11 @@ def line_chart(
         tag("p", x_unit, class_="axis"),
         class_="chart large" if is_large else "chart",
     )
+
+
+def part_colour(name: str) -> int:
+    """The colour of a part of the time, which is the same on every page."""
+    return _COLOURS.get(name, 8)
 
 
 def share_bar(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from envfleet.observe.charts import SIDE, short, ticks
+from envfleet.observe.charts import SIDE, part_colour, short, ticks
 from envfleet.observe.markup import Markup, join, tag
 
 __all__ = ["Lane", "Part", "lane_chart"]
@@ -44,7 +44,7 @@ def lane_chart(title: str, lanes: Sequence[Lane], kinds: Sequence[str], note: st
     Args:
         title: What is drawn.
         lanes: In their order.
-        kinds: The kinds of parts; their order gives their colours.
+        kinds: The kinds of parts, in the order of the key.
         note: A sentence below the title.
     """
     caption = tag("figcaption", tag("b", title), *([tag("small", note)] if note else []))
@@ -56,7 +56,7 @@ def lane_chart(title: str, lanes: Sequence[Lane], kinds: Sequence[str], note: st
     rows = [
         tag(
             "g",
-            *(_rect(part, kinds.index(part.kind), end_s, number, height) for part in lane.parts),
+            *(_rect(part, part_colour(part.kind), end_s, number, height) for part in lane.parts),
             data_label=lane.label,
         )
         for number, lane in enumerate(lanes)
@@ -79,7 +79,7 @@ def lane_chart(title: str, lanes: Sequence[Lane], kinds: Sequence[str], note: st
         tag("span", short(value), class_="tick x", style=f"left:{value / end_s:.2%}")
         for value in ticks(0.0, end_s)
     ]
-    keys = [tag("li", tag("i", class_=f"key c{number}"), kind) for number, kind in enumerate(kinds)]
+    keys = [tag("li", tag("i", class_=f"key c{part_colour(kind)}"), kind) for kind in kinds]
     return tag(
         "figure",
         caption,

@@ -22,9 +22,15 @@ class ProgressBar(Protocol):
     def advance(self, num: int = 1) -> None:
         """Count ``num`` more units as done."""
 
+    def hidden(self) -> AbstractContextManager[None]:
+        """Take the bar away while something else is written to its stream."""
+
 
 class Progress(Protocol):
     """Something that can show bars."""
+
+    is_drawn: bool
+    """Whether a person sees them."""
 
     def bar(self, title: str, total: int) -> AbstractContextManager[ProgressBar]:
         """Open a bar of ``total`` units; it disappears when the context ends."""
@@ -33,11 +39,18 @@ class Progress(Protocol):
 class Silent:
     """Shows nothing: for ``--json``, for pipes and for tests."""
 
+    is_drawn = False
+
     def note(self, text: str) -> None:
         """Ignore the note."""
 
     def advance(self, num: int = 1) -> None:
         """Ignore the progress."""
+
+    @contextmanager
+    def hidden(self) -> Iterator[None]:
+        """Nothing is in the way."""
+        yield
 
     @contextmanager
     def bar(self, title: str, total: int) -> Iterator[ProgressBar]:
@@ -47,6 +60,8 @@ class Silent:
 
 class RichProgress:
     """A bar drawn by rich, with the time that is left."""
+
+    is_drawn = True
 
     def __init__(self, stream: TextIO) -> None:
         """Draw on ``stream``, which should be a terminal."""
@@ -64,7 +79,10 @@ class RichProgress:
             TimeRemainingColumn,
         )
         from rich.progress import Progress as Drawn
+        from rich.table import Column
 
+        # it has the room that the others leave: as wide as it is, it would squeeze them all
+        note = Column(ratio=1, no_wrap=True, overflow="ellipsis")
         drawn = Drawn(
             TextColumn("[bold]{task.description}"),
             BarColumn(bar_width=24),
@@ -72,8 +90,9 @@ class RichProgress:
             TimeElapsedColumn(),
             TextColumn("left"),
             TimeRemainingColumn(),
-            TextColumn("[dim]{task.fields[note]}"),
+            TextColumn("{task.fields[note]}", style="dim", markup=False, table_column=note),
             console=Console(file=self._stream),
+            expand=True,
             transient=True,
             # rich would refresh from a thread of its own, and the work shown here forks processes
             auto_refresh=False,
@@ -91,6 +110,14 @@ class RichProgress:
 
                 def advance(self, num: int = 1) -> None:
                     drawn.update(task, advance=num, refresh=True)
+
+                @contextmanager
+                def hidden(self) -> Iterator[None]:
+                    drawn.stop()
+                    try:
+                        yield
+                    finally:
+                        drawn.start()
 
             yield Drawing()
 

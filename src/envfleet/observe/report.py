@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import Any, Literal, Self
 
-from envfleet.observe.charts import share_bar
+from envfleet.observe.charts import part_colour, share_bar
 from envfleet.observe.figures import Figures
 from envfleet.observe.markup import Markup, join, tag
 
@@ -26,24 +26,6 @@ State = Literal["finished", "stopped", "failed", "unfinished"]
 _POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; media-src data:"
 )
-_COLOURS = {
-    name: number
-    for number, name in enumerate(
-        (
-            "learning",
-            "evaluation",
-            "start-up",
-            "environments",
-            "waiting",
-            "inference",
-            "transport",
-            "filming",
-            "the rest",
-            "bookkeeping",
-        )
-    )
-}
-"""Parts of the time have the same colour on every page."""
 _MOST_ROWS = 200
 """Of incidents; all of them are in their own file."""
 _STATES: dict[State, str] = {
@@ -89,14 +71,15 @@ class RunRecord:
     reason: str = ""
     """Why it failed."""
     total_steps: int
-    """Environment steps that the whole run has."""
+    """Environment steps that the whole run has; 0 if it is not measured in them."""
     options: Mapping[str, Sequence[OptionValue]]
     """By the heading of their table."""
     iterations: Sequence[Figures] = ()
     evaluations: Sequence[Figures] = ()
     failed_evaluations: Sequence[Figures] = ()
     """Those that completed no episode, and why (`evaluation_failed`)."""
-    incidents: Sequence[Mapping[str, Any]] = ()
+    incidents: Sequence[Mapping[str, Any]] | None = ()
+    """None if the job tells of failures itself."""
     seconds: float = 0.0
     shares: Mapping[str, float]
     """The share of the time that each part took."""
@@ -105,6 +88,8 @@ class RunRecord:
     """What else would save time."""
     command: str
     """Repeats the run."""
+    repeats: str = "The same run again, bit for bit on the same machine"
+    """What the command does."""
     resume_command: str = ""
     """Continues it."""
     facts: Mapping[str, Any]
@@ -154,7 +139,7 @@ def render(run: RunRecord, page: JobPage) -> str:
             _header(run, page),
             *page.sections,
             _time(run),
-            _incidents(run),
+            *([] if run.incidents is None else [_incidents(run, run.incidents)]),
             _again(run),
             _options(run),
             _surroundings(run),
@@ -168,13 +153,16 @@ def render(run: RunRecord, page: JobPage) -> str:
 
 
 def _header(run: RunRecord, page: JobPage) -> Markup:
-    tiles = [
-        *page.tiles,
-        tile("environment steps", f"{run.env_steps:,}", f"of {run.total_steps:,}"),
-        tile("time", _duration(run.seconds), "in all parts" if run.resumed else ""),
-        tile("speed", f"{run.env_steps / run.seconds if run.seconds else 0.0:,.0f}", "steps/s"),
-        tile("incidents", str(len(run.incidents)), "" if run.incidents else "nothing failed"),
-    ]
+    tiles = [*page.tiles]
+    if run.total_steps:
+        tiles.append(tile("environment steps", f"{run.env_steps:,}", f"of {run.total_steps:,}"))
+    tiles.append(tile("time", _duration(run.seconds), "in all parts" if run.resumed else ""))
+    if run.total_steps:
+        rate = run.env_steps / run.seconds if run.seconds else 0.0
+        tiles.append(tile("speed", f"{rate:,.0f}", "steps/s"))
+    if run.incidents is not None:
+        more = "" if run.incidents else "nothing failed"
+        tiles.append(tile("incidents", str(len(run.incidents)), more))
     begun = str(run.facts.get("started", "")).replace("T", " ").removesuffix("+00:00")
     return tag(
         "header",
@@ -200,14 +188,14 @@ def _time(run: RunRecord) -> Markup:
     more = [tag("ul", *(tag("li", *_spoken(one)) for one in run.advice), class_="advice")]
     return section(
         "Where the time went",
-        share_bar(run.shares, texts, {name: _COLOURS.get(name, 8) for name in run.shares}),
+        share_bar(run.shares, texts, {name: part_colour(name) for name in run.shares}),
         tag("p", *_spoken(run.verdict), class_="verdict"),
         *(more if run.advice else []),
     )
 
 
-def _incidents(run: RunRecord) -> Markup:
-    if not run.incidents:
+def _incidents(run: RunRecord, incidents: Sequence[Mapping[str, Any]]) -> Markup:
+    if not incidents:
         text = "No environment raised, hung or died."
         return section("Incidents", empty(text))
     rows = [
@@ -221,16 +209,16 @@ def _incidents(run: RunRecord) -> Markup:
             tag("td", str(one.get("reason", "")), class_="reason"),
             tag("td", tag("code", str(one["replay"])) if one.get("replay") else "not kept"),
         )
-        for one in run.incidents[-_MOST_ROWS:]
+        for one in incidents[-_MOST_ROWS:]
     ]
     head = ("time (UTC)", "steps", "slot", "what", "seed", "reason", "replay file")
-    count = len(run.incidents)
+    count = len(incidents)
     text = (
         f"{count} failure{'s' if count > 1 else ''}: each cost the episodes that were running in "
         "its slots, and was kept with its seed and actions. "
         f"{f'The last {_MOST_ROWS} are shown. ' if count > _MOST_ROWS else ''}To see one again: "
     )
-    kept = [f"{run.folder}/{one['replay']}" for one in run.incidents if one.get("replay")]
+    kept = [f"{run.folder}/{one['replay']}" for one in incidents if one.get("replay")]
     return section(
         "Incidents",
         tag("p", text, tag("code", f"envfleet doctor replay {(*kept, 'FILE')[0]}")),
@@ -239,7 +227,7 @@ def _incidents(run: RunRecord) -> Markup:
 
 
 def _again(run: RunRecord) -> Markup:
-    pieces = [tag("p", "The same run again, bit for bit on the same machine:"), _code(run.command)]
+    pieces = [tag("p", f"{run.repeats}:"), _code(run.command)]
     if run.resume_command:
         pieces += [tag("p", "Go on with this one:"), _code(run.resume_command)]
     return section("Reproduce", *pieces)

@@ -1,12 +1,14 @@
 """Bars: silent in pipes, and gone from a terminal when the work is over."""
 
 import io
+import re
 import sys
 import threading
 
 import pytest
 
 from envfleet.observe.progress import RichProgress, Silent, progress_on
+from tests.e2e.terminal import Screen
 
 
 class Terminal(io.StringIO):
@@ -45,6 +47,25 @@ def test_an_error_inside_leaves_a_clean_line():
     last = stream.getvalue().replace("\x1b[2K", "\r" + " " * 79).replace("\x1b[1A", "")
     last = last.replace("\x1b[?25h", "").rstrip("\r").rpartition("\r")[2]
     assert last.strip() == ""
+
+
+def test_what_is_said_meanwhile_stands_above_a_bar_that_leaves_no_trace():
+    stream = Terminal()
+
+    def lines():
+        return Screen(80).feed(stream.getvalue().replace("\n", "\r\n")).text.splitlines()
+
+    with RichProgress(stream).bar("rollout", 4) as bar:
+        bar.note(f"[/b] {'a long note ' * 9}")
+        bar.advance()
+        with bar.hidden():
+            stream.write("an attempt failed\n")
+            assert lines() == ["an attempt failed"]
+        bar.advance()
+        said, drawn = lines()
+        assert said == "an attempt failed"
+        assert re.fullmatch(r"rollout ━+╺━+ 2/4 [\d:]+ left [-\d:]+ \[/b\] a long note .*…", drawn)
+    assert lines() == ["an attempt failed"]
 
 
 def test_rich_draws_from_no_thread_of_its_own():

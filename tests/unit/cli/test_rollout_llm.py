@@ -1,6 +1,7 @@
 """`envfleet rollout` with a model: the folder, the report, going on."""
 
 import json
+import re
 import shlex
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,9 @@ def test_a_rollout_ends_with_metrics_a_report_and_its_folder(
     page = (folder / "report.html").read_text()
     assert "Conversations" in page
     assert "&lt;think&gt;" in page
+    assert "The same rollout again:" in page  # by a script
+    for said_of_training in ("environment steps", "steps/s", "No environment raised"):
+        assert said_of_training not in page
     about = json.loads((folder / "run.json").read_text())
     assert about["engine"] == "scripted"
     assert about["outcome"]["tags"][0]["num_envs"] == 2
@@ -94,7 +98,23 @@ def test_a_server_that_is_not_there_is_named_with_what_to_check(
     assert "Check that the server runs, and llm.base_url" in out
 
 
-def test_changes_are_refused_when_a_rollout_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
-    run(*LLM, "--out", "one")
-    assert run("--resume", "one", "agent_proxy.max_turn=2") == 2
-    assert "leave out 'agent_proxy.max_turn=2'" in capsys.readouterr().err
+def test_a_rollout_that_goes_on_may_get_what_does_not_change_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    tight = (*LLM, "llm.token_budget=100", "llm.max_concurrency=1")
+    assert run(*tight, "--out", "one") == 1
+    assert "The first of reason budget: " in capsys.readouterr().out
+    assert ">1 of 2 attempts failed; 1 of 2 trajectories are masked.<" in page_of("one")
+    assert run("--resume", "one", "agent_proxy.max_turn=2") == 1
+    assert "its max_turn is 1 and not 2" in capsys.readouterr().err
+    assert run("--resume", "one", "llm.token_budget=null") == 0
+    assert "; before it was interrupted, 1 turn." in " ".join(capsys.readouterr().out.split())
+    assert re.search(r">1</b><small>\d+ tokens; before, 1 turns<", page_of("one"))
+    before = page_of("one")
+    assert run("--resume", "one") == 0
+    assert "Nothing was left to play of 2 turns." in capsys.readouterr().out
+    assert page_of("one") == before
+
+
+def page_of(folder: str) -> str:
+    return Path(folder, "report.html").read_text()

@@ -1,14 +1,18 @@
 """Rollouts with a model in this process: failures, budgets, rewards, what is asked."""
 
+import gc
 import random
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from envfleet.errors import ConfigError, InferenceError, JournalError, RolloutFailed
 from envfleet.llm.environments.base import Mode
+from envfleet.llm.export import write_export
 from envfleet.llm.inference.manager import SharedLLMInferenceManager
 from envfleet.llm.inference.scripted import ScriptedEngine, some_action
 from envfleet.llm.inference.types import GenerateRequest, Generation
@@ -255,6 +259,10 @@ def no_bonus(trajectory: Trajectory) -> float:
     raise ValueError("no")
 
 
+def nan_bonus(trajectory: Trajectory) -> float:
+    return float("nan")
+
+
 def test_reward_functions_are_added() -> None:
     result = play(config_with(), of_manager={"reward_functions": [length_bonus]})
     one = result.trajectories[0]
@@ -262,13 +270,47 @@ def test_reward_functions_are_added() -> None:
     assert one.total_reward == one.reward + one.penalty + one.extra_rewards["length_bonus"]
 
 
-def test_a_reward_function_that_fails_is_told() -> None:
+@pytest.mark.parametrize(
+    ("bonus", "why"), [(no_bonus, "no"), (nan_bonus, "it gave nan, which is no finite number")]
+)
+def test_a_reward_function_that_fails_is_told(tmp_path: Path, bonus: Any, why: str) -> None:
     config = config_with("agent_proxy.on_failure=mask")
-    result = play(config, of_manager={"reward_functions": [no_bonus]})
+    result = play(config, folder=tmp_path, of_manager={"reward_functions": [bonus]})
     assert result.failures == {"env": 8}
     failure = result.trajectories[0].failure
     assert failure is not None
-    assert failure.error == "the reward function no_bonus failed: ValueError: no"
+    assert failure.error == f"the reward function {bonus.__name__} failed: ValueError: {why}"
+
+
+def test_a_failed_trajectory_keeps_its_reason_if_its_reward_cannot_be_worked_out() -> None:
+    engine = Counting(in_turn(0, {0}, "budget", attempts=9))
+    config = config_with("agent_proxy.on_failure=mask", tags=("FrozenLake",))
+    result = play(config, engine, of_manager={"reward_functions": [no_bonus]})
+    assert result.failures == {"budget": 1, "env": 1}
+
+
+class OddAnswers(ScriptedEngine):
+    """Answers with what neither JSON nor UTF-8 can hold."""
+
+    async def generate(self, request: GenerateRequest) -> Generation:
+        answer = await super().generate(request)
+        assert answer.token_ids is not None
+        odd = request.request_id == "0.0.0"
+        ids: Any = np.array(answer.token_ids)
+        log_probs: Any = np.full(len(ids), -np.inf if odd else -0.5, np.float32)
+        text = "\ud83d" + answer.text if odd else answer.text
+        return replace(answer, text=text, token_ids=ids, log_probs=log_probs)
+
+
+def test_an_answer_that_files_cannot_hold_as_it_is_aborts_nothing(tmp_path: Path) -> None:
+    result = play(config_with(tags=("FrozenLake",)), OddAnswers(), folder=tmp_path)
+    assert result.failures == {}
+    odd, plain = (one.turns[0].generation for one in result.trajectories)
+    assert odd.text.startswith("\N{REPLACEMENT CHARACTER}by a script")
+    assert (odd.token_ids, odd.log_probs) == (None, None)
+    assert plain.log_probs == (-0.5,) * plain.num_tokens
+    export = write_export(result.trajectories, "rows", tmp_path / "rows.jsonl")
+    assert (export.num_trajectories, export.num_untold) == (2, 1)
 
 
 def test_a_finished_rollout_is_read_from_its_journal_and_nothing_is_asked(tmp_path: Path) -> None:
@@ -358,6 +400,15 @@ def test_a_trajectory_that_was_lost_twice_is_played_alone() -> None:
     assert [share.next(0) for _ in range(2)] == tasks[1:]
 
 
+def test_a_trajectory_is_played_alone_before_it_would_be_given_up() -> None:
+    tasks: Any = [Task(number) for number in range(2)]
+    share = WorkShare(tasks, 1, suspect_after=1)
+    assert [share.next(0) for _ in range(2)] == tasks
+    share.lost(0)
+    share.add(tasks)
+    assert [share.next(0) for _ in range(2)] == [tasks[0], None]
+
+
 def test_a_resting_worker_gets_nothing() -> None:
     tasks: Any = [Task(number) for number in range(4)]
     share = WorkShare(tasks, 2)
@@ -370,7 +421,8 @@ def test_a_resting_worker_gets_nothing() -> None:
     ("active", "num_waiting", "now", "wanted", "why"),
     [
         (2, 5, MachineState(1.0, 2, 0.5), 3, "5 trajectories wait"),
-        (2, 5, MachineState(9.0, 2, 0.5), 2, None),
+        (2, 5, MachineState(3.5, 2, 0.5), 2, None),
+        (2, 5, MachineState(9.0, 2, 0.5), 1, "the load is 9.0 on 2 cores"),
         (2, 5, MachineState(1.0, 2, 0.04), 1, "only 4% of the memory is free"),
         (2, 0, MachineState(9.0, 2, 0.5), 1, "the load is 9.0 on 2 cores"),
         (1, 0, MachineState(9.0, 2, 0.01), 1, None),
@@ -400,3 +452,20 @@ def test_the_number_of_workers_follows_load_and_memory(
 )
 def test_the_verdict_names_what_holds_a_rollout_up(timings: RolloutTimings, begin: str) -> None:
     assert rollout_verdict(timings, 1, 100).startswith(begin)
+
+
+def test_a_manager_of_inference_keeps_nothing_of_a_rollout_that_is_over() -> None:
+    """It serves thousands of them in a training run."""
+    config = config_with(tags=("FrozenLake",), backend="threading")
+    with (
+        SharedLLMInferenceManager(ScriptedEngine()) as llm,
+        ParallelRolloutManager(config, llm) as manager,
+    ):
+        before = num_trajectories_in_memory()
+        manager.rollout(seed=1)
+        assert num_trajectories_in_memory() == before
+
+
+def num_trajectories_in_memory() -> int:
+    gc.collect()
+    return sum(type(one) is Trajectory for one in gc.get_objects())

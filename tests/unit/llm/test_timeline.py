@@ -8,6 +8,7 @@ import pytest
 
 from envfleet.llm.timeline import MOST_LANES, PHASES, chrome_trace, end_of, timeline_chart
 from envfleet.llm.trajectories import TrajectoryFailure, TurnTimes
+from envfleet.observe.charts import part_colour
 from tests.unit.llm.made_trajectories import trajectory, turn
 
 
@@ -81,3 +82,7 @@ class TestPicture:
     def test_a_rollout_that_has_not_begun_says_so(self):
         assert "nothing was measured yet" in timeline_chart([trajectory(turns=[])])
         assert end_of(trajectory(turns=[])) == 0.0
+
+
+def test_every_phase_has_a_colour_of_its_own() -> None:
+    assert len({part_colour(name) for name in (*PHASES, "journal", "anything")}) == 7

@@ -112,12 +112,13 @@ def test_the_example_of_the_guide_runs(tmp_path, monkeypatch, capsys):
 
 
 class TestTokens:
-    def test_completions_are_what_the_model_drew_and_saw(self, tokenizer):
-        """Compared with the model's own probabilities of the whole sequence."""
+    @pytest.mark.parametrize("temperature", [1.0, 0.5])
+    def test_completions_are_what_the_model_drew_and_saw(self, tokenizer, temperature):
+        """Compared with what TRL works out for the whole sequence, at its temperature."""
         import torch
 
-        trainer = trainer_like(tokenizer)
-        with rollout_func(config_of()) as play:
+        trainer = trainer_like(tokenizer, temperature=temperature)
+        with rollout_func(config_of(f"llm.temperature={temperature}")) as play:
             told = play(["FrozenLake, seed 3"], trainer)
         (prompt,), (ids,), (mask,) = told["prompt_ids"], told["completion_ids"], told["env_mask"]
         (trajectory,) = play.trajectories
@@ -126,7 +127,7 @@ class TestTokens:
         drawn = [one for turn in trajectory.turns for one in turn.generation.token_ids or ()]
         assert [one for one, is_drawn in zip(ids, mask, strict=True) if is_drawn] == drawn
         with torch.no_grad():
-            logits = trainer.model(torch.tensor([[*prompt, *ids]])).logits[0]
+            logits = trainer.model(torch.tensor([[*prompt, *ids]])).logits[0] / temperature
         found = torch.log_softmax(logits, -1)[len(prompt) - 1 : -1]
         expected = [float(found[place, one]) for place, one in enumerate(ids)]
         for value, one, is_drawn in zip(told["logprobs"][0], expected, mask, strict=True):

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from envfleet.observe import report
+from envfleet.observe.charts import part_colour
 from envfleet.runs.time_report import REMEDIES, Setup, advice, shares, verdict, verdict_so_far
 
 NAMES = tuple(REMEDIES)
@@ -104,7 +105,7 @@ def test_gains_are_gains_and_no_more_than_a_part_that_takes_no_time(spent, more_
 
 def test_every_part_has_a_colour_of_its_own_on_pages_of_both_themes():
     style = (Path(report.__file__).parent / "report.css").read_text()
-    numbers = [report._COLOURS[name] for name in NAMES]
+    numbers = [part_colour(name) for name in NAMES]
     assert len(set(numbers)) == len(NAMES)
     for number in numbers:
         assert style.count(f"--c{number}: #") == 2

@@ -20,6 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from envfleet.errors import InferenceError
+from envfleet.llm.inference.content import plain_generation
 from envfleet.llm.inference.options import InferenceOptions
 from envfleet.llm.inference.retries import delay_before_retry
 from envfleet.llm.inference.stats import InferenceStats
@@ -244,7 +245,7 @@ class Broker:
         prefill_s = answer.times.prefill_s
         decode_s = answer.times.decode_s or max(0.0, took_s - prefill_s)
         times = GenerationTimes(queue_s=queue_s, prefill_s=prefill_s, decode_s=decode_s)
-        return replace(answer, times=times)
+        return replace(plain_generation(answer), times=times)
 
     def _count_places(self, change: int) -> None:
         now_s = self._loop.time()

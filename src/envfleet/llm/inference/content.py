@@ -1,9 +1,14 @@
-"""What makes two requests the same: everything that the model sees, and its seed."""
+"""What makes two requests the same, and answers as plain data that files can hold.
+
+Two requests are the same if all that the model sees is, and their seeds are.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
+from dataclasses import replace
 from typing import Any
 
 from envfleet.llm.inference.types import GenerateRequest, Generation, GenerationTimes
@@ -50,6 +55,35 @@ def generation_data(answer: Generation) -> dict[str, Any]:
             "decode_s": answer.times.decode_s,
         },
     }
+
+
+def plain_generation(answer: Generation) -> Generation:
+    """The answer in plain numbers and whole characters, as records and JSON can hold it.
+
+    An answer with a log-probability that is no finite number counts as one whose tokens were not
+    reported. Half a character, which an engine may cut off, becomes U+FFFD.
+    """
+    token_ids = _plain_numbers(answer.token_ids, int)
+    log_probs = _plain_numbers(answer.log_probs, float)
+    if log_probs is not None and not all(map(math.isfinite, log_probs)):
+        token_ids = log_probs = None
+    text = answer.text
+    if not text.isascii():
+        text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return replace(
+        answer,
+        text=text,
+        prompt_ids=_plain_numbers(answer.prompt_ids, int),
+        token_ids=token_ids,
+        log_probs=log_probs,
+    )
+
+
+def _plain_numbers(values: Any, kind: type[Any]) -> tuple[Any, ...] | None:
+    """As a tuple of this type; one that is one already, mostly of thousands, is not copied."""
+    if values is None or (isinstance(values, tuple) and type(next(iter(values), kind())) is kind):
+        return values
+    return tuple(map(kind, values))
 
 
 def generation_from(data: dict[str, Any]) -> Generation:

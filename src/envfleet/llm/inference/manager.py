@@ -126,13 +126,16 @@ class SharedLLMInferenceManager:
             return InferenceClient(self._running.server.path)
         return InferenceClient(self._running.listen(host))
 
-    def on_message(self, topic: str, handler: Handler) -> None:
-        """Let `handler(payload)` take what clients `send` under this topic.
+    def on_message(self, topic: str, handler: Handler | None) -> None:
+        """Let `handler(payload)` take what clients `send` under this topic; None takes it away.
 
         It is called in the manager's thread, one message at a time, so it should be quick. What it
         returns or raises is what the client's `send` returns or raises.
         """
-        self._running.handlers[topic] = handler
+        if handler is None:
+            self._running.handlers.pop(topic, None)
+        else:
+            self._running.handlers[topic] = handler
 
     def close(self) -> None:
         """End the engine, and every request that is under way with an error."""

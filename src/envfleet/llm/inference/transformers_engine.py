@@ -30,13 +30,23 @@ class TransformersEngine:
         model: Such as `AutoModelForCausalLM.from_pretrained(...)` gives.
         tokenizer: Its tokenizer; a chat template is used if it has one.
         model_version: Written into every answer.
+        has_scaled_log_probs: Whether log-probabilities are those at the temperature of the request,
+            as some trainers work them out, and not those of the model.
     """
 
     is_deterministic = True
     max_concurrency = 1
 
-    def __init__(self, model: Any, tokenizer: Any, *, model_version: str = "") -> None:
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        *,
+        model_version: str = "",
+        has_scaled_log_probs: bool = False,
+    ) -> None:
         self._model, self._tokenizer = model, tokenizer
+        self._has_scaled_log_probs = has_scaled_log_probs
         self._version = model_version or str(getattr(model, "name_or_path", "") or "transformers")
         self._thread: ThreadPoolExecutor | None = None
 
@@ -107,6 +117,8 @@ class TransformersEngine:
                 if not token_ids:
                     first_s = time.perf_counter()
                 token_ids.append(token)
+                if self._has_scaled_log_probs and sampling.temperature > 0:
+                    logits = logits / sampling.temperature
                 log_probs.append(float(torch.log_softmax(logits, -1)[token]))
                 if token in ends:
                     stop = "stop"
