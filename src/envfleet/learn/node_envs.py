@@ -8,6 +8,8 @@ and the block of a node that is lost is collected again by another one, with the
 
 Law: which node steps a slot, and how many there are, changes nothing. Where observations are
 normalised, statistics take a segment in when it is over; on one machine they do so at every step.
+With a staleness allowed, nodes go on while this process learns, so it depends on time which policy
+acts, and each segment says how old its policy was. A staleness of 0 is the law again.
 """
 
 from __future__ import annotations
@@ -16,8 +18,10 @@ import functools
 import itertools
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import gymnasium
@@ -26,7 +30,7 @@ import numpy.typing as npt
 import torch
 
 from envfleet.adapters.names import find
-from envfleet.adapters.opening import env_functions
+from envfleet.adapters.opening import EnvWrapper, env_functions
 from envfleet.engine import Incident
 from envfleet.engine.backends.ray.cluster import connect
 from envfleet.errors import ConfigError
@@ -35,38 +39,52 @@ from envfleet.learn.inputs import Leaves
 from envfleet.learn.node_fleet import Collected, Look, NodeFleet, SlotTask, Spaces
 from envfleet.learn.options import PPOOptions
 from envfleet.learn.rollout_clock import RolloutClock
-from envfleet.learn.segments import Finals, Segment, Start
-from envfleet.learn.train_options import TrainOptions
+from envfleet.learn.segments import Behaviour, Finals, Segment, Start
+from envfleet.learn.train_options import SlowNodes, TrainOptions
 from envfleet.observe.events import Event
-from envfleet.runs.nodes import NodePool, Place
+from envfleet.runs.nodes import Done, NodePool, Place
 
 __all__ = ["NodeEnvs", "NodeStepper", "opened_on_nodes"]
 
 Flags = npt.NDArray[np.bool_]
 SLOW = 2.0
-"""A node that takes so many times as long as the median of all is named."""
+"""A node that takes so many times as long as the median of the others is named."""
+SKIP_S = 5.0
+"""A node that takes less is not given up for being slow: it may just have started."""
 
 
 @contextmanager
-def opened_on_nodes(options: TrainOptions, ppo: PPOOptions) -> Iterator[NodeEnvs]:
+def opened_on_nodes(
+    options: TrainOptions, ppo: PPOOptions, wrappers: Sequence[EnvWrapper]
+) -> Iterator[NodeEnvs]:
     """Join the cluster and start a worker on each of its nodes, as at the start of a run."""
     if options.backend == "ray":
         raise ConfigError(
             "collect='node' keeps a fleet on each node, which cannot be one of backend='ray'; "
             "leave the backend out, or collect here with backend='ray'"
         )
-    env_fns, _ = env_functions(find(options.env).source, options.n_envs, options.env_kwargs)
+    env_fns, _ = env_functions(
+        find(options.env).source, options.n_envs, options.env_kwargs, wrappers
+    )
     build = functools.partial(NodeFleet, env_fns, options, ppo)
     with connect(options.ray_address), NodePool[Any, Any](build) as pool:
-        yield NodeEnvs(pool, options.n_envs)
+        max_staleness = options.max_staleness if options.collect == "async" else 0
+        yield NodeEnvs(pool, options.n_envs, max_staleness, options.slow_nodes)
 
 
 class NodeEnvs:
     """The slots of a run that live on nodes."""
 
-    def __init__(self, pool: NodePool[Any, Any], num_envs: int) -> None:
+    def __init__(
+        self,
+        pool: NodePool[Any, Any],
+        num_envs: int,
+        max_staleness: int = 0,
+        slow_nodes: SlowNodes = "wait",
+    ) -> None:
         """Ask a node what the environments look like; the pool is not closed here."""
         self.pool, self.num_envs = pool, num_envs
+        self.max_staleness, self.slow_nodes = max_staleness, slow_nodes
         [done] = pool.work([Look()])
         spaces: Spaces = done.result
         self.single_observation_space: gymnasium.Space[Any] = spaces.observation
@@ -100,22 +118,69 @@ class NodeEnvs:
         )
 
 
-class NodeStepper:
-    """Has all slots stepped on nodes; each node gets a block of slots by its cores."""
+@dataclass(slots=True)
+class _Block:
+    """Neighbouring slots, which one node takes from segment to segment."""
 
-    def __init__(self, envs: NodeEnvs, agent: Agent, options: PPOOptions) -> None:
+    slots: slice
+    worker: int
+    """The node's, which has their fleet."""
+    begun: int
+    """Segments that were begun, and so the number of the next one."""
+    waiting: deque[_Piece] = field(default_factory=deque)
+    """What was collected and not asked for yet, one after another."""
+    last: _Piece | None = None
+    """The newest of all; None if that is what all slots have in common."""
+    staleness: int = 0
+    """Of the segment that is under way."""
+
+    def takes(self, done: Done[Collected]) -> None:
+        """A segment is over."""
+        self.worker = done.worker
+        self.last = _Piece(done.result, self.staleness)
+        self.waiting.append(self.last)
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """What came of a segment of a block."""
+
+    collected: Collected
+    staleness: int
+
+    @property
+    def seconds(self) -> float:
+        """How long the node was busy with it."""
+        return sum(self.collected.seconds.values())
+
+
+class NodeStepper:
+    """Has all slots stepped on nodes; each node gets a block of slots by its cores.
+
+    The policy has as many updates behind it as segments were asked for, so segment n is to be made
+    by policy n. With a staleness allowed, a block that is done begins its next segments before they
+    are asked for, by the newest policy that there is: segment n by policy n - staleness or later.
+    """
+
+    def __init__(self, envs: NodeEnvs, agent: Agent) -> None:
         """Prepare; nothing is stepped yet."""
         self._envs, self._pool, self._agent = envs, envs.pool, agent
-        self._times = options.n_steps
+        self.ahead = envs.max_staleness
         self.clock = RolloutClock()
         self.timings = {"env_s": 0.0, "wait_s": 0.0}
         self.bounds = [(0, envs.num_envs)]
-        self._moments = itertools.count()
-        self._moment = next(self._moments)
+        self._epoch = self._number = 0
+        """How often the slots were set back, and how many segments were asked for since."""
+        self._shared: Any = None
         self._slots: tuple[Any, ...] | None = None
-        self._cut: list[tuple[slice, int]] = []
-        """The blocks, and who steps each of them."""
+        self._blocks: list[_Block] = []
         self._members: dict[int, Place] = {}
+        self._is_uneven = False
+        """Whether slots are to be dealt anew by speed."""
+        self._slow: set[int] = set()
+        """Members that took too long for their last block."""
+        self._speeds: dict[int, float] = {}
+        """Steps per second and core, by member, if slots are dealt by that."""
         self._warned: set[str] = set()
 
     @property
@@ -130,10 +195,26 @@ class NodeStepper:
 
     def reset(self, seed: int) -> tuple[Leaves, Flags | None]:
         """Reset slot i by `seed + i`."""
-        self._slots = ()  # nothing is to be moved
-        found = self._work(lambda slots: range(seed + slots.start, seed + slots.stop), None, None)
-        leaves = zip(*(one.obs for one in found), strict=True)
-        return tuple(np.concatenate(parts) for parts in leaves), _joined_masks(found, 0)
+        self.restore(())  # nothing is to be moved
+        self._deal()
+        tasks = [
+            SlotTask(
+                block.slots.start,
+                block.slots.stop,
+                (self._epoch, -1),
+                (self._epoch, 0),
+                range(seed + block.slots.start, seed + block.slots.stop),
+                None,
+            )
+            for block in self._blocks
+        ]
+        found: dict[int, Collected] = {}
+        for done in self._pool.work(tasks, None, [block.worker for block in self._blocks]):
+            found[done.index] = done.result
+        in_order = [found[index] for index in range(len(tasks))]
+        self._note(in_order)
+        leaves = zip(*(one.obs for one in in_order), strict=True)
+        return tuple(np.concatenate(parts) for parts in leaves), _joined_masks(in_order, 0)
 
     def take(self) -> Any:
         """The environments' states, which came with the last segment."""
@@ -141,72 +222,108 @@ class NodeStepper:
 
     def restore(self, slots: Any) -> None:
         """Begin the next segment where these states were taken."""
+        self._pool.forget()
         self._slots = tuple(slots)
-        self._moment = next(self._moments)
+        self._epoch, self._number = self._epoch + 1, 0
+        self._members, self._blocks = {}, []
 
     def collect(self, start: Start) -> Segment:
         """Step every slot; which node does it depends on the nodes that there are now."""
-        begun_s = time.perf_counter()
-        here = Start(start.obs, start.masks, start.states.cpu(), start.noise.cpu())
+        begun_s, number = time.perf_counter(), self._number
+        start = Start(
+            start.obs,
+            start.masks,
+            start.states.cpu(),
+            start.noise.cpu(),
+            tuple(noise.cpu() for noise in start.coming),
+        )
         agent = self._agent.state()
         policy = {name: one.cpu() for name, one in agent["policy"].items()}
-        shared = self._pool.share((self._moment, {**agent, "policy": policy}))
-        kept = self._slots
-
-        def way(slots: slice) -> Any:
-            return self._pool.later(None if kept is None else kept[slots])
-
-        found = self._work(way, here, shared)
-        self._note_time(found, time.perf_counter() - begun_s)
-        return self._joined(start, found)
+        self._shared = self._pool.share(((self._epoch, number), {**agent, "policy": policy}))
+        last = number + self.ahead if self._deal() else max(one.begun for one in self._blocks) - 1
+        self._begin(start, last)
+        while not all(block.waiting for block in self._blocks):
+            done = self._pool.next()
+            if done is not None:
+                self._blocks[done.index].takes(done)
+                self._begin(start, last)
+            elif self._envs.slow_nodes == "skip":
+                self._skip()
+        pieces = [block.waiting.popleft() for block in self._blocks]
+        self._number += 1
+        self._note([one.collected for one in pieces])
+        self._name_slow(pieces)
+        self._note_time(pieces, time.perf_counter() - begun_s)
+        return self._joined(start, pieces)
 
     # ---- blocks ----------------------------------------------------------------------------------
 
-    def _work(
-        self, way: Callable[[slice], Any], start: Start | None, shared: Any
-    ) -> list[Collected]:
-        self._deal()
-        before, after = self._moment, next(self._moments)
-        tasks = [
-            SlotTask(block.start, block.stop, before, after, way(block), start and start.of(block))
-            for block, _ in self._cut
-        ]
-        found: dict[int, Collected] = {}
-        seconds: dict[int, float] = {}
-        for done in self._pool.work(tasks, shared, [worker for _, worker in self._cut]):
-            found[done.index], seconds[done.worker] = done.result, done.seconds
-        in_order = [found[index] for index in range(len(tasks))]
-        self._moment = after
-        if start is not None:
-            self._name_slow(seconds)
-        self._note(in_order)
-        return in_order
+    def _begin(self, start: Start, last: int) -> None:
+        """Have every block that is idle begin its next segment, up to number `last`."""
+        for index, block in enumerate(self._blocks):
+            is_idle = block.begun == self._number + len(block.waiting)
+            if not is_idle or block.begun > last:
+                continue
+            block.staleness = ahead = block.begun - self._number
+            mine, slots = start.of(block.slots), self._slots and self._slots[block.slots]
+            if ahead:
+                assert block.last is not None
+                before = block.last.collected
+                noise = start.coming[ahead - 1][:, block.slots].contiguous()
+                mine, slots = self._start_after(before, mine, noise), before.slots
+            task = SlotTask(
+                block.slots.start,
+                block.slots.stop,
+                (self._epoch, block.begun),
+                (self._epoch, block.begun + 1),
+                self._pool.later(slots),
+                mine,
+                judges=ahead > 0,
+            )
+            block.begun += 1
+            self._pool.give(index, task, self._shared, block.worker)
 
-    def _deal(self) -> None:
-        """Give each node a block of slots, by its cores, if the nodes are others than before."""
+    def _start_after(self, before: Collected, start: Start, noise: torch.Tensor) -> Start:
+        """What the segment behind this one begins with."""
+        return Start(
+            self._agent.normalised(tuple(leaf[-1] for leaf in before.obs)),
+            None if before.masks is None else before.masks[-1],
+            start.states if before.states is None else before.states,
+            noise,
+        )
+
+    def _deal(self) -> bool:
+        """Give each node a block of slots, by its cores, if the nodes are others than before.
+
+        False if that has to wait: blocks that have begun different segments cannot be cut.
+        """
         self._pool.refresh()
         members = dict(sorted(self._pool.workers.items()))
-        if members == self._members or (
-            self._slots is None and members.keys() >= set(self._owners)
-        ):
-            return
-        if self._members:
+        owners = {block.worker for block in self._blocks}
+        is_fixed = self._slots is None and members.keys() >= owners
+        if (members == self._members and not self._is_uneven) or is_fixed:
+            return True
+        if any(block.begun > self._number for block in self._blocks):
+            return False
+        if self._is_uneven:
+            why = "the slots are dealt by how fast nodes were"
+            self._pool.tell("moved", f"{self.num_envs} slots", why)
+        elif self._members:
             before, now = len(self._members), len(members)
             why = f"the slots are dealt among {now} nodes, before among {before}"
             self._pool.tell("moved", f"{self.num_envs} slots", why)
-        self._members = members
-        total, count = sum(one.cores for one in members.values()), self.num_envs
-        ends = np.cumsum([one.cores for one in members.values()]) * count / max(total, 1)
+        self._members, self._is_uneven = members, False
+        usual = float(np.median([*self._speeds.values()] or [1.0]))
+        parts = [one.cores * self._speeds.get(no, usual) for no, one in members.items()]
+        ends = np.cumsum(parts) * self.num_envs / max(sum(parts), 1e-9)
         edges = [0, *np.round(ends).astype(int).tolist()]
-        self._cut = [
+        cut = [
             (slice(first, last), worker)
             for first, last, worker in zip(edges, edges[1:], members, strict=False)
             if first < last
-        ] or [(slice(0, count), -1)]
-
-    @property
-    def _owners(self) -> list[int]:
-        return [worker for _, worker in self._cut]
+        ] or [(slice(0, self.num_envs), -1)]
+        self._blocks = [_Block(slots, worker, self._number) for slots, worker in cut]
+        return True
 
     def _note(self, found: list[Collected]) -> None:
         """Keep what nodes said beside the arrays."""
@@ -220,29 +337,61 @@ class NodeStepper:
                     self._warned.add(text)
                     warnings.warn(text, RuntimeWarning, stacklevel=2)
 
-    def _name_slow(self, seconds: dict[int, float]) -> None:
-        typical = float(np.median(list(seconds.values())))
-        for worker, spent_s in seconds.items():
-            if len(seconds) > 2 and spent_s > SLOW * typical and worker in self._members:
-                why = f"its block took {spent_s:.2f} s, the median is {typical:.2f} s"
-                self._pool.tell("slow", str(self._members[worker]), why)
+    def _name_slow(self, pieces: list[_Piece]) -> None:
+        """Name nodes that have become slow; have slots dealt by speed if that is wanted."""
+        spent = {block.worker: one.seconds for block, one in zip(self._blocks, pieces, strict=True)}
+        slow = set[int]()
+        for worker, seconds in spent.items():
+            others = [spent[other] for other in spent if other != worker]
+            if not others or worker not in self._members:
+                continue
+            if seconds > SLOW * (typical := float(np.median(others))):
+                slow.add(worker)
+                if worker not in self._slow:
+                    why = f"its block took {seconds:.2f} s, the median of others is {typical:.2f} s"
+                    self._pool.tell("slow", str(self._members[worker]), why)
+        if slow & self._slow and self._envs.slow_nodes == "rebalance":
+            self._is_uneven = True
+            self._speeds = {
+                block.worker: (block.slots.stop - block.slots.start)
+                / max(one.seconds * self._members[block.worker].cores, 1e-9)
+                for block, one in zip(self._blocks, pieces, strict=True)
+                if block.worker in self._members
+            }
+        self._slow = slow
 
-    def _note_time(self, found: list[Collected], spent_s: float) -> None:
-        """The time of the slowest node counts; the rest was the way to it."""
-        slowest = max((one.seconds for one in found), key=lambda parts: sum(parts.values()))
-        self.clock.inference_s += slowest["inference"]
-        self.clock.fleet_s += spent_s - slowest["inference"]
-        before, waited_s = self.timings, sum(slowest.values()) - slowest["inference"]
+    def _skip(self) -> None:
+        """Have another node do what one takes too long for, and give that one nothing any more."""
+        done = [block.waiting[0].seconds for block in self._blocks if block.waiting]
+        if not done:
+            return
+        limit_s = max(SLOW * float(np.median(done)), SKIP_S)
+        for index, (worker, seconds) in self._pool.under_way().items():
+            if seconds <= limit_s or self._blocks[index].waiting or len(self._pool.workers) < 2:
+                continue
+            why = f"its block takes more than {limit_s:.2f} s, and others are done"
+            self._pool.tell("slow", str(self._pool.workers[worker]), why)
+            self._pool.expel(worker, why)
+
+    def _note_time(self, pieces: list[_Piece], spent_s: float) -> None:
+        """The slowest node's time counts, as far as it was waited for; the rest was the way."""
+        slowest = max(pieces, key=lambda one: one.seconds)
+        seconds = slowest.collected.seconds
+        part = min(1.0, spent_s / max(slowest.seconds, 1e-9))
+        acting_s = seconds["inference"] * part
+        self.clock.inference_s += acting_s
+        self.clock.fleet_s += spent_s - acting_s
+        before = self.timings
         self.timings = {  # another one: the clock compares it with what it was
-            "env_s": before["env_s"] + slowest["environments"],
-            "wait_s": before["wait_s"] + waited_s,
+            "env_s": before["env_s"] + seconds["environments"] * part,
+            "wait_s": before["wait_s"] + slowest.seconds * part - acting_s,
         }
 
     # ---- results ---------------------------------------------------------------------------------
 
-    def _joined(self, start: Start, found: list[Collected]) -> Segment:
+    def _joined(self, start: Start, pieces: list[_Piece]) -> Segment:
         agent, segment = self._agent, Segment(start, self._agent)
-        blocks = [block for block, _ in self._cut]
+        blocks, found = [block.slots for block in self._blocks], [one.collected for one in pieces]
         raw = [np.concatenate(parts, 1) for parts in zip(*(one.obs for one in found), strict=True)]
         for mine, leaf in zip(segment.obs, agent.normalised(tuple(raw)), strict=True):
             mine[1:] = leaf
@@ -256,9 +405,24 @@ class NodeStepper:
             segment.valid[:, block] = one.valid
             if one.states is not None:
                 segment.states[block] = one.states.to(agent.device)
+        segment.behaviour = _behaviour(blocks, pieces, segment.rewards.shape)
         segment.masks = _joined_masks(found, 1)
         segment.finals = _joined_finals(blocks, [one.finals for one in found], agent.device)
         return segment
+
+
+def _behaviour(
+    blocks: list[slice], pieces: list[_Piece], shape: tuple[int, ...]
+) -> Behaviour | None:
+    """Who acted, if that was an older policy in some block."""
+    if not any(one.staleness for one in pieces):
+        return None
+    staleness, log_probs = np.zeros(shape[1], np.int64), np.zeros(shape, np.float32)
+    for block, one in zip(blocks, pieces, strict=True):
+        staleness[block] = one.staleness
+        if one.collected.log_probs is not None:
+            log_probs[:, block] = one.collected.log_probs
+    return Behaviour(staleness, log_probs)
 
 
 def _joined_masks(found: list[Collected], axis: int) -> Flags | None:

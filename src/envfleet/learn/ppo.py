@@ -103,6 +103,7 @@ class PPOLearner:
                 rollout.valid,
                 gamma=options.gamma,
                 gae_lambda=options.gae_lambda,
+                weights=rollout.weights,
             )
         check_estimates(estimates, rollout.rewards, rollout.values)
         returns = estimates + rollout.values
@@ -279,7 +280,7 @@ class PPOTrainer(PPOLearner):
         )
         super().__init__(agent, options, seed=seed)
         stepper = (
-            NodeStepper(envs, agent, options)
+            NodeStepper(envs, agent)
             if isinstance(envs, NodeEnvs)
             else FleetStepper(envs, agent, options)
         )
