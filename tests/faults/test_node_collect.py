@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 
 from envfleet.learn.environments import opened
@@ -33,6 +32,11 @@ def third_node(cluster: RayCluster) -> Any:
         cluster.nodes.remove_node(node, allow_graceful=False)
 
 
+def head_of(cluster: RayCluster) -> str:
+    """The first node."""
+    return str(cluster.nodes.list_all_nodes()[0].node_id)
+
+
 def trained(ppo: PPOOptions, iterations: int, **options: Any) -> dict[str, Any]:
     chosen = TrainOptions(**{"env": "CartPole-v1", "n_envs": 6, "backend": "serial", **options})
     with opened(chosen, ppo) as trainer:
@@ -54,36 +58,62 @@ def test_three_nodes_learn_what_one_machine_learns(ray_cluster: RayCluster) -> N
     remembers = PPOOptions(n_steps=32, n_epochs=2, memory="lstm", memory_size=8)
     with third_node(ray_cluster):
         cut_off = {"env": "Pendulum-v1", "env_kwargs": {"max_episode_steps": 20}}
-        assert_same(trained(SHORT, 3, **cut_off), trained(SHORT, 3, collect="node", **cut_off))
+        cut_off["wrapper"] = "gymnasium.wrappers:NormalizeReward"
+        at_once = {"collect": "async", "max_staleness": 0}
+        assert_same(trained(SHORT, 3, **cut_off), trained(SHORT, 3, **at_once, **cut_off))
         # batches of other shapes: the last digits of matrix products may differ
         assert_same(trained(remembers, 3), trained(remembers, 3, collect="node"), 1e-5)
 
 
-@pytest.mark.parametrize("what", ["actor", "node"])
-def test_what_a_killed_node_had_collected_is_collected_again_with_the_same_result(
-    ray_cluster: RayCluster, tmp_path: Path, what: str
+def ending(folder: Path, victims: dict[str, str], **options: Any) -> TrainOptions:
+    """Environments that end an actor or a node, one each."""
+    return TrainOptions(
+        ENDS,
+        env_kwargs={"folder": str(folder), "victims": victims},
+        n_envs=6,
+        backend="serial",
+        eval_episodes=1,
+        tensorboard=False,
+        **options,
+    )
+
+
+def test_what_was_lost_with_actors_and_nodes_is_collected_again_with_the_same_result(
+    ray_cluster: RayCluster, tmp_path: Path
 ) -> None:
-    marker = tmp_path / "marker"
-    kwargs = {"what": what, "marker": str(marker), "victim": "none of them"}
-    whole = trained(SHORT, 6, env=ENDS, env_kwargs=kwargs)
+    steps = 6 * SHORT.n_steps * 6
     with third_node(ray_cluster) as node:
-        chosen = TrainOptions(
-            ENDS,
-            env_kwargs={**kwargs, "victim": node.node_id},
-            n_envs=6,
-            backend="serial",
-            collect="node",
-            total_steps=6 * SHORT.n_steps * 6,
-            eval_episodes=1,
-            tensorboard=False,
-        )
+        victims = {head_of(ray_cluster): "actor", node.node_id: "node"}
+        chosen = ending(tmp_path, victims, collect="node", total_steps=steps)
         outcome = train(chosen, SHORT, tmp_path / "run")
-    assert marker.exists()
-    assert outcome.env_steps == chosen.total_steps
+    assert (tmp_path / "actor").exists()
+    assert (tmp_path / "node").exists()
+    assert outcome.env_steps == steps
     events = read_lines(tmp_path / "run" / "events.jsonl")
     assert {"joined", "lost", "again", "moved"} <= {line["kind"] for line in events}
     assert all(line["why"] for line in events)
+    whole = trained(SHORT, 6, env=ENDS, env_kwargs={"folder": str(tmp_path), "victims": {}})
     assert_same(whole, load(tmp_path / "run" / "latest.pt", trust="own")["job"])
+
+
+def test_nodes_go_on_while_the_policy_learns_and_what_is_lost_counts_once(
+    ray_cluster: RayCluster, tmp_path: Path
+) -> None:
+    steps = 5 * SHORT.n_steps * 6
+    victims = {head_of(ray_cluster): "actor"}
+    chosen = ending(tmp_path, victims, collect="async", max_staleness=1, total_steps=steps)
+    outcome = train(chosen, SHORT, tmp_path / "run")
+    assert (tmp_path / "actor").exists()
+    assert outcome.env_steps == steps
+    lines = [
+        one for one in read_lines(tmp_path / "run" / "metrics.jsonl") if "staleness_max" in one
+    ]
+    assert [one["staleness_max"] for one in lines][:2] == [0, 1]
+    assert {one["staleness_max"] for one in lines} == {0, 1}
+    assert all(0 < one["importance_weight"] <= 1 for one in lines)
+    assert lines[1]["importance_weight"] < 1
+    kinds = {line["kind"] for line in read_lines(tmp_path / "run" / "events.jsonl")}
+    assert {"joined", "lost", "again"} <= kinds
 
 
 def test_slots_move_to_a_node_that_joins_and_a_run_goes_on_anywhere(

@@ -34,7 +34,8 @@ from envfleet.learn.fast.gradients import closed_form
 from envfleet.learn.fast.optimiser import FlatAdam
 from envfleet.learn.judging import flattened
 from envfleet.learn.loss import LossGradient, LossWeights, TrainingRows, by_autograd
-from envfleet.learn.node_envs import NodeEnvs, NodeStepper
+from envfleet.learn.node_envs import NodeEnvs
+from envfleet.learn.node_stepper import NodeStepper
 from envfleet.learn.options import PPOOptions
 from envfleet.learn.segments import FleetStepper
 from envfleet.learn.sequences import stretches

@@ -4,7 +4,8 @@ Pure: a `RunRecord` and what its job adds (`JobPage`) in, HTML out. The page nee
 itself: its content policy forbids it to load anything. ``markup`` escapes all text that comes from
 outside.
 
-    header, job's tiles ─► job's sections ─► time ─► incidents ─► reproduce ─► options ─► versions
+    header, job's tiles ─► job's sections ─► time ─► incidents ─► nodes ─► reproduce ─► options
+    ─► versions
 """
 
 from __future__ import annotations
@@ -97,6 +98,8 @@ class RunRecord:
     failed_evaluations: Sequence[Figures] = ()
     """Those that completed no episode, and why (`evaluation_failed`)."""
     incidents: Sequence[Mapping[str, Any]] = ()
+    events: Sequence[Mapping[str, Any]] = ()
+    """Decisions about where work is done: `env_steps` and those of `observe.events`."""
     seconds: float = 0.0
     shares: Mapping[str, float]
     """The share of the time that each part took."""
@@ -155,6 +158,7 @@ def render(run: RunRecord, page: JobPage) -> str:
             *page.sections,
             _time(run),
             _incidents(run),
+            *_decisions(run),
             _again(run),
             _options(run),
             _surroundings(run),
@@ -238,8 +242,27 @@ def _incidents(run: RunRecord) -> Markup:
     )
 
 
+def _decisions(run: RunRecord) -> list[Markup]:
+    """Which nodes took part, were slow or lost; nothing for a run on one machine."""
+    rows = [
+        tag(
+            "tr",
+            tag("td", f"{one.get('env_steps', 0):,}"),
+            tag("td", str(one.get("where", ""))),
+            tag("td", str(one.get("kind", ""))),
+            tag("td", str(one.get("why", "")), class_="reason"),
+        )
+        for one in run.events[-_MOST_ROWS:]
+    ]
+    head = ("steps", "where", "what", "reason")
+    return [section("Nodes", table(head, rows, "one-line"))] if rows else []
+
+
 def _again(run: RunRecord) -> Markup:
-    pieces = [tag("p", "The same run again, bit for bit on the same machine:"), _code(run.command)]
+    chosen = {one.name: one.value for values in run.options.values() for one in values}
+    is_exact = chosen.get("collect") != "async"
+    same = "The same run again, bit for bit on the same machine:" if is_exact else "A run like it:"
+    pieces = [tag("p", same), _code(run.command)]
     if run.resume_command:
         pieces += [tag("p", "Go on with this one:"), _code(run.resume_command)]
     return section("Reproduce", *pieces)
