@@ -5,12 +5,13 @@ import signal
 import time
 from contextlib import closing, suppress
 
+import gymnasium
 import numpy as np
 import psutil
 import pytest
 
 import envfleet
-from envfleet.errors import DeadlineExceeded, WorkerDied
+from envfleet.errors import DeadlineExceeded, ObjectStoreTooSmall, WorkerDied
 from envfleet.testing import Counter, Hanging, NoisyStream
 from tests.faults.stage import Resident, program
 from tests.gates import PATIENCE_S
@@ -142,6 +143,20 @@ def test_a_hanging_actor_is_given_up_at_its_deadline(mode, ray_cluster):
             assert "misbehave" in caught.value.stack
         else:
             assert "hold the interpreter" in caught.value.stack
+
+
+class Pictures(Counter):
+    """Its observations are larger than the object stores of the nodes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.observation_space = gymnasium.spaces.Box(0, 255, (NODE["object_store_memory"],), "u1")
+
+
+def test_rows_that_the_object_store_cannot_hold_are_an_error_at_once(ray_cluster):
+    with pytest.raises(ObjectStoreTooSmall, match=r"160 MiB.*has 80 MiB") as caught:
+        envfleet.make_vec(Pictures, 1, backend="ray", num_workers=1)
+    assert caught.value.num_slots == 1
 
 
 PARENT = """

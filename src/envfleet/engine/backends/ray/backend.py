@@ -33,7 +33,7 @@ from envfleet.engine.backends.row_messages import RowMessages
 from envfleet.engine.machine import usable_cores
 from envfleet.engine.messages import Command, EnvFacts, EnvFailure, Op, Reply, WorkerStatus
 from envfleet.engine.options import RayOptions, StartMethod
-from envfleet.errors import ClusterUnreachable, ConfigError
+from envfleet.errors import ClusterUnreachable, ConfigError, ObjectStoreTooSmall
 
 ASK_S = 1.0
 """How long a worker may take to say where it stands."""
@@ -46,6 +46,8 @@ HEAD_LOST_S = 10.0
 """A head that has not answered for so long is lost; in less it may have been restarted."""
 ROUNDS, TRIP_LIMIT_S = 5, 30.0
 """Calls of which the fastest is the round trip, and how long one may take."""
+SMALL_BYTES = 1 << 20
+"""Less fits into any object store."""
 _STRATEGIES = {"spread": "SPREAD", "pack": "DEFAULT"}
 
 
@@ -89,8 +91,22 @@ class RayHandle:
         """Give the worker its rows."""
         data = binding.data
         self._rows = RowMessages(binding.control, data, self.worker, self.first, self.count)
+        self._check_object_stores(self._rows.nbytes)
         message = cloudpickle.dumps((data.space_groups, binding.length, binding.page_plan))
         self._actor.bind.remote(message)
+
+    def _check_object_stores(self, need_bytes: int) -> None:
+        """What does not fit would go by way of the disk, much more slowly."""
+        if need_bytes < SMALL_BYTES:
+            return
+        ends = {self.node, self._ray.get_runtime_context().get_node_id()}
+        stores = [
+            int(node["Resources"].get("object_store_memory", 0))
+            for node in self._ray.nodes()
+            if node["NodeID"] in ends
+        ]
+        if stores and need_bytes > min(stores):
+            raise ObjectStoreTooSmall(self.worker, self.count, need_bytes, min(stores))
 
     def post(self, command: Command) -> None:
         """Hand over a command; does not wait."""
