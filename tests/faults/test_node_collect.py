@@ -1,5 +1,6 @@
 """PPO that collects on the nodes of a real cluster: the same numbers, whatever becomes of nodes."""
 
+import json
 import time
 from contextlib import contextmanager
 from dataclasses import replace
@@ -9,9 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from envfleet.cli import main
 from envfleet.learn.environments import opened
 from envfleet.learn.options import PPOOptions
-from envfleet.learn.train import train
 from envfleet.learn.train_options import TrainOptions
 from envfleet.observe.jsonl import read_lines
 from envfleet.runs.checkpoint import load
@@ -65,30 +66,28 @@ def test_three_nodes_learn_what_one_machine_learns(ray_cluster: RayCluster) -> N
         assert_same(trained(remembers, 3), trained(remembers, 3, collect="node"), 1e-5)
 
 
-def ending(folder: Path, victims: dict[str, str], **options: Any) -> TrainOptions:
-    """Environments that end an actor or a node, one each."""
-    return TrainOptions(
-        ENDS,
-        env_kwargs={"folder": str(folder), "victims": victims},
-        n_envs=6,
-        backend="serial",
-        eval_episodes=1,
-        tensorboard=False,
-        **options,
-    )
+def trained_by_command(
+    folder: Path, cluster: RayCluster, victims: dict[str, str], iterations: int, *flags: str
+) -> list[dict[str, Any]]:
+    """A run whose environments end an actor or a node, once each; its iterations."""
+    kwargs = json.dumps({"folder": str(folder), "victims": victims})
+    size = ["--n-envs", "6", "--n-steps", "32", "--n-epochs", "2", "--backend", "serial"]
+    size += ["--num-episodes", str(iterations), "--eval-episodes", "1", "--no-tensorboard"]
+    where = ["--ray-address", cluster.address, "--checkpoint-dir", str(folder / "run")]
+    assert main(["train", ENDS, "--env-kwargs", kwargs, *size, *where, *flags]) == 0
+    assert [(folder / what).exists() for what in victims.values()] == [True] * len(victims)
+    lines = read_lines(folder / "run" / "metrics.jsonl")
+    made = [one for one in lines if "policy_loss" in one]
+    assert made[-1]["env_steps"] == iterations * 32 * 6
+    return made
 
 
 def test_what_was_lost_with_actors_and_nodes_is_collected_again_with_the_same_result(
     ray_cluster: RayCluster, tmp_path: Path
 ) -> None:
-    steps = 6 * SHORT.n_steps * 6
     with third_node(ray_cluster) as node:
         victims = {head_of(ray_cluster): "actor", node.node_id: "node"}
-        chosen = ending(tmp_path, victims, collect="node", total_steps=steps)
-        outcome = train(chosen, SHORT, tmp_path / "run")
-    assert (tmp_path / "actor").exists()
-    assert (tmp_path / "node").exists()
-    assert outcome.env_steps == steps
+        trained_by_command(tmp_path, ray_cluster, victims, 6, "--collect", "node")
     events = read_lines(tmp_path / "run" / "events.jsonl")
     assert {"joined", "lost", "again", "moved"} <= {line["kind"] for line in events}
     assert all(line["why"] for line in events)
@@ -99,19 +98,13 @@ def test_what_was_lost_with_actors_and_nodes_is_collected_again_with_the_same_re
 def test_nodes_go_on_while_the_policy_learns_and_what_is_lost_counts_once(
     ray_cluster: RayCluster, tmp_path: Path
 ) -> None:
-    steps = 5 * SHORT.n_steps * 6
+    flags = ["--collect", "async", "--max-staleness", "1"]
     victims = {head_of(ray_cluster): "actor"}
-    chosen = ending(tmp_path, victims, collect="async", max_staleness=1, total_steps=steps)
-    outcome = train(chosen, SHORT, tmp_path / "run")
-    assert (tmp_path / "actor").exists()
-    assert outcome.env_steps == steps
-    lines = [
-        one for one in read_lines(tmp_path / "run" / "metrics.jsonl") if "staleness_max" in one
-    ]
-    assert [one["staleness_max"] for one in lines][:2] == [0, 1]
-    assert {one["staleness_max"] for one in lines} == {0, 1}
-    assert all(0 < one["importance_weight"] <= 1 for one in lines)
-    assert lines[1]["importance_weight"] < 1
+    made = trained_by_command(tmp_path, ray_cluster, victims, 5, *flags)
+    assert [one["staleness_max"] for one in made][:2] == [0, 1]
+    assert {one["staleness_max"] for one in made} == {0, 1}
+    assert all(0 < one["importance_weight"] <= 1 for one in made)
+    assert made[1]["importance_weight"] < 1
     kinds = {line["kind"] for line in read_lines(tmp_path / "run" / "events.jsonl")}
     assert {"joined", "lost", "again"} <= kinds
 

@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 import envfleet
+from envfleet.cli.doctor_ray import ray_checks
 from envfleet.errors import DeadlineExceeded, ObjectStoreTooSmall, WorkerDied
 from envfleet.testing import Counter, Hanging, NoisyStream
 from tests.faults.stage import Resident, program
@@ -36,6 +37,10 @@ def until(is_so, what):
     while not is_so():
         assert time.monotonic() < give_up_s, f"{what} never came"
         time.sleep(0.01)
+
+
+def nodes_of(envs):
+    return {handle.node for handle in envs.fleet._workers.handles}
 
 
 def kill_worker_of(envs, slot):
@@ -64,6 +69,7 @@ def actions_for(envs, steps):
 
 def test_a_killed_actor_is_named_and_says_what_ray_says(ray_cluster):
     with opened(Resident, 4) as envs:
+        assert len(nodes_of(envs)) == 2  # they are spread unless something else is asked for
         envs.reset(seed=0)
         kill_worker_of(envs, 2)
         start_s = time.monotonic()
@@ -132,7 +138,9 @@ def test_slots_of_a_removed_node_go_on_where_they_stood_once_it_is_back(ray_clus
 @pytest.mark.parametrize("mode", ["sleep", "gil"])
 def test_a_hanging_actor_is_given_up_at_its_deadline(mode, ray_cluster):
     env_fns = [Counter, lambda: Hanging(mode=mode, nth=2), Counter, Counter]
-    with opened(env_fns, None, step_timeout_s=1.0) as envs:
+    packed = envfleet.RayOptions(placement="pack", resources={"CPU": 0.5})
+    with opened(env_fns, None, step_timeout_s=1.0, backend_options=packed) as envs:
+        assert len(nodes_of(envs)) == 1
         envs.reset(seed=0)
         envs.step(np.zeros(4, int))
         with pytest.raises(DeadlineExceeded) as caught:
@@ -151,6 +159,17 @@ class Pictures(Counter):
     def __init__(self) -> None:
         super().__init__()
         self.observation_space = gymnasium.spaces.Box(0, 255, (NODE["object_store_memory"],), "u1")
+
+
+def test_the_doctor_asks_every_node(ray_cluster):
+    with ray_checks(ray_cluster.address) as checks:
+        cluster, *nodes = [ask() for _, ask in checks]
+    assert cluster.text == f"2 nodes with 8 CPUs at {ray_cluster.address}"
+    for node in nodes:
+        assert "ms to a worker and back, object store 80 MiB, niceness 0, Python 3." in node.text
+        assert node.level == "warn"
+        assert "--object-store-memory" in node.remedy
+    assert len(nodes) == 2
 
 
 def test_rows_that_the_object_store_cannot_hold_are_an_error_at_once(ray_cluster):
@@ -188,6 +207,8 @@ def test_sigkill_of_the_parent_ends_its_actors(ray_cluster, tmp_path, monkeypatc
 
 
 HEADLESS = """
+    import os
+    import sys
     import time
 
     import numpy as np
@@ -197,8 +218,16 @@ HEADLESS = """
     from envfleet.errors import ClusterUnreachable
     from envfleet.testing import Counter
 
-    envs = envfleet.make_vec(Counter, 2, backend="ray", num_workers=1,
-                             backend_options=envfleet.RayOptions(address="local"))
+    class Elsewhere(Counter):
+        def whereabouts(self):
+            import only_there
+            return only_there.NAME, os.environ["FLAG"]
+
+    options = envfleet.RayOptions(
+        address="local", runtime_env={"working_dir": sys.argv[1], "env_vars": {"FLAG": "up"}}
+    )
+    envs = envfleet.make_vec(Elsewhere, 2, backend="ray", num_workers=1, backend_options=options)
+    print(*envs.call("whereabouts")[0], flush=True)
     envs.reset(seed=0)
     for child in psutil.Process().children(recursive=True):
         if child.name() == "gcs_server":
@@ -215,12 +244,19 @@ HEADLESS = """
 """
 
 
-def test_a_lost_head_is_an_error_before_ray_ends_the_program(tmp_path, monkeypatch):
+def test_workers_get_their_files_and_a_lost_head_is_an_error_before_ray_ends_all(
+    tmp_path, monkeypatch
+):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
-    with program(tmp_path, HEADLESS) as running:
+    folder = tmp_path / "sent"
+    folder.mkdir()
+    (folder / "only_there.py").write_text("NAME = 'there'")
+    with program(tmp_path, HEADLESS, folder) as running:
         code = running.finish(100.0)
-        after_s, _, text = running.out.partition(" ")
+        whereabouts, _, said = running.out.partition("\n")
+        assert whereabouts == "there up"
+        after_s, _, text = said.partition(" ")
         assert int(after_s) < 50
         assert "its head has been silent" in text
         assert "from its last checkpoint" in text
