@@ -210,12 +210,19 @@ HEADLESS = """
     import os
     import sys
     import time
+    from dataclasses import replace
+    from pathlib import Path
 
     import numpy as np
     import psutil
 
     import envfleet
-    from envfleet.errors import ClusterUnreachable
+    from envfleet.engine.backends.ray import cluster
+    from envfleet.errors import ClusterLost, ClusterUnreachable
+    from envfleet.learn.options import PPOOptions
+    from envfleet.learn.train import train
+    from envfleet.learn.train_options import TrainOptions
+    from envfleet.runs.callbacks import RunCallback
     from envfleet.testing import Counter
 
     class Elsewhere(Counter):
@@ -223,15 +230,34 @@ HEADLESS = """
             import only_there
             return only_there.NAME, os.environ["FLAG"]
 
+    class KillsTheHead(RunCallback):
+        def iterated(self, iteration):
+            if iteration.number == 2:
+                for child in psutil.Process().children(recursive=True):
+                    if child.name() == "gcs_server":
+                        child.kill()
+
+    class Stops(RunCallback):
+        def should_stop(self):
+            return True
+
+    cluster.HEAD_LOST_S = 3.0
+    sent, folder = map(Path, sys.argv[1:])
     options = envfleet.RayOptions(
-        address="local", runtime_env={"working_dir": sys.argv[1], "env_vars": {"FLAG": "up"}}
+        address="local",
+        resources={"CPU": 0.0},
+        runtime_env={"working_dir": str(sent), "env_vars": {"FLAG": "up"}},
     )
     envs = envfleet.make_vec(Elsewhere, 2, backend="ray", num_workers=1, backend_options=options)
     print(*envs.call("whereabouts")[0], flush=True)
     envs.reset(seed=0)
-    for child in psutil.Process().children(recursive=True):
-        if child.name() == "gcs_server":
-            child.kill()
+    chosen = TrainOptions("CartPole-v1", n_envs=2, backend="serial", collect="node",
+                          total_steps=10**9, save_every=1, eval_every=0, tensorboard=False)
+    ppo = PPOOptions(n_steps=16, n_epochs=1)
+    try:
+        train(chosen, ppo, folder, KillsTheHead())
+    except ClusterLost as exc:
+        print(exc, flush=True)
     start_s = time.monotonic()
     try:
         while True:
@@ -240,25 +266,26 @@ HEADLESS = """
     except ClusterUnreachable as exc:
         print(int(time.monotonic() - start_s), exc, flush=True)
     envs.close()
-    print("closed", flush=True)
+    again = train(replace(chosen, collect="here"), ppo, folder, Stops(), is_resumed=True)
+    print(again.is_stopped, again.new_steps, again.env_steps > 64, flush=True)
 """
 
 
-def test_workers_get_their_files_and_a_lost_head_is_an_error_before_ray_ends_all(
+def test_a_lost_head_is_an_error_before_ray_ends_all_and_a_run_goes_on_without(
     tmp_path, monkeypatch
 ):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
-    folder = tmp_path / "sent"
-    folder.mkdir()
-    (folder / "only_there.py").write_text("NAME = 'there'")
-    with program(tmp_path, HEADLESS, folder) as running:
+    sent = tmp_path / "sent"
+    sent.mkdir()
+    (sent / "only_there.py").write_text("NAME = 'there'")
+    with program(tmp_path, HEADLESS, sent, tmp_path / "run") as running:
         code = running.finish(100.0)
-        whereabouts, _, said = running.out.partition("\n")
-        assert whereabouts == "there up"
-        after_s, _, text = said.partition(" ")
-        assert int(after_s) < 50
+        assert code == 0, running.err
+        whereabouts, run, fleet, again = running.out.splitlines()
+    assert whereabouts == "there up"  # the runtime environment
+    for text in (run, fleet):
         assert "its head has been silent" in text
-        assert "from its last checkpoint" in text
-        assert running.out.splitlines()[-1] == "closed"
-        assert code == 0
+        assert "from the last checkpoint" in text or "from its last checkpoint" in text
+    assert int(fleet.partition(" ")[0]) < 50
+    assert again == "True 32 True"

@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from envfleet.engine.backends.ray.cluster import need_ray
+from envfleet.engine.backends.ray.cluster import HeadWatch, need_ray
 from envfleet.llm.inference.client import InferenceClient
 from envfleet.llm.worker_round import Said, SharePlay
 
@@ -35,6 +35,7 @@ class RayWorkers:
         self.num_workers, self._most = num_workers, most
         self._ray = need_ray()
         self._play: Any = None
+        self._head: HeadWatch | None = None
         self._nodes: set[str] = set()
         """Those that workers have been started for."""
         self._actors: list[Any] = []
@@ -50,6 +51,7 @@ class RayWorkers:
     def start(self, play: SharePlay, say: Callable[[Said], None]) -> None:
         """Start the actors, where the cluster has room."""
         self._play, self._nodes = self._ray.put(play), set(self._cores())
+        self._head = HeadWatch(str(self._ray.get_runtime_context().gcs_address))
         for worker in range(self.num_workers):
             self._hire(worker)
 
@@ -71,9 +73,11 @@ class RayWorkers:
     def grow(self, num_gone: int, num_waiting: int) -> str | None:
         """Start workers for nodes that have joined."""
         try:
+            if self._head is None or not self._head.look():
+                return None  # which nodes there are is known when it is back
             cores = self._cores()
         except (self._ray.exceptions.RayError, ConnectionError):
-            return None  # the head is away; workers go on without it
+            return None
         new = cores.keys() - self._nodes
         self._nodes |= new
         has_room = num_waiting

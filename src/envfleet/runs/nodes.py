@@ -36,6 +36,7 @@ from typing import Any, Generic, Protocol, Self, TypeVar
 
 import cloudpickle
 
+from envfleet.engine.backends.ray.cluster import HeadWatch
 from envfleet.errors import ClusterLost, ConfigError, NoNodes, RemoteTraceback, WorkLost
 from envfleet.observe.events import Event, EventKind
 
@@ -154,6 +155,7 @@ class NodePool(Generic[Task, Result]):
         if not ray.is_initialized():
             raise ConfigError("a NodePool needs a connection to a Ray cluster; make that first")
         self._ray: Any = ray
+        self._head = HeadWatch(str(ray.get_runtime_context().gcs_address))
         self._per_node, self._memory_bytes = per_node, memory_bytes
         self._deadline_s, self._start_timeout_s = deadline_s, start_timeout_s
         self._most_losses, self._on_event = most_losses, on_event
@@ -273,11 +275,16 @@ class NodePool(Generic[Task, Result]):
     def refresh(self) -> None:
         """Start actors on nodes that have joined, drop those of nodes that have left."""
         self._next_check_s = time.monotonic() + CHECK_S
-        nodes = {one["NodeID"]: one for one in self._nodes() if one["Alive"]}
+        self._find_overdue()
+        try:
+            if not self._head.look():
+                return  # which nodes there are is known when it is back
+            nodes = {one["NodeID"]: one for one in self._ray.nodes() if one["Alive"]}
+        except (self._ray.exceptions.RayError, ConnectionError) as exc:
+            raise ClusterLost(_first_line(exc)) from exc
         for hired in list(self._hired.values()):
             if hired.place.node not in nodes:
                 self._lose(hired, "the node has left the cluster")
-        self._find_overdue()
         living = Counter(one.place.node for one in self._hired.values())
         for name, node in nodes.items():
             wanted = self._wanted(name, node)
@@ -297,12 +304,6 @@ class NodePool(Generic[Task, Result]):
             self._build = None  # the objects that it holds in the cluster go with it
 
     # ---- nodes and actors ------------------------------------------------------------------------
-
-    def _nodes(self) -> list[dict[str, Any]]:
-        try:
-            return list(self._ray.nodes())
-        except (self._ray.exceptions.RayError, ConnectionError) as exc:
-            raise ClusterLost(_first_line(exc)) from exc
 
     def _wanted(self, name: str, node: dict[str, Any]) -> int:
         """How many actors belong on a node."""
