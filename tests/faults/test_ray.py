@@ -196,7 +196,7 @@ PARENT = """
 
 
 def test_sigkill_of_the_parent_ends_its_actors(ray_cluster, tmp_path, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", os.getcwd())
+    monkeypatch.setenv("PYTHONPATH", os.getcwd(), prepend=os.pathsep)
     with program(tmp_path, PARENT, "stepping") as parent:
         pids = set(parent.numbers())
         assert len(pids) == 2

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from envfleet.cli import main
+from envfleet.llm import parallel_rollout
 from envfleet.llm.inference.types import GenerateRequest, Generation
 from envfleet.llm.journal import read_journal
 from envfleet.llm.same_trajectories import trajectory_difference
@@ -36,6 +37,7 @@ class NodeKiller(Counting):
     def __init__(self, num_workers: int, log: pytest.LogCaptureFixture, kill: Any) -> None:
         super().__init__()
         self._num_workers, self._log, self._kill = num_workers, log, kill
+        self.max_concurrency = 1
         self.thread: threading.Thread | None = None
 
     def is_logged(self, what: str, times: int = 1) -> bool:
@@ -57,11 +59,18 @@ class NodeKiller(Counting):
 
 
 def test_a_node_that_is_lost_in_the_middle_costs_nothing_and_one_that_joins_plays(
-    ray_cluster: RayCluster, third_node: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ray_cluster: RayCluster,
+    third_node: Any,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     caplog.set_level(logging.INFO, "envfleet.llm.rollout")
+    monkeypatch.setattr(parallel_rollout, "_LEAST_LIVE", 6)  # the others wait
     wanted = play(config_with(tags=TAGS, group_size=6))
     nodes = ray_cluster.nodes
+    # a node that is added in a thread cannot have handlers of signals, and needs none
+    monkeypatch.setattr("ray._private.node.Node._register_shutdown_hooks", lambda self: None)
     fourth_node = []
 
     def replace() -> None:

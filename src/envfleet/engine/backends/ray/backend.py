@@ -283,7 +283,7 @@ class RayBackend(Backend[RayHandle]):
         self._ray, self._options = need_ray(), options
         self._connection: Connection = connection_for(options, num_workers)
         self._ended: list[Any] = []
-        self._head = HeadWatch(self._connection.address)
+        self._head = HeadWatch(self._connection.address, HEAD_CHECK_S)
 
     def launch(self, launch: Launch) -> RayHandle:
         """Start one actor."""

@@ -210,13 +210,13 @@ class HeadWatch:
     """Asks from time to time whether the head of a cluster is there.
 
     Actors go on without it, but Ray ends a process that has had none for 60 s, without an
-    exception, and some of its functions wait as long.
+    exception, and what asks the head waits as long: `look` right before that.
     """
 
-    def __init__(self, address: str) -> None:
-        """It has just answered."""
-        self._address = address
-        self._due_s = time.monotonic() + HEAD_CHECK_S
+    def __init__(self, address: str, every_s: float = 0.0) -> None:
+        """It has just answered, and is asked every so often at most."""
+        self._address, self._every_s = address, every_s
+        self._due_s = time.monotonic() + every_s
         self._silent_s: float | None = None
         """Since when it has not answered."""
 
@@ -228,7 +228,7 @@ class HeadWatch:
         """
         now_s = time.monotonic()
         if now_s >= self._due_s:
-            self._due_s = now_s + HEAD_CHECK_S
+            self._due_s = now_s + self._every_s
             try:
                 check_head(self._address, HEAD_ANSWER_S)
                 self._silent_s = None
