@@ -15,6 +15,7 @@ from envfleet.llm import parallel_rollout
 from envfleet.llm.inference.types import GenerateRequest, Generation
 from envfleet.llm.journal import read_journal
 from envfleet.llm.same_trajectories import trajectory_difference
+from tests.gates import PATIENCE_S
 from tests.ray_cluster import NODE, RayCluster
 from tests.unit.llm.rollouts import config_with, play
 from tests.unit.llm.test_parallel_rollout import Counting
@@ -71,11 +72,12 @@ def test_a_node_that_is_lost_in_the_middle_costs_nothing_and_one_that_joins_play
     nodes = ray_cluster.nodes
     # a node that is added in a thread cannot have handlers of signals, and needs none
     monkeypatch.setattr("ray._private.node.Node._register_shutdown_hooks", lambda self: None)
-    fourth_node = []
+    fourth_node, is_over = [], threading.Event()
 
     def replace() -> None:
         nodes.remove_node(third_node, allow_graceful=False)
         fourth_node.append(nodes.add_node(**NODE))
+        is_over.wait(PATIENCE_S)  # it ends with the thread that started it
 
     engine = NodeKiller(6, caplog, replace)
     address = f"+agent_proxy.ray_address={ray_cluster.address}"
@@ -83,10 +85,11 @@ def test_a_node_that_is_lost_in_the_middle_costs_nothing_and_one_that_joins_play
     try:
         got = play(config, engine, folder=tmp_path)
         assert engine.thread is not None
-        engine.thread.join()
     finally:
         for node in fourth_node:
             nodes.remove_node(node)
+        is_over.set()
+    engine.thread.join()
     assert engine.is_logged("is lost; [1-9]")
     assert engine.is_logged("1 node joined, and [1-9][0-9]* trajectories wait: [1-9] more workers")
     assert (got.backend, got.fallback) == ("ray", None)
