@@ -158,7 +158,7 @@ class Pictures(Counter):
 
     def __init__(self) -> None:
         super().__init__()
-        self.observation_space = gymnasium.spaces.Box(0, 255, (NODE["object_store_memory"],), "u1")
+        self.observation_space = gymnasium.spaces.MultiBinary(NODE["object_store_memory"])
 
 
 def test_the_doctor_asks_every_node(ray_cluster):
@@ -168,7 +168,7 @@ def test_the_doctor_asks_every_node(ray_cluster):
     for node in nodes:
         assert "ms to a worker and back, object store 80 MiB, niceness 0, Python 3." in node.text
         assert node.level == "warn"
-        assert "--object-store-memory" in node.remedy
+        assert "--object-store-memory" in str(node.remedy)
     assert len(nodes) == 2
 
 
