@@ -24,7 +24,7 @@ from envfleet.learn.agent import Agent
 from envfleet.learn.inputs import Leaves
 from envfleet.learn.judging import judged
 from envfleet.learn.options import PPOOptions
-from envfleet.learn.segments import Finals, FleetStepper, Segment, Start
+from envfleet.learn.segments import FleetStepper, LastObservations, Segment, Start
 from envfleet.learn.torch_setup import threads
 from envfleet.learn.train_options import TrainOptions
 from envfleet.runs.nodes import Later, Place
@@ -86,7 +86,7 @@ class Collected:
     terminated: Flags
     truncated: Flags
     valid: Flags
-    finals: Finals
+    finals: LastObservations
     states: torch.Tensor | None
     slots: tuple[Any, ...] | None
     """The states of the environments afterwards; None if they cannot be taken."""
@@ -189,7 +189,7 @@ class NodeFleet:
         obs = tuple(leaf.copy() for leaf in obs)
         slots = self._left(task, stepper)
         none, flags = np.zeros((0, 0)), np.zeros((0, 0), np.bool_)
-        parts = (none, none, flags, flags, flags, Finals(), None)
+        parts = (none, none, flags, flags, flags, LastObservations(), None)
         return Collected(obs, masks, *parts, slots, (), self._incidents(task), {})
 
     def _collect(self, task: SlotTask, shared: Any) -> Collected:

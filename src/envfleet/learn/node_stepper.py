@@ -25,7 +25,7 @@ from envfleet.learn.inputs import Leaves
 from envfleet.learn.node_envs import NodeEnvs
 from envfleet.learn.node_fleet import Collected, SlotTask
 from envfleet.learn.rollout_clock import RolloutClock
-from envfleet.learn.segments import Behaviour, Finals, Segment, Start
+from envfleet.learn.segments import Behaviour, LastObservations, Segment, Start
 from envfleet.runs.nodes import Done, Place
 
 __all__ = ["NodeStepper"]
@@ -38,7 +38,7 @@ SKIP_S = 5.0
 
 
 @dataclass(slots=True)
-class _Block:
+class _SlotBlock:
     """Neighbouring slots, which one node takes from segment to segment."""
 
     slots: slice
@@ -46,9 +46,9 @@ class _Block:
     """The node's, which has their fleet."""
     begun: int
     """Segments that were begun, and so the number of the next one."""
-    waiting: deque[_Piece] = field(default_factory=deque)
+    waiting: deque[_MadeSegment] = field(default_factory=deque)
     """What was collected and not asked for yet, one after another."""
-    last: _Piece | None = None
+    last: _MadeSegment | None = None
     """The newest of all; None if that is what all slots have in common."""
     staleness: int = 0
     """Of the segment that is under way."""
@@ -56,12 +56,12 @@ class _Block:
     def takes(self, done: Done[Collected]) -> None:
         """A segment is over."""
         self.worker = done.worker
-        self.last = _Piece(done.result, self.staleness)
+        self.last = _MadeSegment(done.result, self.staleness)
         self.waiting.append(self.last)
 
 
 @dataclass(frozen=True, slots=True)
-class _Piece:
+class _MadeSegment:
     """What came of a segment of a block."""
 
     collected: Collected
@@ -92,7 +92,7 @@ class NodeStepper:
         """How often the slots were set back, and how many segments were asked for since."""
         self._shared: Any = None
         self._slots: tuple[Any, ...] | None = None
-        self._blocks: list[_Block] = []
+        self._blocks: list[_SlotBlock] = []
         self._members: dict[int, Place] = {}
         self._is_uneven = False
         """Whether slots are to be dealt anew by speed."""
@@ -241,7 +241,7 @@ class NodeStepper:
             for first, last, worker in zip(edges, edges[1:], members, strict=False)
             if first < last
         ] or [(slice(0, self.num_envs), -1)]
-        self._blocks = [_Block(slots, worker, self._number) for slots, worker in cut]
+        self._blocks = [_SlotBlock(slots, worker, self._number) for slots, worker in cut]
         return True
 
     def _note(self, found: list[Collected]) -> None:
@@ -256,7 +256,7 @@ class NodeStepper:
                     self._warned.add(text)
                     warnings.warn(text, RuntimeWarning, stacklevel=2)
 
-    def _name_slow(self, pieces: list[_Piece]) -> None:
+    def _name_slow(self, pieces: list[_MadeSegment]) -> None:
         """Name nodes that have become slow; have slots dealt by speed if that is wanted."""
         spent = {block.worker: one.seconds for block, one in zip(self._blocks, pieces, strict=True)}
         slow = set[int]()
@@ -292,7 +292,7 @@ class NodeStepper:
             self._pool.tell("slow", str(self._pool.workers[worker]), why)
             self._pool.expel(worker, why)
 
-    def _note_time(self, pieces: list[_Piece], spent_s: float) -> None:
+    def _note_time(self, pieces: list[_MadeSegment], spent_s: float) -> None:
         """The slowest node's time counts, as far as it was waited for; the rest was the way."""
         slowest = max(pieces, key=lambda one: one.seconds)
         seconds = slowest.collected.seconds
@@ -308,7 +308,7 @@ class NodeStepper:
 
     # ---- results ---------------------------------------------------------------------------------
 
-    def _joined(self, start: Start, pieces: list[_Piece]) -> Segment:
+    def _joined(self, start: Start, pieces: list[_MadeSegment]) -> Segment:
         agent, segment = self._agent, Segment(start, self._agent)
         blocks, found = [block.slots for block in self._blocks], [one.collected for one in pieces]
         raw = [np.concatenate(parts, 1) for parts in zip(*(one.obs for one in found), strict=True)]
@@ -331,7 +331,7 @@ class NodeStepper:
 
 
 def _behaviour(
-    blocks: list[slice], pieces: list[_Piece], shape: tuple[int, ...]
+    blocks: list[slice], pieces: list[_MadeSegment], shape: tuple[int, ...]
 ) -> Behaviour | None:
     """Who acted, if that was an older policy in some block."""
     if not any(one.staleness for one in pieces):
@@ -364,7 +364,9 @@ def _rows(one: Collected, axis: int) -> tuple[int, ...]:
     return (len(one.obs[0]),) if axis == 0 else (len(one.rewards) + 1, one.rewards.shape[1])
 
 
-def _joined_finals(blocks: list[slice], found: list[Finals], device: torch.device) -> Finals:
+def _joined_finals(
+    blocks: list[slice], found: list[LastObservations], device: torch.device
+) -> LastObservations:
     """Those of all blocks, by step and slot, as one fleet would have them."""
     rows = [
         (step, slot + block.start, tuple(leaf[row] for leaf in leaves), states[row])
@@ -373,13 +375,13 @@ def _joined_finals(blocks: list[slice], found: list[Finals], device: torch.devic
     ]
     rows.sort(key=lambda row: row[:2])
     if not rows:
-        return Finals()
+        return LastObservations()
     leaves = tuple(np.stack(parts) for parts in zip(*(row[2] for row in rows), strict=True))
     states = torch.stack([row[3] for row in rows]).to(device)
-    return Finals([row[:2] for row in rows], [leaves], [states])
+    return LastObservations([row[:2] for row in rows], [leaves], [states])
 
 
-def _each(finals: Finals) -> Iterator[tuple[tuple[int, int], Leaves, torch.Tensor, int]]:
+def _each(finals: LastObservations) -> Iterator[tuple[tuple[int, int], Leaves, torch.Tensor, int]]:
     """Every last observation: its place, and where among which arrays it lies."""
     places = iter(finals.places)
     for leaves, states in zip(finals.leaves, finals.states, strict=True):

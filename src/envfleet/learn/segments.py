@@ -29,7 +29,7 @@ from envfleet.learn.options import PPOOptions
 from envfleet.learn.rollout_clock import RolloutClock
 from envfleet.learn.slot_keeper import SlotKeeper
 
-__all__ = ["Behaviour", "Finals", "FleetStepper", "Segment", "Start", "Stepper"]
+__all__ = ["Behaviour", "FleetStepper", "LastObservations", "Segment", "Start", "Stepper"]
 
 Array = npt.NDArray[Any]
 Flags = npt.NDArray[np.bool_]
@@ -64,7 +64,7 @@ class Start:
 
 
 @dataclass(slots=True)
-class Finals:
+class LastObservations:
     """Last observations of truncated episodes, and what was remembered there."""
 
     places: list[tuple[int, int]] = field(default_factory=list)
@@ -114,7 +114,7 @@ class Segment:
         self.rewards = np.zeros((times, slots))
         self.terminated, self.truncated = np.zeros((2, times, slots), np.bool_)
         self.valid = np.ones((times, slots), np.bool_)
-        self.finals = Finals()
+        self.finals = LastObservations()
         self.states = start.states.clone()
         """What is remembered after the steps so far."""
         self.behaviour: Behaviour | None = None

@@ -259,10 +259,7 @@ def _decisions(run: RunRecord) -> list[Markup]:
 
 
 def _again(run: RunRecord) -> Markup:
-    chosen = {one.name: one.value for values in run.options.values() for one in values}
-    is_exact = chosen.get("collect") != "async"
-    same = "The same run again, bit for bit on the same machine:" if is_exact else "A run like it:"
-    pieces = [tag("p", same), _code(run.command)]
+    pieces = [tag("p", "The same run again:"), _code(run.command)]
     if run.resume_command:
         pieces += [tag("p", "Go on with this one:"), _code(run.resume_command)]
     return section("Reproduce", *pieces)

@@ -40,7 +40,7 @@ from envfleet.engine.backends.ray.cluster import HeadWatch
 from envfleet.errors import ClusterLost, ConfigError, NoNodes, RemoteTraceback, WorkLost
 from envfleet.observe.events import Event, EventKind
 
-__all__ = ["Done", "Later", "NodePool", "Place", "Worker"]
+__all__ = ["Done", "Later", "NodePool", "Place", "PoolWorker"]
 
 CHECK_S = 1.0
 """Seconds between two looks at which nodes there are."""
@@ -68,7 +68,7 @@ class Place:
         return f"node {self.node[:8]} ({self.host})"
 
 
-class Worker(Protocol[Task, Result]):
+class PoolWorker(Protocol[Task, Result]):
     """What `build` returns. If it has a method `close`, that is called at the end."""
 
     def __call__(self, task: Task, shared: Any) -> Result:
@@ -102,7 +102,7 @@ class Later:
 
 
 @dataclass(slots=True)
-class _Piece:
+class _QueuedPiece:
     index: int
     task: Any
     shared: Any
@@ -121,7 +121,7 @@ class _Hired:
     """The call that it is busy with: its start at first; None if it is free."""
     since_s: float
     is_ready: bool = False
-    piece: _Piece | None = None
+    piece: _QueuedPiece | None = None
     """What it works on. None with an answer owed: its start, or work that is not wanted now."""
 
 
@@ -130,7 +130,7 @@ class NodePool(Generic[Task, Result]):
 
     def __init__(
         self,
-        build: Callable[[Place], Worker[Task, Result]],
+        build: Callable[[Place], PoolWorker[Task, Result]],
         *,
         per_node: int = 1,
         memory_bytes: int = 0,
@@ -166,7 +166,7 @@ class NodePool(Generic[Task, Result]):
         """Actors that did not start, in a row, by node."""
         self._room: dict[str, int] = {}
         """How many actors a node has room for, where memory was short."""
-        self._queue: deque[_Piece] = deque()
+        self._queue: deque[_QueuedPiece] = deque()
         self._next_check_s = 0.0
         self._alone_s: float | None = None
         """Since when no worker has been there for work."""
@@ -228,7 +228,7 @@ class NodePool(Generic[Task, Result]):
 
     def give(self, index: int, task: Task, shared: Any = None, prefers: int | None = None) -> None:
         """Have one more task done, called `index` in its `Done`; the rest is as for `work`."""
-        self._queue.append(_Piece(index, task, shared, prefers))
+        self._queue.append(_QueuedPiece(index, task, shared, prefers))
         self._hand_out()
 
     def next(self) -> Done[Result] | None:

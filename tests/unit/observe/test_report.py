@@ -90,12 +90,6 @@ def test_nodes_that_were_slow_or_lost_are_named():
     assert "node a1b2 slow its block took 9 s" in text(render(replace(RUN, events=[slow])))
 
 
-def test_only_a_run_that_repeats_itself_says_so():
-    assert "bit for bit" in text(render(RUN))
-    run = replace(RUN, options={"Run": [OptionValue("collect", "async", "here")]})
-    assert "bit for bit" not in text(render(run))
-
-
 def test_only_what_differs_from_the_defaults_is_marked():
     marked = re.findall(r'<tr class="changed">(.*?)</tr>', render(RUN))
     assert len(marked) == 1
