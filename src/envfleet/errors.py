@@ -22,6 +22,7 @@
      │   ├─ EnvNotRegistered
      │   ├─ EnvConstructionFailed
      │   ├─ ClusterUnreachable (ConnectionError)
+     │   ├─ ObjectStoreTooSmall
      │   └─ StartTimeout (TimeoutError)
      ├─ EnvFailed (RuntimeError)            an environment raised; the remote traceback is the cause
      ├─ NothingCollected (RuntimeError)     environments failed in every step of a rollout
@@ -63,10 +64,10 @@ __all__ = [
     "EnvNotRegistered", "EnvfleetError", "FleetClosed", "InferenceError", "JournalError",
     "LayoutMismatch", "MainNotImportable", "MissingExtra", "MissingMainGuard", "NoNewProcess",
     "NoNodes", "NoSuchAttribute", "NotAnswered", "NotEnoughSharedMemory", "NotFinite",
-    "NothingCollected", "NothingSent", "OpenEnvError", "OutOfOrder", "RemoteTraceback",
-    "ResetNeeded", "ResumeFailed", "RolloutFailed", "SlotQuarantined", "SnapshotError",
-    "SpacesDiffer", "StartError", "StartTimeout", "StillInFlight", "TooManyOpenFiles", "VideoError",
-    "WorkLost", "WorkerDied", "did_you_mean", "level_of_caller",
+    "NothingCollected", "NothingSent", "ObjectStoreTooSmall", "OpenEnvError", "OutOfOrder",
+    "RemoteTraceback", "ResetNeeded", "ResumeFailed", "RolloutFailed", "SlotQuarantined",
+    "SnapshotError", "SpacesDiffer", "StartError", "StartTimeout", "StillInFlight",
+    "TooManyOpenFiles", "VideoError", "WorkLost", "WorkerDied", "did_you_mean", "level_of_caller",
 ]  # fmt: skip
 
 
@@ -327,6 +328,25 @@ class ClusterUnreachable(StartError, ConnectionError):
             f"the Ray cluster at {self.address} cannot be used: {self.reason}. On the head, "
             "`ray status` tells whether it runs, and `ray start --head` starts it; without an "
             "address a cluster is started on this machine."
+        )
+
+
+class ObjectStoreTooSmall(StartError):
+    """The rows of a worker do not fit into the object store of a Ray cluster."""
+
+    def __init__(self, worker: int, num_slots: int, need_bytes: int, store_bytes: int) -> None:
+        super().__init__(worker, num_slots, need_bytes, store_bytes)
+        self.worker, self.num_slots = worker, num_slots
+        self.need_bytes, self.store_bytes = need_bytes, store_bytes
+
+    def __str__(self) -> str:
+        mib = 1 << 20
+        return (
+            f"the rows of the {self.num_slots} slots of worker {self.worker} are "
+            f"{self.need_bytes / mib:,.0f} MiB, and Ray's object store on its node, or on that of "
+            f"this program, has {self.store_bytes / mib:,.0f} MiB. Start Ray with a larger "
+            "--object-store-memory, give each worker fewer slots (num_workers), or use smaller "
+            "observations."
         )
 
 

@@ -11,22 +11,24 @@ from gymnasium.envs.classic_control import CartPoleEnv
 class EndsIts(CartPoleEnv):
     """CartPole that kills a process when its first episode gets far enough.
 
-    It does so on the node `victim` only, and not if the file `marker` is there already.
+    `victims` says what it kills on which node, "actor" or "node". Each happens once: then its name
+    is that of a file in `folder`.
     """
 
-    def __init__(self, what: str, marker: str, victim: str, **kwargs: Any) -> None:
+    def __init__(self, folder: str, victims: dict[str, str], **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self._what, self._marker, self._victim = what, Path(marker), victim
+        self._folder, self._victims = Path(folder), victims
         self._steps = 0
 
     def step(self, action: Any) -> Any:
         self._steps += 1
-        if self._steps == 40 and not self._marker.exists():
+        if self._steps == 40 and self._victims:
             import ray
 
-            if ray.get_runtime_context().get_node_id() == self._victim:
-                self._marker.touch()
-                os.kill(os.getppid() if self._what == "node" else os.getpid(), signal.SIGKILL)
+            what = self._victims.get(ray.get_runtime_context().get_node_id())
+            if what is not None and not (self._folder / what).exists():
+                (self._folder / what).touch()
+                os.kill(os.getppid() if what == "node" else os.getpid(), signal.SIGKILL)
                 while True:  # the raylet takes its workers along
                     signal.pause()
         return super().step(action)

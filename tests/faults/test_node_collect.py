@@ -1,5 +1,6 @@
 """PPO that collects on the nodes of a real cluster: the same numbers, whatever becomes of nodes."""
 
+import json
 import time
 from contextlib import contextmanager
 from dataclasses import replace
@@ -7,12 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 
+from envfleet.cli import main
 from envfleet.learn.environments import opened
 from envfleet.learn.options import PPOOptions
-from envfleet.learn.train import train
 from envfleet.learn.train_options import TrainOptions
 from envfleet.observe.jsonl import read_lines
 from envfleet.runs.checkpoint import load
@@ -33,6 +33,11 @@ def third_node(cluster: RayCluster) -> Any:
         cluster.nodes.remove_node(node, allow_graceful=False)
 
 
+def head_of(cluster: RayCluster) -> str:
+    """The first node."""
+    return str(cluster.nodes.list_all_nodes()[0].node_id)
+
+
 def trained(ppo: PPOOptions, iterations: int, **options: Any) -> dict[str, Any]:
     chosen = TrainOptions(**{"env": "CartPole-v1", "n_envs": 6, "backend": "serial", **options})
     with opened(chosen, ppo) as trainer:
@@ -50,40 +55,57 @@ def assert_same(one: dict[str, Any], other: dict[str, Any], tolerance: float = 0
         np.testing.assert_equal(mine["returns"], theirs["returns"])
 
 
-def test_three_nodes_learn_what_one_machine_learns(ray_cluster: RayCluster) -> None:
+def test_two_nodes_learn_what_one_machine_learns(ray_cluster: RayCluster) -> None:
+    cut_off = {"env": "Pendulum-v1", "env_kwargs": {"max_episode_steps": 20}}
+    cut_off["wrapper"] = "gymnasium.wrappers:NormalizeReward"
+    at_once = {"collect": "async", "max_staleness": 0}
+    assert_same(trained(SHORT, 3, **cut_off), trained(SHORT, 3, **at_once, **cut_off))
+    # batches of other shapes: the last digits of matrix products may differ
     remembers = PPOOptions(n_steps=32, n_epochs=2, memory="lstm", memory_size=8)
-    with third_node(ray_cluster):
-        cut_off = {"env": "Pendulum-v1", "env_kwargs": {"max_episode_steps": 20}}
-        assert_same(trained(SHORT, 3, **cut_off), trained(SHORT, 3, collect="node", **cut_off))
-        # batches of other shapes: the last digits of matrix products may differ
-        assert_same(trained(remembers, 3), trained(remembers, 3, collect="node"), 1e-5)
+    assert_same(trained(remembers, 3), trained(remembers, 3, collect="node"), 1e-5)
 
 
-@pytest.mark.parametrize("what", ["actor", "node"])
-def test_what_a_killed_node_had_collected_is_collected_again_with_the_same_result(
-    ray_cluster: RayCluster, tmp_path: Path, what: str
+def trained_by_command(
+    folder: Path, cluster: RayCluster, victims: dict[str, str], iterations: int, *flags: str
+) -> list[dict[str, Any]]:
+    """A run whose environments end an actor or a node, once each; its iterations."""
+    kwargs = json.dumps({"folder": str(folder), "victims": victims})
+    size = ["--n-envs", "6", "--n-steps", "32", "--n-epochs", "2", "--backend", "serial"]
+    size += ["--num-episodes", str(iterations), "--eval-episodes", "1", "--no-tensorboard"]
+    where = ["--ray-address", cluster.address, "--checkpoint-dir", str(folder / "run")]
+    assert main(["train", ENDS, "--env-kwargs", kwargs, *size, *where, *flags]) == 0
+    assert [(folder / what).exists() for what in victims.values()] == [True] * len(victims)
+    lines = read_lines(folder / "run" / "metrics.jsonl")
+    made = [one for one in lines if "policy_loss" in one]
+    assert made[-1]["env_steps"] == iterations * 32 * 6
+    return made
+
+
+def test_three_nodes_of_which_one_is_lost_and_an_actor_too_learn_what_one_machine_learns(
+    ray_cluster: RayCluster, tmp_path: Path
 ) -> None:
-    marker = tmp_path / "marker"
-    kwargs = {"what": what, "marker": str(marker), "victim": "none of them"}
-    whole = trained(SHORT, 6, env=ENDS, env_kwargs=kwargs)
     with third_node(ray_cluster) as node:
-        chosen = TrainOptions(
-            ENDS,
-            env_kwargs={**kwargs, "victim": node.node_id},
-            n_envs=6,
-            backend="serial",
-            collect="node",
-            total_steps=6 * SHORT.n_steps * 6,
-            eval_episodes=1,
-            tensorboard=False,
-        )
-        outcome = train(chosen, SHORT, tmp_path / "run")
-    assert marker.exists()
-    assert outcome.env_steps == chosen.total_steps
+        victims = {head_of(ray_cluster): "actor", node.node_id: "node"}
+        trained_by_command(tmp_path, ray_cluster, victims, 6, "--collect", "node")
     events = read_lines(tmp_path / "run" / "events.jsonl")
     assert {"joined", "lost", "again", "moved"} <= {line["kind"] for line in events}
     assert all(line["why"] for line in events)
+    whole = trained(SHORT, 6, env=ENDS, env_kwargs={"folder": str(tmp_path), "victims": {}})
     assert_same(whole, load(tmp_path / "run" / "latest.pt", trust="own")["job"])
+
+
+def test_nodes_go_on_while_the_policy_learns_and_what_is_lost_counts_once(
+    ray_cluster: RayCluster, tmp_path: Path
+) -> None:
+    flags = ["--collect", "async", "--max-staleness", "1"]
+    victims = {head_of(ray_cluster): "actor"}
+    made = trained_by_command(tmp_path, ray_cluster, victims, 5, *flags)
+    assert [one["staleness_max"] for one in made][:2] == [0, 1]
+    assert {one["staleness_max"] for one in made} == {0, 1}
+    assert all(0 < one["importance_weight"] <= 1 for one in made)
+    assert made[1]["importance_weight"] < 1
+    kinds = {line["kind"] for line in read_lines(tmp_path / "run" / "events.jsonl")}
+    assert {"joined", "lost", "again"} <= kinds
 
 
 def test_slots_move_to_a_node_that_joins_and_a_run_goes_on_anywhere(

@@ -5,12 +5,14 @@ import signal
 import time
 from contextlib import closing, suppress
 
+import gymnasium
 import numpy as np
 import psutil
 import pytest
 
 import envfleet
-from envfleet.errors import DeadlineExceeded, WorkerDied
+from envfleet.cli.doctor_ray import ray_checks
+from envfleet.errors import DeadlineExceeded, ObjectStoreTooSmall, WorkerDied
 from envfleet.testing import Counter, Hanging, NoisyStream
 from tests.faults.stage import Resident, program
 from tests.gates import PATIENCE_S
@@ -35,6 +37,10 @@ def until(is_so, what):
     while not is_so():
         assert time.monotonic() < give_up_s, f"{what} never came"
         time.sleep(0.01)
+
+
+def nodes_of(envs):
+    return {handle.node for handle in envs.fleet._workers.handles}
 
 
 def kill_worker_of(envs, slot):
@@ -63,6 +69,7 @@ def actions_for(envs, steps):
 
 def test_a_killed_actor_is_named_and_says_what_ray_says(ray_cluster):
     with opened(Resident, 4) as envs:
+        assert len(nodes_of(envs)) == 2  # they are spread unless something else is asked for
         envs.reset(seed=0)
         kill_worker_of(envs, 2)
         start_s = time.monotonic()
@@ -131,7 +138,9 @@ def test_slots_of_a_removed_node_go_on_where_they_stood_once_it_is_back(ray_clus
 @pytest.mark.parametrize("mode", ["sleep", "gil"])
 def test_a_hanging_actor_is_given_up_at_its_deadline(mode, ray_cluster):
     env_fns = [Counter, lambda: Hanging(mode=mode, nth=2), Counter, Counter]
-    with opened(env_fns, None, step_timeout_s=1.0) as envs:
+    packed = envfleet.RayOptions(placement="pack", resources={"CPU": 0.5})
+    with opened(env_fns, None, step_timeout_s=1.0, backend_options=packed) as envs:
+        assert len(nodes_of(envs)) == 1
         envs.reset(seed=0)
         envs.step(np.zeros(4, int))
         with pytest.raises(DeadlineExceeded) as caught:
@@ -142,6 +151,31 @@ def test_a_hanging_actor_is_given_up_at_its_deadline(mode, ray_cluster):
             assert "misbehave" in caught.value.stack
         else:
             assert "hold the interpreter" in caught.value.stack
+
+
+class Pictures(Counter):
+    """Its observations are larger than the object stores of the nodes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.observation_space = gymnasium.spaces.MultiBinary(NODE["object_store_memory"])
+
+
+def test_the_doctor_asks_every_node(ray_cluster):
+    with ray_checks(ray_cluster.address) as checks:
+        cluster, *nodes = [ask() for _, ask in checks]
+    assert cluster.text == f"2 nodes with 8 CPUs at {ray_cluster.address}"
+    for node in nodes:
+        assert "ms to a worker and back, object store 80 MiB, niceness 0, Python 3." in node.text
+        assert node.level == "warn"
+        assert "--object-store-memory" in str(node.remedy)
+    assert len(nodes) == 2
+
+
+def test_rows_that_the_object_store_cannot_hold_are_an_error_at_once(ray_cluster):
+    with pytest.raises(ObjectStoreTooSmall, match=r"160 MiB.*has 80 MiB") as caught:
+        envfleet.make_vec(Pictures, 1, backend="ray", num_workers=1)
+    assert caught.value.num_slots == 1
 
 
 PARENT = """
@@ -162,7 +196,7 @@ PARENT = """
 
 
 def test_sigkill_of_the_parent_ends_its_actors(ray_cluster, tmp_path, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", os.getcwd())
+    monkeypatch.setenv("PYTHONPATH", os.getcwd(), prepend=os.pathsep)
     with program(tmp_path, PARENT, "stepping") as parent:
         pids = set(parent.numbers())
         assert len(pids) == 2
@@ -173,21 +207,57 @@ def test_sigkill_of_the_parent_ends_its_actors(ray_cluster, tmp_path, monkeypatc
 
 
 HEADLESS = """
+    import os
+    import sys
     import time
+    from dataclasses import replace
+    from pathlib import Path
 
     import numpy as np
     import psutil
 
     import envfleet
-    from envfleet.errors import ClusterUnreachable
+    from envfleet.engine.backends.ray import cluster
+    from envfleet.errors import ClusterLost, ClusterUnreachable
+    from envfleet.learn.options import PPOOptions
+    from envfleet.learn.train import train
+    from envfleet.learn.train_options import TrainOptions
+    from envfleet.runs.callbacks import RunCallback
     from envfleet.testing import Counter
 
-    envs = envfleet.make_vec(Counter, 2, backend="ray", num_workers=1,
-                             backend_options=envfleet.RayOptions(address="local"))
+    class Elsewhere(Counter):
+        def whereabouts(self):
+            import only_there
+            return only_there.NAME, os.environ["FLAG"]
+
+    class KillsTheHead(RunCallback):
+        def iterated(self, iteration):
+            if iteration.number == 2:
+                for child in psutil.Process().children(recursive=True):
+                    if child.name() == "gcs_server":
+                        child.kill()
+
+    class Stops(RunCallback):
+        def should_stop(self):
+            return True
+
+    cluster.HEAD_LOST_S = 3.0
+    sent, folder = map(Path, sys.argv[1:])
+    options = envfleet.RayOptions(
+        address="local",
+        resources={"CPU": 0.0},
+        runtime_env={"working_dir": str(sent), "env_vars": {"FLAG": "up"}},
+    )
+    envs = envfleet.make_vec(Elsewhere, 2, backend="ray", num_workers=1, backend_options=options)
+    print(*envs.call("whereabouts")[0], flush=True)
     envs.reset(seed=0)
-    for child in psutil.Process().children(recursive=True):
-        if child.name() == "gcs_server":
-            child.kill()
+    chosen = TrainOptions("CartPole-v1", n_envs=2, backend="serial", collect="node",
+                          total_steps=10**9, save_every=1, eval_every=0, tensorboard=False)
+    ppo = PPOOptions(n_steps=16, n_epochs=1)
+    try:
+        train(chosen, ppo, folder, KillsTheHead())
+    except ClusterLost as exc:
+        print(exc, flush=True)
     start_s = time.monotonic()
     try:
         while True:
@@ -196,18 +266,26 @@ HEADLESS = """
     except ClusterUnreachable as exc:
         print(int(time.monotonic() - start_s), exc, flush=True)
     envs.close()
-    print("closed", flush=True)
+    again = train(replace(chosen, collect="here"), ppo, folder, Stops(), is_resumed=True)
+    print(again.is_stopped, again.new_steps, again.env_steps > 64, flush=True)
 """
 
 
-def test_a_lost_head_is_an_error_before_ray_ends_the_program(tmp_path, monkeypatch):
+def test_a_lost_head_is_an_error_before_ray_ends_all_and_a_run_goes_on_without(
+    tmp_path, monkeypatch
+):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
-    with program(tmp_path, HEADLESS) as running:
+    sent = tmp_path / "sent"
+    sent.mkdir()
+    (sent / "only_there.py").write_text("NAME = 'there'")
+    with program(tmp_path, HEADLESS, sent, tmp_path / "run") as running:
         code = running.finish(100.0)
-        after_s, _, text = running.out.partition(" ")
-        assert int(after_s) < 50
+        assert code == 0, running.err
+        whereabouts, run, fleet, again = running.out.splitlines()
+    assert whereabouts == "there up"  # the runtime environment
+    for text in (run, fleet):
         assert "its head has been silent" in text
-        assert "from its last checkpoint" in text
-        assert running.out.splitlines()[-1] == "closed"
-        assert code == 0
+        assert "from the last checkpoint" in text or "from its last checkpoint" in text
+    assert int(fleet.partition(" ")[0]) < 50
+    assert again == "True 32 True"

@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 
 from envfleet.cli import main
+from envfleet.llm import parallel_rollout
 from envfleet.llm.inference.types import GenerateRequest, Generation
 from envfleet.llm.journal import read_journal
 from envfleet.llm.same_trajectories import trajectory_difference
+from tests.gates import PATIENCE_S
 from tests.ray_cluster import NODE, RayCluster
 from tests.unit.llm.rollouts import config_with, play
 from tests.unit.llm.test_parallel_rollout import Counting
@@ -31,11 +33,12 @@ def third_node(ray_cluster: RayCluster) -> Iterator[Any]:
 
 
 class NodeKiller(Counting):
-    """Removes a node when all workers play, and goes on answering when its workers are missed."""
+    """Replaces a node when all workers play, and goes on answering when the new one plays too."""
 
     def __init__(self, num_workers: int, log: pytest.LogCaptureFixture, kill: Any) -> None:
         super().__init__()
         self._num_workers, self._log, self._kill = num_workers, log, kill
+        self.max_concurrency = 1
         self.thread: threading.Thread | None = None
 
     def is_logged(self, what: str, times: int = 1) -> bool:
@@ -48,25 +51,49 @@ class NodeKiller(Counting):
         if self.thread is None and sum(self.asked.values()) > 20:
             self.thread = threading.Thread(target=self._kill)
             self.thread.start()
-        while self.thread is not None and not self.is_logged("is lost; [1-9]"):
+        while self.thread is not None and not (
+            self.is_logged("is lost; [1-9]")
+            and self.is_logged("plays in process", self._num_workers + 1)
+        ):
             await asyncio.sleep(0.02)
         return answer
 
 
-def test_a_node_that_is_lost_in_the_middle_costs_nothing(
-    ray_cluster: RayCluster, third_node: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+def test_a_node_that_is_lost_in_the_middle_costs_nothing_and_one_that_joins_plays(
+    ray_cluster: RayCluster,
+    third_node: Any,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     caplog.set_level(logging.INFO, "envfleet.llm.rollout")
+    monkeypatch.setattr(parallel_rollout, "_LEAST_LIVE", 6)  # the others wait
     wanted = play(config_with(tags=TAGS, group_size=6))
     nodes = ray_cluster.nodes
-    engine = NodeKiller(6, caplog, lambda: nodes.remove_node(third_node, allow_graceful=False))
+    # a node that is added in a thread cannot have handlers of signals, and needs none
+    monkeypatch.setattr("ray._private.node.Node._register_shutdown_hooks", lambda self: None)
+    fourth_node, is_over = [], threading.Event()
+
+    def replace() -> None:
+        nodes.remove_node(third_node, allow_graceful=False)
+        fourth_node.append(nodes.add_node(**NODE))
+        is_over.wait(PATIENCE_S)  # it ends with the thread that started it
+
+    engine = NodeKiller(6, caplog, replace)
     address = f"+agent_proxy.ray_address={ray_cluster.address}"
     config = config_with(address, tags=TAGS, group_size=6, backend="ray", workers=6)
-    got = play(config, engine, folder=tmp_path)
-    assert engine.thread is not None
+    try:
+        got = play(config, engine, folder=tmp_path)
+        assert engine.thread is not None
+    finally:
+        for node in fourth_node:
+            nodes.remove_node(node)
+        is_over.set()
     engine.thread.join()
     assert engine.is_logged("is lost; [1-9]")
-    assert (got.backend, got.num_workers, got.fallback) == ("ray", 6, None)
+    assert engine.is_logged("1 node joined, and [1-9][0-9]* trajectories wait: [1-9] more workers")
+    assert (got.backend, got.fallback) == ("ray", None)
+    assert got.num_workers > 6
     assert trajectory_difference(wanted.trajectories, got.trajectories) is None
     assert got.metrics == wanted.metrics
     journalled = read_journal(tmp_path)

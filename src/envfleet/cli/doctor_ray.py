@@ -113,6 +113,6 @@ def check_node(name: str, said: Mapping[str, Any] | None, trip_s: float) -> Find
         remedy = "other programs go before its workers: start the node with RAY_worker_niceness=0"
         return Finding(name, "warn", text, remedy)
     if store < SMALL_STORE:
-        remedy = "large rows go by way of the disk: start the node with --object-store-memory"
+        remedy = "what a worker sends has to fit into it: start the node with --object-store-memory"
         return Finding(name, "warn", text, remedy)
     return Finding(name, "ok", text)

@@ -44,15 +44,20 @@ def advantages(
     *,
     gamma: float,
     gae_lambda: float,
+    weights: Floats | None = None,
 ) -> Floats:
     """Generalised advantage estimates; returns are these plus `values`.
 
-    Rows that are not `valid` have none and give none to those before them.
+    Rows that are not `valid` have none and give none to those before them. `weights` are for
+    actions that an older policy took: clipped at 1, they make V-trace of the estimates and of the
+    returns (Espeholt et al., 2018).
     """
     estimates = np.zeros_like(rewards)
     later = np.zeros_like(rewards[0])
     surprise = np.where(valid, rewards + np.float32(gamma) * successors - values, np.float32(0))
     decay = np.where(ended, np.float32(0), np.float32(gamma * gae_lambda))
+    if weights is not None:
+        surprise, decay = weights * surprise, weights * decay
     for time in range(len(rewards) - 1, -1, -1):
         estimates[time] = later = surprise[time] + decay[time] * later
     return estimates

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 import warnings
+from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +25,7 @@ from envfleet.learn.inputs import Leaves
 from envfleet.learn.judging import judged, worth
 from envfleet.learn.normalise import RewardScaler
 from envfleet.learn.options import PPOOptions
-from envfleet.learn.segments import Segment, Start, Stepper
+from envfleet.learn.segments import Behaviour, Segment, Start, Stepper
 
 Array = npt.NDArray[Any]
 Floats = npt.NDArray[np.float32]
@@ -52,6 +53,22 @@ class Experience:
     """False where a row is no transition: its environment was lost."""
     episodes: list[tuple[float, int]]
     """Return and length of every episode that ended."""
+    staleness: npt.NDArray[np.int64] | None = None
+    """By how many updates the policy that stepped each slot was older than this one; None if it was
+    this one everywhere."""
+    weights: Floats | None = None
+    """How much each row counts if an older policy took its action."""
+
+    @property
+    def age(self) -> dict[str, float]:
+        """Figures about the policies that acted."""
+        if self.staleness is None or self.weights is None:
+            return {"staleness": 0.0, "staleness_max": 0, "importance_weight": 1.0}
+        return {
+            "staleness": float(self.staleness.mean()),
+            "staleness_max": int(self.staleness.max()),
+            "importance_weight": float(self.weights.mean()),
+        }
 
 
 class Collector:
@@ -62,6 +79,8 @@ class Collector:
         self._stepper, self._agent, self._times = stepper, agent, options.n_steps
         # always on the CPU: a run may go on on another device with the same noise
         self._generator = torch.Generator().manual_seed(seed)
+        self._noise = deque[tuple[Tensor, Tensor]]()
+        """Of coming segments, each with the state of the generator before it was drawn."""
         count = stepper.num_envs
         self._scaler = RewardScaler(count, options.gamma) if options.normalise_rewards else None
         self._returns, self._lengths = np.zeros(count), np.zeros(count, np.int64)
@@ -83,7 +102,7 @@ class Collector:
     def state(self) -> dict[str, Any]:
         """All that the coming rollouts depend on, except the environments."""
         return {
-            "generator": self._generator.get_state(),
+            "generator": self._noise[0][0] if self._noise else self._generator.get_state(),
             "scaler": self._scaler and self._scaler.state(),
             "returns": self._returns.copy(),
             "lengths": self._lengths.copy(),
@@ -99,6 +118,7 @@ class Collector:
     def load(self, state: dict[str, Any], slots: Any) -> None:
         """Continue exactly where this state and these slots were taken."""
         self._generator.set_state(state["generator"].cpu())
+        self._noise.clear()
         if self._scaler is not None:
             self._scaler.load(state["scaler"])
         self._returns, self._lengths = state["returns"].copy(), state["lengths"].copy()
@@ -138,15 +158,25 @@ class Collector:
 
     @torch.inference_mode()
     def _collected(self) -> Experience:
-        times, slots, agent = self._times, self._stepper.num_envs, self._agent
-        noise = agent.policy.head.noise((times, slots), self._generator).to(agent.device)
-        before = self._states
-        segment = self._stepper.collect(Start(self._obs, self._masks, before, noise))
+        before, times = self._states, self._times
+        noise, *coming = self._drawn()
+        segment = self._stepper.collect(Start(self._obs, self._masks, before, noise, tuple(coming)))
         self._obs = tuple(leaf[times].copy() for leaf in segment.obs)
         self._masks = None if segment.masks is None else segment.masks[times].copy()
         self._states = segment.states
         with np.errstate(over="ignore", invalid="ignore"):  # the results are checked
             return self._finished(segment, before)
+
+    def _drawn(self) -> list[Tensor]:
+        """The noise of this segment, and of those that may be begun before they are asked for."""
+        shape, head = (self._times, self._stepper.num_envs), self._agent.policy.head
+        while len(self._noise) <= self._stepper.ahead:
+            before = self._generator.get_state()
+            noise = head.noise(shape, self._generator).to(self._agent.device)
+            self._noise.append((before, noise))
+        drawn = [noise for _, noise in self._noise]
+        self._noise.popleft()
+        return drawn
 
     # ---- afterwards -----------------------------------------------------------------------------
 
@@ -184,6 +214,8 @@ class Collector:
             ended=ended,
             valid=segment.valid,
             episodes=self._episodes(segment.rewards, ended, segment.valid),
+            staleness=None if segment.behaviour is None else segment.behaviour.staleness,
+            weights=_weights(log_probs, segment.behaviour),
         )
 
     def _scaled(self, rewards: Array, ended: Flags, valid: Flags) -> Floats:
@@ -205,3 +237,14 @@ class Collector:
         self._returns += rewards[first:].sum(0)
         self._lengths += valid[first:].sum(0)
         return finished
+
+
+def _weights(log_probs: Floats, behaviour: Behaviour | None) -> Floats | None:
+    """How likely each action is now, against what it was when it was drawn.
+
+    Never more than 1, and exactly that where the policy is the same.
+    """
+    if behaviour is None:
+        return None
+    ratio = np.exp(np.minimum(log_probs - behaviour.log_probs, 0))
+    return np.where(behaviour.staleness > 0, ratio, np.float32(1))

@@ -41,8 +41,8 @@ def opened(
             unless it was asked for.
     """
     device = usable_device(options.device)
-    if options.collect == "node":
-        with opened_on_nodes(options, ppo) as slots, threads():
+    if options.collect != "here":
+        with opened_on_nodes(options, ppo, _wrappers(options)) as slots, threads():
             yield PPOTrainer(slots, ppo, seed=options.seed, device=device)
         return
     with closing(_fleet(options, ppo, is_wary)) as envs, threads():

@@ -22,16 +22,19 @@ from envfleet.engine import Incident
 from envfleet.errors import SnapshotError
 from envfleet.learn.agent import Agent
 from envfleet.learn.inputs import Leaves
+from envfleet.learn.judging import judged
 from envfleet.learn.options import PPOOptions
-from envfleet.learn.segments import Finals, FleetStepper, Start
+from envfleet.learn.segments import FleetStepper, LastObservations, Segment, Start
 from envfleet.learn.torch_setup import threads
 from envfleet.learn.train_options import TrainOptions
 from envfleet.runs.nodes import Later, Place
 
-__all__ = ["Collected", "Look", "NodeFleet", "SlotTask", "Spaces"]
+__all__ = ["Collected", "Look", "Moment", "NodeFleet", "SlotTask", "Spaces"]
 
 Array = npt.NDArray[Any]
 Flags = npt.NDArray[np.bool_]
+Moment = tuple[int, int]
+"""How often the slots were set back, and how many segments they made since."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +57,16 @@ class SlotTask:
     first: int
     last: int
     """The slots, as a half-open range."""
-    moment: int
-    """Names where the segment begins: a fleet that was left there is there already."""
-    moment_after: int
-    """Names where it ends."""
+    moment: Moment
+    """Where the segment begins: a fleet that was left there is there already."""
+    moment_after: Moment
+    """Where it ends."""
     way: Sequence[int] | Later
     """How else to get there: the seeds of resets, or the states of the environments."""
     start: Start | None
     """What the segment begins with; None resets only."""
+    judges: bool = False
+    """Whether to say how likely its actions were: another policy is going to learn from them."""
 
     @property
     def slots(self) -> slice:
@@ -81,7 +86,7 @@ class Collected:
     terminated: Flags
     truncated: Flags
     valid: Flags
-    finals: Finals
+    finals: LastObservations
     states: torch.Tensor | None
     slots: tuple[Any, ...] | None
     """The states of the environments afterwards; None if they cannot be taken."""
@@ -89,6 +94,8 @@ class Collected:
     incidents: tuple[Incident, ...]
     seconds: dict[str, float]
     """What the time went into on the node."""
+    log_probs: npt.NDArray[np.float32] | None = None
+    """Of the actions, if that was asked for."""
 
 
 class NodeFleet:
@@ -113,9 +120,9 @@ class NodeFleet:
         self._envs: FleetVectorEnv | None = None
         self._agent: Agent | None = None
         self._stepper: FleetStepper | None = None
-        self._at: tuple[int, int, int] | None = None
+        self._at: tuple[int, int, Moment] | None = None
         """First and last slot of the fleet, and the moment at which it was left."""
-        self._version = -1
+        self._version: Moment | None = None
         self._seen_incidents = 0
 
     def __call__(self, task: Look | SlotTask, shared: Any) -> Spaces | Collected:
@@ -182,7 +189,7 @@ class NodeFleet:
         obs = tuple(leaf.copy() for leaf in obs)
         slots = self._left(task, stepper)
         none, flags = np.zeros((0, 0)), np.zeros((0, 0), np.bool_)
-        parts = (none, none, flags, flags, flags, Finals(), None)
+        parts = (none, none, flags, flags, flags, LastObservations(), None)
         return Collected(obs, masks, *parts, slots, (), self._incidents(task), {})
 
     def _collect(self, task: SlotTask, shared: Any) -> Collected:
@@ -207,6 +214,7 @@ class NodeFleet:
             segment = stepper.collect(start)
         seconds = {name: now - before[name] for name, now in stepper.clock.seconds.items()}
         obs = tuple(leaf[1:] for leaf in segment.obs) if stepper.raw is None else stepper.raw
+        log_probs = self._log_probs(segment, start) if task.judges else None
         slots = self._left(task, stepper)
         return Collected(
             obs=obs,
@@ -222,7 +230,17 @@ class NodeFleet:
             warnings=(),
             incidents=self._incidents(task),
             seconds=seconds,
+            log_probs=log_probs,
         )
+
+    @torch.inference_mode()
+    def _log_probs(self, segment: Segment, start: Start) -> Any:
+        """How likely this policy was to take the actions that it took."""
+        assert self._agent is not None
+        obs = tuple(leaf[:-1] for leaf in segment.obs)
+        masks = None if segment.masks is None else segment.masks[:-1]
+        ended = segment.terminated | segment.truncated
+        return judged(self._agent, obs, segment.drawn, masks, ended, start.states)[0]
 
     def _left(self, task: SlotTask, stepper: FleetStepper) -> Any:
         """The states of the environments, and a note of where they are."""

@@ -34,7 +34,8 @@ from envfleet.learn.fast.gradients import closed_form
 from envfleet.learn.fast.optimiser import FlatAdam
 from envfleet.learn.judging import flattened
 from envfleet.learn.loss import LossGradient, LossWeights, TrainingRows, by_autograd
-from envfleet.learn.node_envs import NodeEnvs, NodeStepper
+from envfleet.learn.node_envs import NodeEnvs
+from envfleet.learn.node_stepper import NodeStepper
 from envfleet.learn.options import PPOOptions
 from envfleet.learn.segments import FleetStepper
 from envfleet.learn.sequences import stretches
@@ -103,6 +104,7 @@ class PPOLearner:
                 rollout.valid,
                 gamma=options.gamma,
                 gae_lambda=options.gae_lambda,
+                weights=rollout.weights,
             )
         check_estimates(estimates, rollout.rewards, rollout.values)
         returns = estimates + rollout.values
@@ -279,7 +281,7 @@ class PPOTrainer(PPOLearner):
         )
         super().__init__(agent, options, seed=seed)
         stepper = (
-            NodeStepper(envs, agent, options)
+            NodeStepper(envs, agent)
             if isinstance(envs, NodeEnvs)
             else FleetStepper(envs, agent, options)
         )

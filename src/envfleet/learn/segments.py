@@ -29,7 +29,7 @@ from envfleet.learn.options import PPOOptions
 from envfleet.learn.rollout_clock import RolloutClock
 from envfleet.learn.slot_keeper import SlotKeeper
 
-__all__ = ["Finals", "FleetStepper", "Segment", "Start", "Stepper"]
+__all__ = ["Behaviour", "FleetStepper", "LastObservations", "Segment", "Start", "Stepper"]
 
 Array = npt.NDArray[Any]
 Flags = npt.NDArray[np.bool_]
@@ -50,6 +50,8 @@ class Start:
     """What the policy remembers."""
     noise: Tensor
     """The random numbers by which actions are drawn, [time, slot]."""
+    coming: tuple[Tensor, ...] = ()
+    """Those of the segments after it, for a stepper that runs ahead."""
 
     def of(self, slots: slice) -> Start:
         """The same for some of the slots."""
@@ -62,13 +64,23 @@ class Start:
 
 
 @dataclass(slots=True)
-class Finals:
+class LastObservations:
     """Last observations of truncated episodes, and what was remembered there."""
 
     places: list[tuple[int, int]] = field(default_factory=list)
     """Step and slot of each, in this order."""
     leaves: list[Leaves] = field(default_factory=list)
     states: list[Tensor] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Behaviour:
+    """The policies that acted in a segment, where these were older than the present one."""
+
+    staleness: npt.NDArray[np.int64]
+    """By how many updates, [slot]."""
+    log_probs: npt.NDArray[np.float32]
+    """Of the actions, by the policy that drew them; 0 where that is the present one."""
 
 
 class Segment:
@@ -102,9 +114,11 @@ class Segment:
         self.rewards = np.zeros((times, slots))
         self.terminated, self.truncated = np.zeros((2, times, slots), np.bool_)
         self.valid = np.ones((times, slots), np.bool_)
-        self.finals = Finals()
+        self.finals = LastObservations()
         self.states = start.states.clone()
         """What is remembered after the steps so far."""
+        self.behaviour: Behaviour | None = None
+        """Who acted, if that was not the present policy everywhere."""
 
     def see(self, step: int, half: slice, seen: Leaves) -> None:
         """Keep observations as the networks get them."""
@@ -126,6 +140,8 @@ class Stepper(Protocol):
     """Environments, wherever they are, that are stepped by a policy for whole segments."""
 
     clock: RolloutClock
+    ahead: int
+    """How many segments it may begin before they are asked for."""
 
     @property
     def num_envs(self) -> int:
@@ -154,6 +170,8 @@ class Stepper(Protocol):
 
 class FleetStepper:
     """A fleet that this process steps."""
+
+    ahead = 0
 
     def __init__(
         self, envs: FleetVectorEnv, agent: Agent, options: PPOOptions, *, learns: bool = True

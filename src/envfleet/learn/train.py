@@ -162,7 +162,8 @@ class TrainJob(Job):
             last = trainer.envs.incidents[-1].reason
             raise NothingCollected(self._lost_steps, last, str(self._run_dir / INCIDENTS_FILE))
         learned = trainer.learn(rollout, progress)
-        return Iterated(episodes=rollout.episodes, figures=asdict(learned))
+        age = rollout.age if self._options.collect == "async" else {}
+        return Iterated(episodes=rollout.episodes, figures={**asdict(learned), **age})
 
     def evaluate(self, *, is_wary: bool, should_stop: Callable[[], bool]) -> Evaluation:
         """Play episodes with the likeliest actions."""

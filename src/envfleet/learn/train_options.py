@@ -21,6 +21,8 @@ FREE = frozenset(
         "device",
         "backend",
         "collect",
+        "max_staleness",
+        "slow_nodes",
         "ray_address",
         "num_workers",
         "parallel_start_method",
@@ -40,7 +42,8 @@ FREE = frozenset(
     }
 )
 """Options that may change when a run goes on: nothing that it learns depends on them (except the
-last digits, which depend on the device)."""
+last digits, which depend on the device; and with `collect="async"` it depends on time anyway)."""
+SlowNodes = Literal["wait", "rebalance", "skip"]
 
 
 @option_class
@@ -68,8 +71,15 @@ class TrainOptions:
     one, else cpu."""
     backend: Literal["auto", BackendName] = "auto"
     """What runs the environments; auto measures, and says what it chose and why."""
-    collect: Literal["here", "node"] = "here"
-    """Where experience is collected: here, or in whole segments on the nodes of a Ray cluster."""
+    collect: Literal["here", "node", "async"] = "here"
+    """Where experience is collected: here, in whole segments on the nodes of a Ray cluster (node),
+    or there and also while the policy learns (async)."""
+    max_staleness: CountOrZero = 1
+    """With collect=async, by how many updates a policy that collects may be out of date; 0 is the
+    same as collect=node."""
+    slow_nodes: SlowNodes = "wait"
+    """What becomes of a node that takes twice as long as the others: wait for it, rebalance (fewer
+    slots for it), or skip (another one does its work, and it gets no more)."""
     ray_address: str | None = None
     """The cluster of nodes or of the backend ray: host:port of its head, or auto for that of this
     machine; None takes RAY_ADDRESS, or starts a cluster here."""
@@ -112,10 +122,9 @@ class TrainOptions:
             raise ConfigError(
                 f"env_kwargs must be a dict of keyword arguments, got {self.env_kwargs!r}"
             )
-        uses_ray = self.backend == "ray" or self.collect == "node"
-        if self.ray_address is not None and not uses_ray:
+        if self.ray_address is not None and self.backend != "ray" and self.collect == "here":
             raise ConfigError(
-                f"ray_address is for backend='ray' and collect='node', got "
+                f"ray_address is for backend='ray', collect='node' and collect='async', got "
                 f"backend={self.backend!r} with ray_address={self.ray_address!r}"
             )
 

@@ -78,6 +78,10 @@ class JoblibWorkers:
             problem = " ".join(f"{type(exc).__name__}: {exc}".split())[:_MOST_SAID]
         self._say(Said(-1, "bye", problem))
 
+    def grow(self, num_gone: int, num_waiting: int) -> str | None:
+        """Joblib's workers are as many as they were."""
+        return None
+
     def greet(self, worker: int, pid: int) -> bool:
         """Watch the process of a worker; False if it has ended already."""
         _log.info("worker %d plays in process %d", worker, pid)

@@ -261,7 +261,9 @@ class ParallelRolloutManager:
             if self._cluster is None:
                 self._cluster = connect(options.ray_address)
             asked = options.parallel_n_jobs
-            return RayWorkers(min(cores_of_cluster() if asked == -1 else asked, num_tasks))
+            if asked == -1:
+                return RayWorkers(min(cores_of_cluster(), num_tasks))
+            return RayWorkers(min(asked, num_tasks), most=asked)
         name: Any = "loky" if backend == "joblib" else backend
         is_adaptive = options.parallel_n_jobs == -1
         return JoblibWorkers(name, self._num_workers(num_tasks), is_adaptive=is_adaptive)

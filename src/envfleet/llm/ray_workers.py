@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from envfleet.engine.backends.ray.cluster import need_ray
+from envfleet.engine.backends.ray.cluster import HeadWatch, need_ray
 from envfleet.llm.inference.client import InferenceClient
 from envfleet.llm.worker_round import Said, SharePlay
 
@@ -30,9 +30,14 @@ class RayWorkers:
     backend = "ray"
     is_adaptive = False
 
-    def __init__(self, num_workers: int) -> None:
-        self.num_workers = num_workers
+    def __init__(self, num_workers: int, most: int | None = None) -> None:
+        """So many workers at first, and never more than `most`; None: as nodes that join allow."""
+        self.num_workers, self._most = num_workers, most
         self._ray = need_ray()
+        self._play: Any = None
+        self._head: HeadWatch | None = None
+        self._nodes: set[str] = set()
+        """Those that workers have been started for."""
         self._actors: list[Any] = []
         self._calls: dict[Any, int] = {}
         """The worker of each call that is not known to be over."""
@@ -45,13 +50,47 @@ class RayWorkers:
 
     def start(self, play: SharePlay, say: Callable[[Said], None]) -> None:
         """Start the actors, where the cluster has room."""
+        self._play, self._nodes = self._ray.put(play), set(self._cores())
+        self._head = HeadWatch(str(self._ray.get_runtime_context().gcs_address))
+        for worker in range(self.num_workers):
+            self._hire(worker)
+
+    def _hire(self, worker: int) -> None:
         actor = self._ray.remote(_RayPlayer).options(
             num_cpus=1, max_restarts=0, scheduling_strategy="SPREAD"
         )
-        shared = self._ray.put(play)
-        for worker in range(self.num_workers):
-            self._actors.append(actor.remote())
-            self._calls[self._actors[-1].play.remote(shared, worker)] = worker
+        self._actors.append(actor.remote())
+        self._calls[self._actors[-1].play.remote(self._play, worker)] = worker
+
+    def _cores(self) -> dict[str, int]:
+        """Of the nodes that there are."""
+        return {
+            node["NodeID"]: int(node["Resources"].get("CPU", 0))
+            for node in self._ray.nodes()
+            if node["Alive"]
+        }
+
+    def grow(self, num_gone: int, num_waiting: int) -> str | None:
+        """Start workers for nodes that have joined."""
+        try:
+            if self._head is None or not self._head.look():
+                return None  # which nodes there are is known when it is back
+            cores = self._cores()
+        except (self._ray.exceptions.RayError, ConnectionError):
+            return None
+        new = cores.keys() - self._nodes
+        self._nodes |= new
+        has_room = num_waiting
+        if self._most is not None:
+            has_room = min(num_waiting, self._most - self.num_workers + num_gone)
+        more = min(sum(cores[node] for node in new), has_room)
+        if more <= 0:
+            return None
+        for worker in range(self.num_workers, self.num_workers + more):
+            self._hire(worker)
+        self.num_workers += more
+        joined = f"{len(new)} node{'s' * (len(new) > 1)} joined"
+        return f"{joined}, and {num_waiting} trajectories wait: {more} more workers are started"
 
     def greet(self, worker: int, pid: int) -> bool:
         """A worker plays."""
@@ -91,6 +130,7 @@ class RayWorkers:
             self._ray.kill(actor)
         self._actors.clear()
         self._calls.clear()
+        self._play = None
         self._ended = {}
 
 

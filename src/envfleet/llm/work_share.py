@@ -98,6 +98,12 @@ class WorkShare:
     def _is_suspect(self, key: Key) -> bool:
         return self.num_losses.get(key, 0) >= self._suspect_after
 
+    def grow(self, count: int) -> None:
+        """So many workers more may begin trajectories; they take some of the others' shares."""
+        with self._lock:
+            self._shares += [deque() for _ in range(count)]
+            self.active += count
+
     def add(self, tasks: Iterable[TrajectoryTask]) -> None:
         """More tasks, for those who have least to do."""
         with self._lock:

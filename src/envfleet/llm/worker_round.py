@@ -168,6 +168,12 @@ class RolloutWorkers(Protocol):
         With -1 for a worker, `say` tells that none is left.
         """
 
+    def grow(self, num_gone: int, num_waiting: int) -> str | None:
+        """Start more workers if there is new room for them, and say why there are more now.
+
+        So many workers of all that were started are gone, and so many trajectories wait.
+        """
+
     def greet(self, worker: int, pid: int) -> bool:
         """A worker is there, in this process; False if that has ended already."""
 
@@ -349,16 +355,18 @@ class WorkerRound:
         on_lost(keys)
 
     def _adapt(self) -> None:
-        """Have more or fewer workers begin trajectories, by the state of the machine."""
-        if (
-            not self._workers.is_adaptive
-            or self._gone
-            or time.monotonic() - self._adapted_s < _ADAPT_EVERY_S
-        ):
+        """Have more or fewer workers begin trajectories, by the nodes or the machine's state."""
+        if time.monotonic() - self._adapted_s < _ADAPT_EVERY_S:
             return
-        self._adapted_s = time.monotonic()
+        self._adapted_s, share = time.monotonic(), self._share
+        before = self._workers.num_workers
+        why = self._workers.grow(len(self._gone), share.num_waiting)
+        if why is not None:
+            share.grow(self._workers.num_workers - before)
+            _log.info(why)
+        if not self._workers.is_adaptive or self._gone:
+            return
         now = MachineState(os.getloadavg()[0], usable_cores(), free_memory())
-        share = self._share
         wanted, why = wanted_workers(
             share.active, self._workers.num_workers, share.num_waiting, now
         )

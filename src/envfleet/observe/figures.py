@@ -53,6 +53,24 @@ FIGURES: tuple[Figure, ...] = (
         "episodes that ended in this iteration",
     ),
     Figure(
+        "staleness",
+        "rollout/staleness",
+        "staleness",
+        "updates since the policy that collected, mean of all environments",
+    ),
+    Figure(
+        "staleness_max",
+        "rollout/staleness_max",
+        "highest staleness",
+        "updates since the oldest policy that collected",
+    ),
+    Figure(
+        "importance_weight",
+        "rollout/importance_weight",
+        "importance weight",
+        "how much rows of older policies count, on average; 1: as much as others",
+    ),
+    Figure(
         "value_loss",
         "train/value_loss",
         "value loss",

@@ -4,7 +4,8 @@ Pure: a `RunRecord` and what its job adds (`JobPage`) in, HTML out. The page nee
 itself: its content policy forbids it to load anything. ``markup`` escapes all text that comes from
 outside.
 
-    header, job's tiles ─► job's sections ─► time ─► incidents ─► reproduce ─► options ─► versions
+    header, job's tiles ─► job's sections ─► time ─► incidents ─► nodes ─► reproduce ─► options
+    ─► versions
 """
 
 from __future__ import annotations
@@ -80,6 +81,8 @@ class RunRecord:
     """Those that completed no episode, and why (`evaluation_failed`)."""
     incidents: Sequence[Mapping[str, Any]] | None = ()
     """None if the job tells of failures itself."""
+    events: Sequence[Mapping[str, Any]] = ()
+    """Decisions about where work is done: `env_steps` and those of `observe.events`."""
     seconds: float = 0.0
     shares: Mapping[str, float]
     """The share of the time that each part took."""
@@ -88,7 +91,7 @@ class RunRecord:
     """What else would save time."""
     command: str
     """Repeats the run."""
-    repeats: str = "The same run again, bit for bit on the same machine"
+    repeats: str = "The same run again"
     """What the command does."""
     resume_command: str = ""
     """Continues it."""
@@ -140,6 +143,7 @@ def render(run: RunRecord, page: JobPage) -> str:
             *page.sections,
             _time(run),
             *([] if run.incidents is None else [_incidents(run, run.incidents)]),
+            *_decisions(run),
             _again(run),
             _options(run),
             _surroundings(run),
@@ -224,6 +228,22 @@ def _incidents(run: RunRecord, incidents: Sequence[Mapping[str, Any]]) -> Markup
         tag("p", text, tag("code", f"envfleet doctor replay {(*kept, 'FILE')[0]}")),
         table(head, rows, "one-line"),
     )
+
+
+def _decisions(run: RunRecord) -> list[Markup]:
+    """Which nodes took part, were slow or lost; nothing for a run on one machine."""
+    rows = [
+        tag(
+            "tr",
+            tag("td", f"{one.get('env_steps', 0):,}"),
+            tag("td", str(one.get("where", ""))),
+            tag("td", str(one.get("kind", ""))),
+            tag("td", str(one.get("why", "")), class_="reason"),
+        )
+        for one in run.events[-_MOST_ROWS:]
+    ]
+    head = ("steps", "where", "what", "reason")
+    return [section("Nodes", table(head, rows, "one-line"))] if rows else []
 
 
 def _again(run: RunRecord) -> Markup:

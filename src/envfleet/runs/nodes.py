@@ -12,6 +12,9 @@ task and with what is shared; it may have a `close`, and holds what is expensive
         for done in pool.work(tasks, weights):
             results[done.index] = done.result         # each index comes exactly once
 
+`work` is `give` for each task, and `next` until all are done. Both may be called at any time, so
+that nodes have work while this process does something else.
+
 Law: a piece is answered once. One whose actor or node was lost, or that passed its deadline, may or
 may not have been done: what it did is dropped, and another worker is given the same task. So a task
 has to say all that its result depends on; what a worker keeps is a cache. A task that raises is not
@@ -33,10 +36,11 @@ from typing import Any, Generic, Protocol, Self, TypeVar
 
 import cloudpickle
 
+from envfleet.engine.backends.ray.cluster import HeadWatch
 from envfleet.errors import ClusterLost, ConfigError, NoNodes, RemoteTraceback, WorkLost
 from envfleet.observe.events import Event, EventKind
 
-__all__ = ["Done", "Later", "NodePool", "Place", "Worker"]
+__all__ = ["Done", "Later", "NodePool", "Place", "PoolWorker"]
 
 CHECK_S = 1.0
 """Seconds between two looks at which nodes there are."""
@@ -64,7 +68,7 @@ class Place:
         return f"node {self.node[:8]} ({self.host})"
 
 
-class Worker(Protocol[Task, Result]):
+class PoolWorker(Protocol[Task, Result]):
     """What `build` returns. If it has a method `close`, that is called at the end."""
 
     def __call__(self, task: Task, shared: Any) -> Result:
@@ -98,9 +102,10 @@ class Later:
 
 
 @dataclass(slots=True)
-class _Piece:
+class _QueuedPiece:
     index: int
     task: Any
+    shared: Any
     prefers: int | None
     losses: int = 0
 
@@ -116,7 +121,7 @@ class _Hired:
     """The call that it is busy with: its start at first; None if it is free."""
     since_s: float
     is_ready: bool = False
-    piece: _Piece | None = None
+    piece: _QueuedPiece | None = None
     """What it works on. None with an answer owed: its start, or work that is not wanted now."""
 
 
@@ -125,7 +130,7 @@ class NodePool(Generic[Task, Result]):
 
     def __init__(
         self,
-        build: Callable[[Place], Worker[Task, Result]],
+        build: Callable[[Place], PoolWorker[Task, Result]],
         *,
         per_node: int = 1,
         memory_bytes: int = 0,
@@ -150,6 +155,7 @@ class NodePool(Generic[Task, Result]):
         if not ray.is_initialized():
             raise ConfigError("a NodePool needs a connection to a Ray cluster; make that first")
         self._ray: Any = ray
+        self._head = HeadWatch(str(ray.get_runtime_context().gcs_address))
         self._per_node, self._memory_bytes = per_node, memory_bytes
         self._deadline_s, self._start_timeout_s = deadline_s, start_timeout_s
         self._most_losses, self._on_event = most_losses, on_event
@@ -160,8 +166,10 @@ class NodePool(Generic[Task, Result]):
         """Actors that did not start, in a row, by node."""
         self._room: dict[str, int] = {}
         """How many actors a node has room for, where memory was short."""
-        self._queue: deque[_Piece] = deque()
+        self._queue: deque[_QueuedPiece] = deque()
         self._next_check_s = 0.0
+        self._alone_s: float | None = None
+        """Since when no worker has been there for work."""
         self.events: list[Event] = []
         """Every decision so far."""
         try:
@@ -193,7 +201,7 @@ class NodePool(Generic[Task, Result]):
     def work(
         self, tasks: Sequence[Task], shared: Any = None, prefers: Sequence[int | None] = ()
     ) -> Iterator[Done[Result]]:
-        """Have all tasks done; results come as they finish.
+        """Have all tasks done, and nothing else; results come as they finish.
 
         Args:
             tasks: What to do.
@@ -205,36 +213,78 @@ class NodePool(Generic[Task, Result]):
             WorkLost: A piece was lost too often.
             NoNodes: No worker is left, and none came in time.
         """
-        wanted = [*prefers] or [None] * len(tasks)
-        pieces = zip(tasks, wanted, strict=True)
-        self._queue = deque(_Piece(number, *piece) for number, piece in enumerate(pieces))
-        left, idle_since_s = len(tasks), time.monotonic()
+        wanted, left = [*prefers] or [None] * len(tasks), len(tasks)
+        self.forget()
         try:
+            for index, (task, worker) in enumerate(zip(tasks, wanted, strict=True)):
+                self.give(index, task, shared, worker)
             while left:
-                if time.monotonic() >= self._next_check_s:
-                    self.refresh()
-                self._hand_out(shared)
-                if any(one.is_ready for one in self._hired.values()):
-                    idle_since_s = time.monotonic()
-                elif time.monotonic() - idle_since_s > self._start_timeout_s:
-                    raise NoNodes(left, self._start_timeout_s, self._last_words())
-                done = self._listen()
+                done = self.next()
                 if done is not None:
                     left -= 1
                     yield done
         finally:
-            self._queue.clear()
-            for one in self._hired.values():
-                one.piece = None  # an answer that comes later is dropped
+            self.forget()
+
+    def give(self, index: int, task: Task, shared: Any = None, prefers: int | None = None) -> None:
+        """Have one more task done, called `index` in its `Done`; the rest is as for `work`."""
+        self._queue.append(_QueuedPiece(index, task, shared, prefers))
+        self._hand_out()
+
+    def next(self) -> Done[Result] | None:
+        """A piece that is done, or None if there is none within about a second.
+
+        Raises:
+            WorkLost: A piece was lost too often.
+            NoNodes: No worker is left, and none came in time.
+        """
+        now_s = time.monotonic()
+        if now_s >= self._next_check_s:
+            self.refresh()
+        self._hand_out()
+        if any(one.is_ready for one in self._hired.values()):
+            self._alone_s = None
+        elif self._alone_s is None:
+            self._alone_s = now_s
+        elif now_s - self._alone_s > self._start_timeout_s:
+            raise NoNodes(len(self._queue), self._start_timeout_s, self._last_words())
+        return self._listen()
+
+    def forget(self) -> None:
+        """Have nothing done any more: pieces that wait are dropped, and answers that come later."""
+        self._queue.clear()
+        for one in self._hired.values():
+            one.piece = None
+
+    def under_way(self) -> dict[int, tuple[int, float]]:
+        """The pieces that are worked on: by whom, and for how many seconds."""
+        now_s = time.monotonic()
+        return {
+            one.piece.index: (one.number, now_s - one.since_s)
+            for one in self._hired.values()
+            if one.piece is not None
+        }
+
+    def expel(self, worker: int, why: str) -> None:
+        """Give no work to this worker's node any more; what it works on is given to another one."""
+        hired = self._hired[worker]
+        self._room[hired.place.node] = 0
+        for one in [one for one in self._hired.values() if one.place.node == hired.place.node]:
+            self._lose(one, why)
 
     def refresh(self) -> None:
         """Start actors on nodes that have joined, drop those of nodes that have left."""
         self._next_check_s = time.monotonic() + CHECK_S
-        nodes = {one["NodeID"]: one for one in self._nodes() if one["Alive"]}
+        self._find_overdue()
+        try:
+            if not self._head.look():
+                return  # which nodes there are is known when it is back
+            nodes = {one["NodeID"]: one for one in self._ray.nodes() if one["Alive"]}
+        except (self._ray.exceptions.RayError, ConnectionError) as exc:
+            raise ClusterLost(_first_line(exc)) from exc
         for hired in list(self._hired.values()):
             if hired.place.node not in nodes:
                 self._lose(hired, "the node has left the cluster")
-        self._find_overdue()
         living = Counter(one.place.node for one in self._hired.values())
         for name, node in nodes.items():
             wanted = self._wanted(name, node)
@@ -254,12 +304,6 @@ class NodePool(Generic[Task, Result]):
             self._build = None  # the objects that it holds in the cluster go with it
 
     # ---- nodes and actors ------------------------------------------------------------------------
-
-    def _nodes(self) -> list[dict[str, Any]]:
-        try:
-            return list(self._ray.nodes())
-        except (self._ray.exceptions.RayError, ConnectionError) as exc:
-            raise ClusterLost(_first_line(exc)) from exc
 
     def _wanted(self, name: str, node: dict[str, Any]) -> int:
         """How many actors belong on a node."""
@@ -344,7 +388,7 @@ class NodePool(Generic[Task, Result]):
 
     # ---- pieces ----------------------------------------------------------------------------------
 
-    def _hand_out(self, shared: Any) -> None:
+    def _hand_out(self) -> None:
         for hired in self._hired.values():
             if not self._queue:
                 return
@@ -357,7 +401,7 @@ class NodePool(Generic[Task, Result]):
                 continue
             self._queue.remove(piece)
             hired.piece, hired.since_s = piece, time.monotonic()
-            hired.answer = hired.actor.do.remote(piece.task, shared)
+            hired.answer = hired.actor.do.remote(piece.task, piece.shared)
 
     def _listen(self) -> Done[Result] | None:
         """Take in one answer, if one comes before the next look at the nodes."""
@@ -403,7 +447,9 @@ class NodePool(Generic[Task, Result]):
     def _find_overdue(self) -> None:
         for hired in list(self._hired.values()):
             limit_s = self._limit_s(hired)
-            if hired.answer is not None and time.monotonic() - hired.since_s > limit_s:
+            if hired.answer is None or time.monotonic() - hired.since_s <= limit_s:
+                continue
+            if not self._ray.wait([hired.answer], timeout=0)[0]:  # it may lie here for long
                 self._lose(hired, f"no answer within {limit_s:g} s")
 
 

@@ -70,6 +70,7 @@ def read_record(folder: Path, kind: JobKind) -> RunRecord:
         evaluations=[line for line in lines if "evaluation_mean" in line],
         failed_evaluations=[line for line in lines if "evaluation_failed" in line],
         incidents=read_lines(folder / INCIDENTS_FILE),
+        events=read_lines(folder / EVENTS_FILE),
         seconds=seconds,
         shares=parts,
         verdict=said[0] if said else "nothing was measured",

@@ -290,6 +290,8 @@ TRAINING = YES_OR_NO | {
     "--backend",
     "--ray-address",
     "--collect",
+    "--max-staleness",
+    "--slow-nodes",
     "--wrapper",
     "--num-workers",
     "--parallel-start-method",

@@ -7,12 +7,13 @@ from hypothesis import strategies as st
 from envfleet.learn.advantages import advantages, explained_variance, successor_values
 
 
-def by_definition(rewards, values, successors, ended, valid, *, gamma, gae_lambda):
-    """Sum over all later rows of the episode, row by row."""
+def by_definition(rewards, values, successors, ended, valid, weights, *, gamma, gae_lambda):
+    """Sum over all later rows of the episode, row by row; the weights make it V-trace."""
     estimates = np.zeros(len(rewards))
     for start in range(len(rewards)):
         weight = 1.0
         for time in range(start, len(rewards)):
+            weight *= weights[time]
             if valid[time]:
                 surprise = rewards[time] + gamma * successors[time] - values[time]
                 estimates[start] += weight * surprise
@@ -36,11 +37,16 @@ def test_every_slot_is_the_sum_of_its_definition(times, slots, gamma, gae_lambda
     ended = ~valid | (draw.random((times, slots)) < 0.3)
     rows = (rewards, values, successors, ended, valid)
     found = advantages(*rows, gamma=gamma, gae_lambda=gae_lambda)
-    assert found.dtype == np.float32
-    for slot in range(slots):
-        columns = [row[:, slot] for row in rows]
-        expected = by_definition(*columns, gamma=gamma, gae_lambda=gae_lambda)
-        np.testing.assert_allclose(found[:, slot], expected, rtol=1e-4, atol=1e-4)
+    drawn = draw.random((times, slots)).astype(np.float32)
+    for weights in (np.ones_like(drawn), drawn):
+        weighted = advantages(*rows, gamma=gamma, gae_lambda=gae_lambda, weights=weights)
+        assert weighted.dtype == found.dtype == np.float32
+        for slot in range(slots):
+            columns = [row[:, slot] for row in (*rows, weights)]
+            expected = by_definition(*columns, gamma=gamma, gae_lambda=gae_lambda)
+            np.testing.assert_allclose(weighted[:, slot], expected, rtol=1e-4, atol=1e-4)
+        if weights is not drawn:
+            np.testing.assert_array_equal(weighted, found)
 
 
 def test_successors_are_the_next_row_nothing_or_what_was_cut_off():

@@ -84,6 +84,12 @@ def test_all_of_it_is_on_the_page():
     assert "envfleet train --env CartPole-v1 --no-recipe --seed 3" in re.sub(" +", " ", said)
 
 
+def test_nodes_that_were_slow_or_lost_are_named():
+    assert "Nodes" not in text(render(RUN))
+    slow = {"env_steps": 1_024, "kind": "slow", "where": "node a1b2", "why": "its block took 9 s"}
+    assert "node a1b2 slow its block took 9 s" in text(render(replace(RUN, events=[slow])))
+
+
 def test_only_what_differs_from_the_defaults_is_marked():
     marked = re.findall(r'<tr class="changed">(.*?)</tr>', render(RUN))
     assert len(marked) == 1

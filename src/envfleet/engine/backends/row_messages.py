@@ -42,6 +42,12 @@ class RowMessages:
         self._rows += _parts(data, data.obs, slots) + _parts(data, data.final_obs, slots)
         self._data, self._slots = data, slots
 
+    @property
+    def nbytes(self) -> int:
+        """The most that one message carries."""
+        sizes = (sum(array.nbytes for array, _ in parts) for parts in (self._actions, self._rows))
+        return max(sizes)
+
     def asked(self, command: Command) -> bytes:
         """What the worker needs to carry out `command`; for the parent."""
         if command.op is Op.STEP:

@@ -27,25 +27,28 @@ from envfleet.engine.backends.base import (
 )
 from envfleet.engine.backends.encoding import encode_env_fns
 from envfleet.engine.backends.process.main import Ready, load_facts
-from envfleet.engine.backends.ray.cluster import Connection, check_head, connect, need_ray
+from envfleet.engine.backends.ray.cluster import (
+    HEAD_CHECK_S,
+    Connection,
+    HeadWatch,
+    connect,
+    need_ray,
+)
 from envfleet.engine.backends.ray.host import ActorHost
 from envfleet.engine.backends.row_messages import RowMessages
 from envfleet.engine.machine import usable_cores
 from envfleet.engine.messages import Command, EnvFacts, EnvFailure, Op, Reply, WorkerStatus
 from envfleet.engine.options import RayOptions, StartMethod
-from envfleet.errors import ClusterUnreachable, ConfigError
+from envfleet.errors import ConfigError, ObjectStoreTooSmall
 
 ASK_S = 1.0
 """How long a worker may take to say where it stands."""
 END_S = 2.0
 """How long the ends of actors are waited for when a fleet is closed."""
-HEAD_CHECK_S, HEAD_ANSWER_S = 2.0, 1.0
-"""How often the head of the cluster is asked whether it is there, and how long it may take to say.
-Actors go on without it, but Ray ends a process that has had none for 60 s, without an exception."""
-HEAD_LOST_S = 10.0
-"""A head that has not answered for so long is lost; in less it may have been restarted."""
 ROUNDS, TRIP_LIMIT_S = 5, 30.0
 """Calls of which the fastest is the round trip, and how long one may take."""
+SMALL_BYTES = 1 << 20
+"""Less fits into any object store."""
 _STRATEGIES = {"spread": "SPREAD", "pack": "DEFAULT"}
 
 
@@ -89,8 +92,22 @@ class RayHandle:
         """Give the worker its rows."""
         data = binding.data
         self._rows = RowMessages(binding.control, data, self.worker, self.first, self.count)
+        self._check_object_stores(self._rows.nbytes)
         message = cloudpickle.dumps((data.space_groups, binding.length, binding.page_plan))
         self._actor.bind.remote(message)
+
+    def _check_object_stores(self, need_bytes: int) -> None:
+        """What does not fit would go by way of the disk, much more slowly."""
+        if need_bytes < SMALL_BYTES:
+            return
+        ends = {self.node, self._ray.get_runtime_context().get_node_id()}
+        stores = [
+            int(node["Resources"].get("object_store_memory", 0))
+            for node in self._ray.nodes()
+            if node["NodeID"] in ends
+        ]
+        if stores and need_bytes > min(stores):
+            raise ObjectStoreTooSmall(self.worker, self.count, need_bytes, min(stores))
 
     def post(self, command: Command) -> None:
         """Hand over a command; does not wait."""
@@ -266,9 +283,7 @@ class RayBackend(Backend[RayHandle]):
         self._ray, self._options = need_ray(), options
         self._connection: Connection = connection_for(options, num_workers)
         self._ended: list[Any] = []
-        self._head_due_s = time.monotonic() + HEAD_CHECK_S
-        self._head_lost_s: float | None = None
-        """Since when the head has not answered."""
+        self._head = HeadWatch(self._connection.address, HEAD_CHECK_S)
 
     def launch(self, launch: Launch) -> RayHandle:
         """Start one actor."""
@@ -291,12 +306,10 @@ class RayBackend(Backend[RayHandle]):
             if want_all:
                 owed = {one.worker for one in pending if one.oldest() is not None}
                 wanted = max(1, min(len(owed), len(refs)))
-            now_s = time.monotonic()
-            if now_s >= self._head_due_s:
-                self._look_at_head(now_s)
+            self._head.look()
             left_s = HEAD_CHECK_S
             if give_up_s is not None:
-                left_s = min(left_s, max(give_up_s - now_s, 0.0))
+                left_s = min(left_s, max(give_up_s - time.monotonic(), 0.0))
             ready, _ = self._ray.wait(refs, num_returns=wanted, timeout=left_s)
             chosen = set(ready)
             news = [one for one in self.handles.values() if one.is_open and one.take_in(chosen)]
@@ -304,22 +317,6 @@ class RayBackend(Backend[RayHandle]):
                 return
             if give_up_s is not None and time.monotonic() >= give_up_s:
                 return
-
-    def _look_at_head(self, now_s: float) -> None:
-        self._head_due_s = now_s + HEAD_CHECK_S
-        try:
-            check_head(self._connection.address, HEAD_ANSWER_S)
-            self._head_lost_s = None
-        except ClusterUnreachable as exc:
-            self._head_lost_s = self._head_lost_s or now_s
-            lost_s = now_s - self._head_lost_s
-            if lost_s > HEAD_LOST_S:
-                raise ClusterUnreachable(
-                    self._connection.address,
-                    f"its head has been silent for {lost_s:.0f} s ({exc.reason}), and Ray ends "
-                    "programs without one; start the head again, and this program from its last "
-                    "checkpoint",
-                ) from exc
 
     @classmethod
     @contextlib.contextmanager

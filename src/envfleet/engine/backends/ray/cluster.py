@@ -14,6 +14,7 @@ import os
 import signal
 import socket
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from types import ModuleType
 from typing import Any
@@ -24,6 +25,10 @@ _LOCAL_CLUSTER = {
     "RAY_worker_niceness": "0",  # Ray's own 15 lets any other program take the cores
     "RAY_USAGE_STATS_ENABLED": "0",
 }
+HEAD_CHECK_S, HEAD_ANSWER_S = 2.0, 1.0
+"""How often the head of a cluster is asked whether it is there, and how long it may take to say."""
+HEAD_LOST_S = 10.0
+"""A head that has not answered for so long is lost; in less it may have been restarted."""
 _HTTP2_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
 _HTTP2_SETTINGS = 4
 
@@ -199,6 +204,45 @@ def check_head(address: str, timeout_s: float) -> None:
         raise ClusterUnreachable(address, str(exc)) from exc
     if len(answer) < 9 or answer[3] != _HTTP2_SETTINGS:
         raise ClusterUnreachable(address, "what answers there is no head of a Ray cluster")
+
+
+class HeadWatch:
+    """Asks from time to time whether the head of a cluster is there.
+
+    Actors go on without it, but Ray ends a process that has had none for 60 s, without an
+    exception, and what asks the head waits as long: `look` right before that.
+    """
+
+    def __init__(self, address: str, every_s: float = 0.0) -> None:
+        """It has just answered, and is asked every so often at most."""
+        self._address, self._every_s = address, every_s
+        self._due_s = time.monotonic() + every_s
+        self._silent_s: float | None = None
+        """Since when it has not answered."""
+
+    def look(self) -> bool:
+        """Whether it answered when it was asked last.
+
+        Raises:
+            ClusterUnreachable: It has been silent for too long.
+        """
+        now_s = time.monotonic()
+        if now_s >= self._due_s:
+            self._due_s = now_s + self._every_s
+            try:
+                check_head(self._address, HEAD_ANSWER_S)
+                self._silent_s = None
+            except ClusterUnreachable as exc:
+                self._silent_s = self._silent_s or now_s
+                lost_s = now_s - self._silent_s
+                if lost_s > HEAD_LOST_S:
+                    raise ClusterUnreachable(
+                        self._address,
+                        f"its head has been silent for {lost_s:.0f} s ({exc.reason}), and Ray ends "
+                        "programs without one; start the head again, and this program from its "
+                        "last checkpoint",
+                    ) from exc
+        return self._silent_s is None
 
 
 def _start(
