@@ -24,18 +24,22 @@ def learned_return(steps: int, seed: int) -> float:
     import torch
     from stable_baselines3 import PPO
 
+    from benchmarks.grid_network import OneHot, SymmetricPolicy
+
     torch.set_num_threads(1)
-    envs = FleetVecEnv([grid_world] * NUM_ENVS)
+    envs = _envs(NUM_ENVS)
     try:
         model = PPO(
-            "MlpPolicy",
+            SymmetricPolicy,
             envs,
-            n_steps=256,
-            batch_size=512,
+            policy_kwargs={"features_extractor_class": OneHot},
+            n_steps=64,
+            batch_size=128,
             n_epochs=10,
             learning_rate=lambda left: 1e-3 * left,
-            gamma=0.95,
-            ent_coef=0.01,
+            gamma=0.7,
+            gae_lambda=0.9,
+            ent_coef=0.005,
             seed=seed,
             device="cpu",
         )
@@ -45,14 +49,22 @@ def learned_return(steps: int, seed: int) -> float:
     return _policy_return(model)
 
 
+def _envs(num_envs: int) -> Any:
+    from stable_baselines3.common.vec_env import VecFrameStack
+
+    from benchmarks.grid_network import FRAMES
+
+    return VecFrameStack(FleetVecEnv([grid_world] * num_envs), FRAMES)
+
+
 def _policy_return(model: Any) -> float:
-    envs = FleetVecEnv([grid_world] * EPISODES)
+    envs = _envs(EPISODES)
     try:
         envs.seed(FIRST_SEED)
         obs, total = envs.reset(), 0.0
         is_over = False
         while not is_over:
-            obs, rewards, dones, _ = envs.step(model.predict(obs)[0])
+            obs, rewards, dones, _ = envs.step(model.predict(obs, deterministic=True)[0])
             total += float(rewards.sum())
             is_over = bool(dones.all())  # episodes end by their number of steps only
     finally:
