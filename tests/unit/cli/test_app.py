@@ -335,6 +335,7 @@ OPTIONS = {
     "meta": {
         "--cfg",
         "--seed",
+        "--cuda",
         "--num-parallel-workers",
         "--collect",
         "--ray-address",
