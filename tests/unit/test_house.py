@@ -151,7 +151,8 @@ def calls_of_print(tree: ast.AST) -> list[int]:
 
 
 def files_of_the_project() -> Iterator[Path]:
-    yield from (path for path in ROOT.iterdir() if path.is_file())
+    # what git keeps of a checkout is not the project's; in a worktree it is a file with a path
+    yield from (path for path in ROOT.iterdir() if path.is_file() and path.name != ".git")
     for folder in FOLDERS:
         for path in (ROOT / folder).rglob("*"):
             if path.is_file() and "__pycache__" not in path.parts:
