@@ -154,8 +154,7 @@ class TooManyFailures(SlotQuarantined):
         folder = self._run_dir / INCIDENTS
         first = min(folder.glob("*.incident"), default=folder / "FILE")
         return (
-            f"slot {self.slot} failed {self.restarts} times within {self.window_s:g} s and is "
-            f"quarantined. Last failure: {self.last}. All are in {self._run_dir / INCIDENTS_FILE}, "
+            f"{self.what_happened}. All are in {self._run_dir / INCIDENTS_FILE}, "
             f"and `envfleet doctor replay {shlex.quote(str(first))}` shows the first of them in "
             "one process. If such failures are to be lived with, raise --max-restarts"
         )

@@ -82,6 +82,18 @@ def test_time_in_which_a_slot_did_nothing_is_not_part_of_the_window():
     assert recent.moved(2.0).failures == tuple(when + 2.0 for when in recent.failures)
 
 
+def test_failures_with_nothing_done_in_between_count_whatever_their_time():
+    """One that hangs at every first step comes back only so often, however long its deadline is."""
+    recent, found = RecentFailures(), []
+    for number, has_worked in enumerate([True, False, True, False, False]):
+        recent, verdict = decide(
+            recent, 1e6 * number, "resume", POLICY, is_lost=True, has_worked=has_worked
+        )
+        found.append(verdict)
+    assert found == [Decision.RELAUNCH] * 4 + [Decision.QUARANTINE]
+    assert recent.failures == (2e6, 3e6, 4e6), "older ones were forgotten when it worked"
+
+
 gaps = st.lists(st.floats(0.0, 30.0), max_size=40)
 policies = st.builds(
     RestartPolicy,
