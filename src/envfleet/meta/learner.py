@@ -15,7 +15,7 @@ import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import EllipsisType, TracebackType
+from types import EllipsisType
 from typing import Any, Self
 
 import numpy as np
@@ -413,12 +413,7 @@ class Learner:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     @property
