@@ -395,6 +395,15 @@ class TestManners:
 
         assert [p for p in SRC.rglob("*") if p.stem in vague] == []
 
+    def test_a_name_stands_for_one_class(self):
+        places: dict[str, list[str]] = {}
+        for path in sorted(SRC.rglob("*.py")):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.ClassDef):
+                    places.setdefault(node.name, []).append(f"{path.relative_to(SRC)}")
+
+        assert {name: where for name, where in places.items() if len(set(where)) > 1} == {}
+
     def test_no_file_names_a_path_of_one_machine(self):
         path_of_one_machine = re.compile(
             r"(?<![\w.~-])/(?:home/\w+|Users/\w+|root|work|workspace|tmp/\w*jobs[.\w]*)(?![\w-])"
