@@ -18,7 +18,7 @@ from benchmarks.fresh_process import EndedEarly, in_fresh_processes
 from benchmarks.rounds import Outcome, Pace, Row
 from benchmarks.tables import Curves, Line, Target
 from envfleet.meta import load_config, train
-from envfleet.meta.options import TrainOptions
+from envfleet.meta.options import LearnerOptions
 from envfleet.observe.progress import Progress
 from envfleet.runs.callbacks import Evaluation, RunCallback
 
@@ -236,7 +236,7 @@ def steps(task: MetaTask) -> int:
     """The most environment steps of a whole run."""
     config = load_config(task.preset, task.changes)
     options = config.train
-    if not isinstance(options, TrainOptions):
+    if not isinstance(options, LearnerOptions):
         return int(options.num_iters * options.num_rollouts_per_iter * config.policy.n_steps)
     limit = gymnasium.spec(config.env.env_name).max_episode_steps
     assert limit is not None

@@ -507,12 +507,16 @@ class SlotQuarantined(EnvfleetError, RuntimeError):
         super().__init__(slot, restarts, window_s, last)
         self.slot, self.restarts, self.window_s, self.last = slot, restarts, window_s, last
 
+        self.what_happened = (
+            f"slot {slot} failed {restarts} times, within {window_s:g} s or with no good step in "
+            f"between, and is quarantined. Last failure: {last}"
+        )
+
     def __str__(self) -> str:
         return (
-            f"slot {self.slot} failed {self.restarts} times within {self.window_s:g} s and is "
-            f"quarantined. Last failure: {self.last}. envs.incidents has every failure with its "
-            "seed and actions; save one and run `envfleet doctor replay FILE` to see it in one "
-            "process. To accept that many failures, raise max_restarts."
+            f"{self.what_happened}. envs.incidents has every failure with its seed and actions; "
+            "save one and run `envfleet doctor replay FILE` to see it in one process. To accept "
+            "that many failures, raise max_restarts."
         )
 
 

@@ -151,7 +151,8 @@ def calls_of_print(tree: ast.AST) -> list[int]:
 
 
 def files_of_the_project() -> Iterator[Path]:
-    yield from (path for path in ROOT.iterdir() if path.is_file())
+    # what git keeps of a checkout is not the project's; in a worktree it is a file with a path
+    yield from (path for path in ROOT.iterdir() if path.is_file() and path.name != ".git")
     for folder in FOLDERS:
         for path in (ROOT / folder).rglob("*"):
             if path.is_file() and "__pycache__" not in path.parts:
@@ -393,6 +394,15 @@ class TestManners:
         vague = {"utils", "util", "helpers", "common", "misc"}
 
         assert [p for p in SRC.rglob("*") if p.stem in vague] == []
+
+    def test_a_name_stands_for_one_class(self):
+        places: dict[str, list[str]] = {}
+        for path in sorted(SRC.rglob("*.py")):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.ClassDef):
+                    places.setdefault(node.name, []).append(f"{path.relative_to(SRC)}")
+
+        assert {name: where for name, where in places.items() if len(set(where)) > 1} == {}
 
     def test_no_file_names_a_path_of_one_machine(self):
         path_of_one_machine = re.compile(

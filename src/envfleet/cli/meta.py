@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from envfleet.cli.arguments import add_option, value_of
 from envfleet.cli.command import Context, UsageError
 from envfleet.cli.meta_view import MetaView
-from envfleet.cli.report import Block, Code, Report, Text
+from envfleet.cli.report import Report, Text, run_document, where_it_is
 from envfleet.meta.config import MetaConfig, load_config, preset_names
 from envfleet.meta.options import Collect
 from envfleet.meta.report import FREE
@@ -124,27 +122,10 @@ def _resumed(args: argparse.Namespace) -> MetaConfig:
 
 def _meta_report(outcome: RunOutcome) -> Report:
     last = outcome.last_evaluation
-    document: dict[str, Any] = {
-        "run_dir": str(outcome.run_dir),
-        "env_steps": outcome.env_steps,
-        "seconds": round(outcome.seconds, 3),
-        "env_steps_per_second": round(outcome.env_steps_per_second, 1),
-        "best_return": outcome.best_return,
-        "metrics": {} if last is None else dict(last.figures),
-        "verdict": outcome.verdict,
-        "shares": {name: round(share, 4) for name, share in outcome.shares.items()},
-        "incidents": outcome.incidents,
-        "report": str(outcome.report),
-        "is_stopped": outcome.is_stopped,
-    }
+    document = run_document(outcome) | {"metrics": {} if last is None else dict(last.figures)}
     best = "not evaluated"
     if outcome.best_return is not None:
         best = f"best return of a trial {outcome.best_return:g}"
     verdict = f" {outcome.verdict[0].upper()}{outcome.verdict[1:]}." if outcome.new_steps else ""
-    blocks: list[Block] = [Text(f"{outcome.env_steps:,} steps, {best}.{verdict}", "ok")]
-    if outcome.is_stopped:
-        go_on = f"envfleet meta --resume {shlex.quote(str(outcome.run_dir))}"
-        blocks += [Text("It was stopped; to go on:"), Code((go_on,))]
-    blocks.append(Text(f"The run is in {outcome.run_dir}"))
-    blocks.append(Text(f"The report is {outcome.report}"))
-    return Report(ok=True, document=document, blocks=tuple(blocks))
+    text = Text(f"{outcome.env_steps:,} steps, {best}.{verdict}", "ok")
+    return Report(ok=True, document=document, blocks=(text, *where_it_is(outcome, "meta")))

@@ -6,8 +6,12 @@ booleans, None, lists, dicts with string keys).
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from envfleet.runs.callbacks import RunOutcome
 
 Level = Literal["ok", "warn", "bad", "info"]
 
@@ -107,3 +111,30 @@ class Report:
     """False when the thing checked failed: the exit code is then 1."""
     document: dict[str, Any]
     blocks: tuple[Block, ...] = field(default=())
+
+
+def run_document(outcome: RunOutcome) -> dict[str, Any]:
+    """What scripts are told of a run of any kind."""
+    return {
+        "run_dir": str(outcome.run_dir),
+        "env_steps": outcome.env_steps,
+        "seconds": round(outcome.seconds, 3),
+        "env_steps_per_second": round(outcome.env_steps_per_second, 1),
+        "best_return": outcome.best_return,
+        "verdict": outcome.verdict,
+        "shares": {name: round(share, 4) for name, share in outcome.shares.items()},
+        "incidents": outcome.incidents,
+        "report": str(outcome.report),
+        "is_stopped": outcome.is_stopped,
+    }
+
+
+def where_it_is(outcome: RunOutcome, command: str) -> list[Block]:
+    """How the run goes on if it was stopped, and where to look."""
+    blocks: list[Block] = []
+    if outcome.is_stopped:
+        go_on = f"envfleet {command} --resume {shlex.quote(str(outcome.run_dir))}"
+        blocks += [Text("It was stopped; to go on:"), Code((go_on,))]
+    blocks.append(Text(f"The run is in {outcome.run_dir}"))
+    blocks.append(Text(f"The report is {outcome.report}"))
+    return blocks

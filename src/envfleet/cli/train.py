@@ -19,7 +19,7 @@ from envfleet.cli.arguments import value_of
 from envfleet.cli.command import Context, UsageError
 from envfleet.cli.line_view import LineView
 from envfleet.cli.live_view import LiveView
-from envfleet.cli.report import Block, Code, Report, Text
+from envfleet.cli.report import Block, Report, Text, run_document, where_it_is
 from envfleet.cli.terminal import can_redraw
 from envfleet.cli.train_args import TrainArgs, add_train_flags, read_resume_args, read_train_args
 from envfleet.errors import ConfigError, EnvConstructionFailed, SlotQuarantined
@@ -154,8 +154,7 @@ class TooManyFailures(SlotQuarantined):
         folder = self._run_dir / INCIDENTS
         first = min(folder.glob("*.incident"), default=folder / "FILE")
         return (
-            f"slot {self.slot} failed {self.restarts} times within {self.window_s:g} s and is "
-            f"quarantined. Last failure: {self.last}. All are in {self._run_dir / INCIDENTS_FILE}, "
+            f"{self.what_happened}. All are in {self._run_dir / INCIDENTS_FILE}, "
             f"and `envfleet doctor replay {shlex.quote(str(first))}` shows the first of them in "
             "one process. If such failures are to be lived with, raise --max-restarts"
         )
@@ -171,18 +170,6 @@ def _recipe_text(ppo: PPOOptions) -> str:
 
 
 def _train_report(outcome: RunOutcome) -> Report:
-    document: dict[str, Any] = {
-        "run_dir": str(outcome.run_dir),
-        "env_steps": outcome.env_steps,
-        "seconds": round(outcome.seconds, 3),
-        "env_steps_per_second": round(outcome.env_steps_per_second, 1),
-        "best_return": outcome.best_return,
-        "verdict": outcome.verdict,
-        "shares": {name: round(share, 4) for name, share in outcome.shares.items()},
-        "incidents": outcome.incidents,
-        "report": str(outcome.report),
-        "is_stopped": outcome.is_stopped,
-    }
     failed = outcome.failed_evaluations
     best = (
         f"best return {outcome.best_return:g}"
@@ -211,11 +198,5 @@ def _train_report(outcome: RunOutcome) -> Report:
     if outcome.incidents:
         many = "1 incident" if outcome.incidents == 1 else f"{outcome.incidents:,} incidents"
         blocks.append(Text(f"{many}: see {outcome.run_dir / INCIDENTS_FILE}", "warn"))
-    if outcome.is_stopped:
-        blocks += [
-            Text("It was stopped; to go on:"),
-            Code((f"envfleet train --resume {shlex.quote(str(outcome.run_dir))}",)),
-        ]
-    blocks.append(Text(f"The run is in {outcome.run_dir}"))
-    blocks.append(Text(f"The report is {outcome.report}"))
-    return Report(ok=True, document=document, blocks=tuple(blocks))
+    blocks += where_it_is(outcome, "train")
+    return Report(ok=True, document=run_document(outcome), blocks=tuple(blocks))

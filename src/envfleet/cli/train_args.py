@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from envfleet.adapters.names import find
-from envfleet.cli.agent_form import Form, agent_form
 from envfleet.cli.command import UsageError
 from envfleet.cli.config_file import read_config
 from envfleet.cli.flags import add_flags, given_flags
@@ -22,6 +22,8 @@ from envfleet.options import options_of
 from envfleet.runs.run_file import RunFile, job_of
 
 Options = TypeVar("Options")
+Form = Literal["turns", "team"]
+"""Whether agents act in turn (PettingZoo's AEC) or at the same time (Parallel)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +89,7 @@ def read_train_args(args: argparse.Namespace) -> TrainArgs:
     if said.get("wrapper") is not None:
         said["wrapper"] = _wrapper(said["wrapper"])
     start = _over(StartOptions(), said)
-    form = agent_form(said["env"], said.get("env_kwargs", {}))
+    form = _agent_form(said["env"], said.get("env_kwargs", {}))
     if form is None:
         _refuse_agents(said, said["env"])
     elif said.get("wrapper") is not None:
@@ -180,3 +182,30 @@ def _over(options: Options, said: dict[str, Any]) -> Options:
     """These options, with the given values in place of their own."""
     names = {option.name for option in options_of(type(options))}
     return replace(options, **{name: said[name] for name in names & said.keys()})  # type: ignore[type-var]
+
+
+def _agent_form(name: str, kwargs: dict[str, Any]) -> Form | None:
+    """How the agents of an environment act; None if it is none of PettingZoo's.
+
+    Functions are called to find out; classes and ids tell without. PettingZoo is not imported. What
+    cannot be built is left to those who will say why.
+    """
+    source: Any = find(name).source
+    if isinstance(source, str):
+        return None
+    kind = source
+    if not isinstance(source, type):
+        try:
+            built = source(**kwargs)
+        except Exception:
+            return None
+        kind = type(built)
+        close = getattr(built, "close", None)
+        if callable(close):
+            close()
+    package = sys.modules.get("pettingzoo")
+    if package is None:  # then nothing of it was built
+        return None
+    if issubclass(kind, package.AECEnv):
+        return "turns"
+    return "team" if issubclass(kind, package.ParallelEnv) else None

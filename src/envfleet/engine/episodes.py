@@ -18,6 +18,7 @@ from envfleet.engine.batch import any_set
 from envfleet.engine.incident import Incident
 from envfleet.engine.interrupts import uninterrupted
 from envfleet.engine.memory import Control
+from envfleet.engine.messages import Op
 from envfleet.engine.options import PLAIN_RESET, EnvFn, ResetPlan
 from envfleet.engine.rows import note_ends
 from envfleet.engine.slots import Slots
@@ -164,6 +165,8 @@ class Episodes:
         self._seeds: list[int | None] = [None] * num_slots
         self._restarts = [0] * num_slots
         self.failures_of = [RecentFailures()] * num_slots
+        self.failing: dict[int, bool] = {}
+        """Slots that have not worked since they failed; whether a reset is enough to show it."""
         self.needs_reset = np.ones(num_slots, np.bool_)
         """True for slots without a running episode."""
         self.num_needing_reset = num_slots
@@ -198,6 +201,20 @@ class Episodes:
             is_same_step,
         )
         return True
+
+    def note_failure(self, slot: int, doing: str, *, comes_back: bool) -> None:
+        """The slot has failed in this; if it `comes_back`, it is still to show that it works."""
+        before = self.failing.pop(slot, True)
+        if comes_back:
+            self.failing[slot] = before and doing == Op.RESET.phrase
+
+    def note_good_rows(
+        self, slots: Slots, valid: npt.NDArray[np.bool_], ended: npt.NDArray[np.bool_]
+    ) -> None:
+        """Which slots work again: a step is done, or a reset where that had failed."""
+        for slot, is_step, has_ended in zip(slots.tolist(), valid, ended, strict=True):
+            if is_step or (self.failing.get(slot) and not has_ended):
+                self.failing.pop(slot, None)
 
     # ---- episodes -------------------------------------------------------------------------------
 

@@ -304,7 +304,7 @@ class Fleet:
             if collected is not None:
                 found, page = collected
                 batch = self._batch_reader.batch(found.slots, found.rows, page)
-                if batch.has_events or self._episodes.has_ended:
+                if batch.has_events or self._episodes.has_ended or self._episodes.failing:
                     receiver.note_events(batch, found.rows)
                 receiver.copy_s += time.perf_counter() - now_s
                 return batch

@@ -42,7 +42,8 @@ class RestartPolicy:
     max_restarts: CountOrZero = 5
     """Failures of one slot within the window that are answered by a restart."""
     window_s: Seconds = 600.0
-    """Older failures are forgotten, so that a rare crash never ends a long run."""
+    """Older failures are forgotten, so that a rare crash never ends a long run; but those after
+    which the slot has not worked again are not."""
 
 
 @option_class

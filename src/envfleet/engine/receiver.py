@@ -92,7 +92,7 @@ class Receiver:
         with uninterrupted:
             slots, rows = self._take_ready(slot_set)
             batch = self._batch_reader.batch(slots, rows)
-            if batch.has_events or self._episodes.has_ended:
+            if batch.has_events or self._episodes.has_ended or self._episodes.failing:
                 self.note_events(batch, rows)
         self.copy_s += time.perf_counter() - now_s
         return batch
@@ -340,6 +340,9 @@ class Receiver:
     def note_events(self, batch: Batch, rows: slice | Slots) -> None:
         """Note the ends and beginnings that a batch tells its caller of."""
         inflight, is_same_step = self._inflight, self._autoreset == "same_step"
+        if self._episodes.failing:
+            ended = batch.terminated | batch.truncated
+            self._episodes.note_good_rows(batch.slots, batch.valid, ended)
         if (
             self._begins_plainly
             and isinstance(rows, slice)

@@ -26,7 +26,7 @@ from envfleet.engine.options import Autoreset, Deadlines, OnFailure, RestartPoli
 from envfleet.engine.return_orders import FleetParts, ReturnOrders
 from envfleet.engine.silences import Silences
 from envfleet.engine.snapshot import Snapshot
-from envfleet.engine.supervision import Decision, RecentFailures, decide
+from envfleet.engine.supervision import COMES_BACK, Decision, RecentFailures, decide
 from envfleet.errors import (
     DeadlineExceeded,
     EnvConstructionFailed,
@@ -139,7 +139,7 @@ class Recovery:
             self._give_back_reset(pending, failure, together)
             return
         incident = self._episodes.record(self._event_of(pending, failure, tuple(together)))
-        verdict = self._decide(slot)
+        verdict = self._decide(slot, failure.doing)
         if verdict is Decision.REBUILD:
             if not self._resumes:
                 self._batch_reader.attach(incident, [slot], set())
@@ -326,7 +326,7 @@ class Recovery:
     def _replace(self, loss: _Loss) -> None:
         while True:
             loss.incident = self._episodes.record(loss.event)
-            verdict = self._decide(loss.event.slot, loss)
+            verdict = self._decide(loss.event.slot, loss.event.doing, loss)
             if verdict is Decision.QUARANTINE:
                 loss.error = self._quarantine(loss.event.slot, loss.incident, loss.error)
             left = tuple(slot for slot in loss.event.slots if slot not in self.blocked)
@@ -506,7 +506,7 @@ class Recovery:
         self.blocked.update(dict.fromkeys(self._together(slot), quarantined))
         return quarantined
 
-    def _decide(self, slot: int, loss: _Loss | None = None) -> Decision:
+    def _decide(self, slot: int, doing: str, loss: _Loss | None = None) -> Decision:
         """What one more failure of this slot leads to; without a loss it raised."""
         failures_of, now_s, lost_s = self._episodes.failures_of, time.monotonic(), 0.0
         if loss is not None:
@@ -519,7 +519,9 @@ class Recovery:
             is_lost=loss is not None,
             was_late=loss is not None and loss.event.kind == "timeout",
             lost_s=lost_s,
+            has_worked=slot not in self._episodes.failing,
         )
+        self._episodes.note_failure(slot, doing, comes_back=verdict in COMES_BACK)
         return verdict
 
     def _slots_of(self, handle: WorkerHandle) -> tuple[int, ...]:

@@ -6,6 +6,7 @@ decision.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import Enum, auto
 
@@ -25,9 +26,12 @@ class Decision(Enum):
     QUARANTINE = auto()
 
 
+COMES_BACK = Decision.REBUILD, Decision.RELAUNCH
+
+
 @dataclass(frozen=True, slots=True)
 class RecentFailures:
-    """When one slot failed, lately."""
+    """When one slot failed, lately or since it last worked."""
 
     failures: tuple[float, ...] = ()
 
@@ -53,14 +57,16 @@ def decide(
     is_lost: bool,
     was_late: bool = False,
     lost_s: float = 0.0,
+    has_worked: bool = True,
 ) -> tuple[RecentFailures, Decision]:
     """What one more failure of a slot leads to; `is_lost` means that its whole worker is gone.
 
     "restart" and "resume" decide alike: they differ in where the slot goes on. A slot that
     `was_late` does not go on in this process, where nothing could end its next silence. `lost_s` is
-    for how long it has done nothing.
+    for how long it has done nothing. Failures count whatever their time unless it `has_worked`
+    since the last: else one that always fails, but slowly, would come back for ever.
     """
-    recent = recent.moved(lost_s).add(now_s, policy.window_s)
+    recent = recent.moved(lost_s).add(now_s, policy.window_s if has_worked else math.inf)
     if on_failure == "raise" or (on_failure == "fallback" and (was_late or not is_lost)):
         return recent, Decision.RAISE
     if on_failure == "fallback":

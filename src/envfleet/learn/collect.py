@@ -23,7 +23,7 @@ from envfleet.learn.agent import Agent
 from envfleet.learn.checks import check_finals, check_obs, check_rewards
 from envfleet.learn.inputs import Leaves
 from envfleet.learn.judging import judged, worth
-from envfleet.learn.normalise import RewardScaler
+from envfleet.learn.normalise import RewardScaler, scaled
 from envfleet.learn.options import PPOOptions
 from envfleet.learn.segments import Behaviour, Segment, Start, Stepper
 
@@ -209,7 +209,7 @@ class Collector:
             states=states.cpu().numpy(),
             log_probs=log_probs,
             values=values,
-            rewards=self._scaled(segment.rewards, ended, segment.valid),
+            rewards=scaled(self._scaler, segment.rewards, ended, segment.valid),
             successors=successors,
             ended=ended,
             valid=segment.valid,
@@ -217,11 +217,6 @@ class Collector:
             staleness=None if segment.behaviour is None else segment.behaviour.staleness,
             weights=_weights(log_probs, segment.behaviour),
         )
-
-    def _scaled(self, rewards: Array, ended: Flags, valid: Flags) -> Floats:
-        if self._scaler is None:
-            return rewards.astype(np.float32)
-        return np.stack([self._scaler(*rows) for rows in zip(rewards, ended, valid, strict=True)])
 
     def _episodes(self, rewards: Array, ended: Flags, valid: Flags) -> list[tuple[float, int]]:
         """Returns and lengths of those that ended, in the order in which they did."""

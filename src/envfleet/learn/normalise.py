@@ -112,3 +112,12 @@ class RewardScaler:
         """Go on from a checkpoint."""
         self._returns = state["returns"].copy()
         self.moments.load(state["moments"])
+
+
+def scaled(
+    scaler: RewardScaler | None, rewards: npt.NDArray[np.float64], ended: Flags, valid: Flags
+) -> npt.NDArray[np.float32]:
+    """Rewards of several steps, [step, slot], in the order of steps; as they are without one."""
+    if scaler is None:
+        return rewards.astype(np.float32)
+    return np.stack([scaler(*rows) for rows in zip(rewards, ended, valid, strict=True)])

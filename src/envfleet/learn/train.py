@@ -99,11 +99,11 @@ def run_settings(options: TrainOptions, ppo: PPOOptions) -> RunSettings:
 
 
 class TrainJob(Job):
-    """PPO on a fleet."""
+    """What a trainer does on a fleet: PPO of one agent, if not overridden."""
 
     can_evaluate = True
 
-    def __init__(self, options: TrainOptions, trainer: PPOTrainer, run_dir: Path) -> None:
+    def __init__(self, options: TrainOptions, trainer: Any, run_dir: Path) -> None:
         self._options, self._trainer, self._run_dir = options, trainer, run_dir
         self.envs = trainer.envs
         self._lost_steps = 0
@@ -112,7 +112,7 @@ class TrainJob(Job):
     @property
     def env_steps(self) -> int:  # type: ignore[override]
         """Made so far."""
-        return self._trainer.env_steps
+        return self._trainer.env_steps  # type: ignore[no-any-return]
 
     @property
     def packages(self) -> Sequence[str]:
@@ -134,16 +134,16 @@ class TrainJob(Job):
     @property
     def seconds(self) -> Mapping[str, float]:
         """What its time went into."""
-        return self._trainer.seconds
+        return self._trainer.seconds  # type: ignore[no-any-return]
 
     @property
     def setup(self) -> Setup:
         """The setup facts that advice about the time depends on."""
-        return self._trainer.setup
+        return self._trainer.setup  # type: ignore[no-any-return]
 
     def state(self) -> dict[str, Any]:
         """All that the coming iterations depend on."""
-        return self._trainer.state()
+        return self._trainer.state()  # type: ignore[no-any-return]
 
     def load(self, state: dict[str, Any]) -> None:
         """Continue exactly where this state was taken."""
@@ -155,15 +155,19 @@ class TrainJob(Job):
 
     def iterate(self, progress: float) -> Iterated:
         """One rollout of every slot, and an update."""
-        trainer = self._trainer
+        trainer: PPOTrainer = self._trainer
         rollout = trainer.collect()
-        self._lost_steps = 0 if rollout.valid.any() else self._lost_steps + rollout.valid.size
-        if self._lost_steps >= MOST_LOST:
-            last = trainer.envs.incidents[-1].reason
-            raise NothingCollected(self._lost_steps, last, str(self._run_dir / INCIDENTS_FILE))
+        self._count_lost(0 if rollout.valid.any() else rollout.valid.size)
         learned = trainer.learn(rollout, progress)
         age = rollout.age if self._options.collect == "async" else {}
         return Iterated(episodes=rollout.episodes, figures={**asdict(learned), **age})
+
+    def _count_lost(self, steps: int) -> None:
+        """All of so many steps were lost, or none of them: fail if it goes on for too long."""
+        self._lost_steps = self._lost_steps + steps if steps else 0
+        if self._lost_steps >= MOST_LOST:
+            last = self.incidents[-1].reason
+            raise NothingCollected(self._lost_steps, last, str(self._run_dir / INCIDENTS_FILE))
 
     def evaluate(self, *, is_wary: bool, should_stop: Callable[[], bool]) -> Evaluation:
         """Play episodes with the likeliest actions."""

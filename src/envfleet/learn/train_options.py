@@ -134,6 +134,18 @@ class TrainOptions:
         return RayOptions(address=self.ray_address) if self.backend == "ray" else None
 
     @property
+    def fleet(self) -> dict[str, Any]:
+        """What fleets of its environments are opened with, wherever they are."""
+        return {
+            "start_method": self.parallel_start_method,
+            "step_timeout_s": self.step_timeout_s,
+            "reset_timeout_s": self.reset_timeout_s,
+            "on_failure": "restart",
+            "max_restarts": self.max_restarts,
+            "copy": False,
+        }
+
+    @property
     def has_deadlines(self) -> bool:
         """Whether a hung environment is given up, which cannot be done in this process."""
         return self.step_timeout_s is not None or self.reset_timeout_s is not None

@@ -11,7 +11,6 @@ placement changes.
 from __future__ import annotations
 
 import math
-import resource
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -21,6 +20,7 @@ from typing import Any, Literal
 
 from envfleet.engine import Fleet
 from envfleet.engine.machine import usable_cores
+from envfleet.engine.probe import CpuClock
 from envfleet.llm.local import LocalEnvs, close_env
 from envfleet.llm.prefetch import BegunEpisode, EpisodePrefetcher, pack_episode, unpack_episode
 from envfleet.llm.remote import RemoteEnvs
@@ -86,7 +86,7 @@ def measure(make: Callable[[], Any]) -> Cost:
     """Play the first turns of a few episodes, in an environment made for this alone."""
     env = make()
     player, begun_s = TurnPlayer(env), time.perf_counter()
-    resets, turns = _Stopwatch(), _Stopwatch()
+    resets, turns = CpuClock(), CpuClock()
     for seed in range(_MOST_PROBES):
         with resets:
             player.begin(seed, "train")
@@ -96,7 +96,7 @@ def measure(make: Callable[[], Any]) -> Cost:
             break
     move_s = _move_s(env)
     close_env(env)
-    return Cost(*resets.means, *turns.means, move_s)
+    return Cost(*_means(resets), *_means(turns), move_s)
 
 
 def choose(cost: Cost, num_envs: int, max_workers: int, cores: int) -> Placement:
@@ -175,36 +175,11 @@ def _seconds_text(seconds: float) -> str:
     return f"{seconds * 1e3:.1f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.0f} us"
 
 
-class _Stopwatch:
-    """Mean wall and processor time of this thread over several runs, without the first.
-
-    If the thread never gave up the processor by itself, it did not wait. Then the time beyond its
-    processor time was taken by other programs, and is not counted.
-    """
-
-    def __init__(self) -> None:
-        self._runs: list[tuple[float, float]] = []
-
-    def __enter__(self) -> None:
-        self._num_waits = _num_waits()
-        self._begun = time.perf_counter(), time.thread_time()
-
-    def __exit__(self, *_: object) -> None:
-        wall_s, cpu_s = time.perf_counter() - self._begun[0], time.thread_time() - self._begun[1]
-        has_waited = self._num_waits is None or _num_waits() != self._num_waits
-        self._runs.append((wall_s if has_waited else cpu_s, cpu_s))
-
-    @property
-    def means(self) -> tuple[float, float]:
-        kept = self._runs[1:] or self._runs
-        walls, cpus = zip(*kept, strict=True)
-        return sum(walls) / len(kept), sum(cpus) / len(kept)
-
-
-def _num_waits() -> int | None:
-    """How often this thread has given up the processor; None where the system does not count."""
-    thread = getattr(resource, "RUSAGE_THREAD", None)
-    return None if thread is None else resource.getrusage(thread).ru_nvcsw
+def _means(clock: CpuClock) -> tuple[float, float]:
+    """Own and processor time of a stretch, on average, without the first."""
+    kept = clock.stretches[1:] or clock.stretches
+    own_s, cpu_s = sum(one.own_s for one in kept), sum(one.cpu_s for one in kept)
+    return own_s / len(kept), cpu_s / len(kept)
 
 
 # ---- environments in their places ---------------------------------------------------------------

@@ -14,8 +14,7 @@ from envfleet.llm.config import plain_config
 from envfleet.llm.export import as_json
 from envfleet.llm.extras import import_extra
 from envfleet.llm.inference.options import InferenceOptions, read_options
-from envfleet.llm.inference.seeds import request_seed
-from envfleet.llm.inference.types import GenerateRequest, Message
+from envfleet.llm.inference.types import GenerateRequest, Message, request_seed
 from envfleet.llm.metrics import numbers_per_turn
 from envfleet.llm.prompts import (
     TagPrompt,

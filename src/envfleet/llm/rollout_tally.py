@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from envfleet.llm.inference.stats import InferenceStats
+from envfleet.llm.inference.types import InferenceStats
 from envfleet.llm.metrics import TagSummary
 from envfleet.llm.trajectories import Trajectory, TrajectoryTurn
 

@@ -19,9 +19,9 @@ from envfleet.meta.agents.options import policy_options
 from envfleet.meta.options import (
     EnvOptions,
     EvalOptions,
+    LearnerOptions,
     RL2TrainOptions,
     RunOptions,
-    TrainOptions,
     check_tasks,
 )
 from envfleet.options import from_mapping, options_of
@@ -42,7 +42,7 @@ class MetaConfig:
 
     run: RunOptions
     env: EnvOptions
-    train: TrainOptions | RL2TrainOptions
+    train: LearnerOptions | RL2TrainOptions
     eval: EvalOptions
     policy: Any
     """`PolicyOptions`, or `PPOOptions` for RL²."""
@@ -125,7 +125,7 @@ def _checked_config(blocks: dict[str, Any], of_run: dict[str, Any]) -> MetaConfi
             f"{', '.join(preset_names())}"
         )
     policy: Any
-    train: TrainOptions | RL2TrainOptions
+    train: LearnerOptions | RL2TrainOptions
     if blocks["policy"].get("algo_name") == RL2:
         from envfleet.learn.options import PPOOptions
 
@@ -134,7 +134,7 @@ def _checked_config(blocks: dict[str, Any], of_run: dict[str, Any]) -> MetaConfi
         train = from_mapping(RL2TrainOptions, blocks["train"], "train")
     else:
         policy = policy_options(blocks["policy"])
-        train = from_mapping(TrainOptions, blocks["train"], "train")
+        train = from_mapping(LearnerOptions, blocks["train"], "train")
     env = from_mapping(EnvOptions, blocks["env"], "env")
     check_tasks(env)
     return MetaConfig(

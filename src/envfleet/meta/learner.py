@@ -15,7 +15,7 @@ import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import EllipsisType, TracebackType
+from types import EllipsisType
 from typing import Any, Self
 
 import numpy as np
@@ -32,7 +32,7 @@ from envfleet.meta.collect import PlayedTrial, Seconds, Started, TrialPlan
 from envfleet.meta.config import MetaConfig, read_config
 from envfleet.meta.evaluate import TrialResults, evaluation_plans, figures_of, play
 from envfleet.meta.node_collectors import NodeCollectors
-from envfleet.meta.options import TrainOptions, updates_due
+from envfleet.meta.options import LearnerOptions, updates_due
 from envfleet.meta.parallel import ParallelEnvManager, make_parallel_env
 from envfleet.meta.tasks import TaskSampler, sample_uniformly
 from envfleet.meta.trial import VariBadWrapper, make_env
@@ -71,7 +71,7 @@ class Learner:
 
         Args:
             env_args: Section `env`, see `EnvOptions`.
-            train_args: Section `train`, see `TrainOptions`.
+            train_args: Section `train`, see `LearnerOptions`.
             eval_args: Section `eval`, see `EvalOptions`.
             policy_args: Section `policy`, see `PolicyOptions`.
             seed: Of weights, rollouts and updates.
@@ -94,7 +94,7 @@ class Learner:
 
     def _make(self, config: MetaConfig, task_sampler: TaskSampler) -> None:
         self.config = config
-        if not isinstance(self.config.train, TrainOptions):
+        if not isinstance(self.config.train, LearnerOptions):
             raise ConfigError(
                 "RL² learns by PPO, not by replay: call envfleet.meta.train with its configuration"
             )
@@ -413,12 +413,7 @@ class Learner:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     @property

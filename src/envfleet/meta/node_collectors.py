@@ -26,7 +26,7 @@ from envfleet.engine.backends.ray.cluster import connect, need_ray
 from envfleet.engine.incident import Incident
 from envfleet.errors import level_of_caller
 from envfleet.learn.torch_setup import threads
-from envfleet.meta.agents.agent import Agent, make_agent
+from envfleet.meta.agents.agent import OffPolicyAgent, make_agent
 from envfleet.meta.agents.options import PolicyOptions
 from envfleet.meta.collect import PlayedTrial, Seconds, TrialPlan, play_many
 from envfleet.meta.parallel import ParallelEnvManager
@@ -101,7 +101,12 @@ class NodeCollectors:
         return self._pool.events
 
     def play(
-        self, actor: Agent, plans: Sequence[TrialPlan], *, deterministic: bool, seconds: Seconds
+        self,
+        actor: OffPolicyAgent,
+        plans: Sequence[TrialPlan],
+        *,
+        deterministic: bool,
+        seconds: Seconds,
     ) -> list[PlayedTrial]:
         """Play trials; the rollouts in the plans' order."""
         if not plans:
@@ -176,7 +181,7 @@ class _NodePlayer:
         self._manager.close()
 
 
-def _bits(agent: Agent) -> int:
+def _bits(agent: OffPolicyAgent) -> int:
     """A checksum of what the agent does with some rows, down to the last bit."""
     rng, rows = np.random.default_rng(0), 16
     state = agent.initial_state(rows)

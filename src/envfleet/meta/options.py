@@ -29,9 +29,9 @@ from envfleet.options import (
 __all__ = [
     "EnvOptions",
     "EvalOptions",
+    "LearnerOptions",
     "RL2TrainOptions",
     "RunOptions",
-    "TrainOptions",
     "updates_due",
 ]
 
@@ -120,7 +120,7 @@ class EnvOptions:
 
 @option_class
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainOptions:
+class LearnerOptions:
     """How much an agent collects and learns."""
 
     num_iters: Count = 100

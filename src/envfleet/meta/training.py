@@ -18,7 +18,7 @@ from envfleet.meta.collect import PlayedTrial
 from envfleet.meta.config import MetaConfig, words
 from envfleet.meta.learner import Learner
 from envfleet.meta.node_collectors import NodeCollectors
-from envfleet.meta.options import EnvOptions, EvalOptions, RunOptions, TrainOptions
+from envfleet.meta.options import EnvOptions, EvalOptions, LearnerOptions, RunOptions
 from envfleet.meta.remedies import LEARNER_REMEDIES
 from envfleet.meta.report import FREE, meta_page, saves_every, write_progress, write_trials
 from envfleet.observe.events import Event
@@ -36,7 +36,7 @@ META_KIND = JobKind(
     options={
         "run": RunOptions,
         "env": EnvOptions,
-        "train": TrainOptions,
+        "train": LearnerOptions,
         "eval": EvalOptions,
         "policy": PolicyOptions,
     },
@@ -95,7 +95,7 @@ def _run(
     config: MetaConfig, folder: Path, open_job: Any, callback: RunCallback | None, **how: bool
 ) -> RunOutcome:
     asked = config.train
-    assert isinstance(asked, TrainOptions)
+    assert isinstance(asked, LearnerOptions)
     longest = _horizon(config)
     steps = asked.num_rollouts_per_iter * longest
     pool_share = -(-asked.num_init_rollouts_pool * longest // asked.num_iters)

@@ -100,12 +100,7 @@ def opened_agents(
         groups=groups,
         backend=backend,
         num_workers=num_workers,
-        start_method=options.parallel_start_method,
-        step_timeout_s=options.step_timeout_s,
-        reset_timeout_s=options.reset_timeout_s,
-        on_failure="restart",
-        max_restarts=options.max_restarts,
-        copy=False,
+        **options.fleet,
     )
     vec.plan = why or vec.plan
     with closing(vec), threads():

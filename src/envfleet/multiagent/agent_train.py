@@ -15,15 +15,13 @@ from typing import Any
 
 import numpy as np
 
-from envfleet.engine.incident import Incident
-from envfleet.errors import CheckpointError, NothingCollected
+from envfleet.errors import CheckpointError
 from envfleet.learn.agent import Agent
 from envfleet.learn.agent_options import AGENT_FREE, AGENT_JOB, AgentOptions
-from envfleet.learn.environments import packages
 from envfleet.learn.evaluate import EVALUATION_SEED
 from envfleet.learn.options import PPOOptions
 from envfleet.learn.torch_setup import usable_device
-from envfleet.learn.train import MOST_LOST, PATIENCE_S, run_settings
+from envfleet.learn.train import PATIENCE_S, TrainJob, run_settings
 from envfleet.learn.train_options import LENGTHS, TrainOptions
 from envfleet.multiagent.agent_environments import AgentEnv, opened_agents
 from envfleet.multiagent.agent_report import agent_page
@@ -44,9 +42,7 @@ from envfleet.observe.video import FilmedEpisode
 from envfleet.runs.callbacks import Evaluation, RunCallback, RunOutcome
 from envfleet.runs.checkpoint import load
 from envfleet.runs.job import Iterated, Job, JobKind
-from envfleet.runs.record import INCIDENTS_FILE
 from envfleet.runs.run import run
-from envfleet.runs.time_report import Setup
 
 __all__ = ["AGENT_KIND", "AgentOptions", "train_agents"]
 
@@ -95,10 +91,8 @@ def train_agents(
     )
 
 
-class _AgentJob(Job):
+class _AgentJob(TrainJob):
     """PPO for several agents on a fleet."""
-
-    can_evaluate = True
 
     def __init__(
         self,
@@ -109,50 +103,19 @@ class _AgentJob(Job):
         trainer: AgentTrainer,
         run_dir: Path,
     ) -> None:
-        self._options, self._agents, self._ppo = options, agents, ppo
-        self._env, self._trainer, self._run_dir = env, trainer, run_dir
-        self.envs = trainer.vec
-        self._lost_steps = 0
-        """Steps in a row in which every environment failed."""
-
-    @property
-    def env_steps(self) -> int:  # type: ignore[override]
-        return self._trainer.env_steps
+        super().__init__(options, trainer, run_dir)
+        self._agents, self._ppo, self._env, self.envs = agents, ppo, env, trainer.vec
 
     @property
     def packages(self) -> Sequence[str]:
-        return [*packages(self._options.env), "pettingzoo"]
-
-    @property
-    def incidents(self) -> Sequence[Incident]:
-        return self.envs.envs.incidents  # type: ignore[no-any-return]
-
-    @property
-    def seconds(self) -> Mapping[str, float]:
-        return self._trainer.seconds
-
-    @property
-    def setup(self) -> Setup:
-        return self._trainer.setup
-
-    def state(self) -> dict[str, Any]:
-        return self._trainer.state()
-
-    def load(self, state: dict[str, Any]) -> None:
-        self._trainer.load(state)
-
-    def kept_by(self, state: dict[str, Any]) -> tuple[str, ...]:
-        return tuple(sorted({one.method for one in state["slots"] or ()}))
+        return [*super().packages, "pettingzoo"]
 
     def iterate(self, progress: float) -> Iterated:
         trainer = self._trainer
         rollouts = trainer.collect()
         has_any = any(rollout.valid.any() for rollout in rollouts.values())
         made = self._ppo.n_steps * self._options.n_envs
-        self._lost_steps = 0 if has_any or not self.incidents else self._lost_steps + made
-        if self._lost_steps >= MOST_LOST:
-            last = self.incidents[-1].reason
-            raise NothingCollected(self._lost_steps, last, str(self._run_dir / INCIDENTS_FILE))
+        self._count_lost(0 if has_any or not self.incidents else made)
         figures = joined(trainer.learn(rollouts, progress)) | self._self_play()
         return Iterated(episodes=next(iter(rollouts.values())).episodes, figures=figures)
 

@@ -50,6 +50,11 @@ class AgentTrainer:
         self.env_steps = 0
 
     @property
+    def envs(self) -> Any:
+        """The fleet, as a vector environment of slots."""
+        return self.vec.envs
+
+    @property
     def agents(self) -> dict[Any, Agent]:
         """Who plays each group."""
         return {name: learner.agent for name, learner in self.learners.items()}

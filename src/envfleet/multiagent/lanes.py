@@ -26,7 +26,7 @@ from envfleet.learn.agent import Agent
 from envfleet.learn.collect import Experience
 from envfleet.learn.inputs import Leaves
 from envfleet.learn.judging import judged, worth
-from envfleet.learn.normalise import RewardScaler
+from envfleet.learn.normalise import RewardScaler, scaled
 from envfleet.learn.options import PPOOptions
 
 Array = npt.NDArray[Any]
@@ -147,7 +147,7 @@ class Lanes:
             states=self._first_states.cpu().numpy(),
             log_probs=log_probs[:rows].copy(),
             values=values[:rows].copy(),
-            rewards=self._scaled(self._rewards[:rows], ended, whole & ~self._lost[:rows]),
+            rewards=scaled(self._scaler, self._rewards[:rows], ended, whole & ~self._lost[:rows]),
             successors=successor_values(values[:rows], values[rows], ended & ~cut, cut, finals),
             ended=ended.copy(),
             valid=whole & ~self._lost[:rows],
@@ -155,11 +155,6 @@ class Lanes:
         )
         self._begin(np.take_along_axis(log_probs, self._place[None], 0)[0])
         return made
-
-    def _scaled(self, rewards: Array, ended: Flags, valid: Flags) -> npt.NDArray[np.float32]:
-        if self._scaler is None:
-            return rewards.astype(np.float32)
-        return np.stack([self._scaler(*rows) for rows in zip(rewards, ended, valid, strict=True)])
 
     def _begin(self, log_probs: npt.NDArray[np.float32]) -> None:
         """The rows that are not complete become the first of their lanes."""

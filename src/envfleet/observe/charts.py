@@ -193,8 +193,7 @@ def line_chart(
     """
     plane = _plane(lines, marks, y_ends, y_ticks, is_large)
     if plane is None:
-        empty = tag("p", "nothing was measured yet", class_="empty")
-        return tag("figure", _caption(title, note, ""), empty, class_="chart")
+        return empty_chart(title, note)
     y_marks, x_marks = axis(plane.y0, plane.y1, y_ticks), ticks(plane.x0, plane.x1, x_ticks)
     pieces = [_grid(plane, y_marks)]
     pieces += [
@@ -212,23 +211,14 @@ def line_chart(
     pieces += [_curve(plane, number, line) for number, line in enumerate(lines)]
     if marks:
         pieces += _marked(plane, marks)
-    plot = tag(
-        "svg",
-        tag("title", title),
-        *pieces,
-        class_="plot",
-        viewBox=f"0 0 {SIDE:g} {SIDE:g}",
-        preserveAspectRatio="none",
-        role="img",
-        data_range=f"{plane.x0!r} {plane.x1!r} {plane.y0!r} {plane.y1!r}",
-    )
+    drawn = plot(title, pieces, (plane.x0, plane.x1, plane.y0, plane.y1))
     last = short(lines[0].points[-1][1]) if lines and lines[0].points else ""
     return tag(
         "figure",
-        _caption(title, note, "" if is_large else last),
+        caption(title, note, "" if is_large else last),
         tag(
             "div",
-            plot,
+            drawn,
             *(
                 _chart_label("y", plane.y(value), text)
                 for value, text in zip(y_marks, labels(y_marks), strict=True)
@@ -242,6 +232,26 @@ def line_chart(
         ),
         tag("p", x_unit, class_="axis"),
         class_="chart large" if is_large else "chart",
+    )
+
+
+def empty_chart(title: str, note: str) -> Markup:
+    """A chart of which nothing is known yet."""
+    empty = tag("p", "nothing was measured yet", class_="empty")
+    return tag("figure", caption(title, note), empty, class_="chart")
+
+
+def plot(title: str, pieces: Sequence[Markup], range_: tuple[float, float, float, float]) -> Markup:
+    """Pieces in a square that the page stretches; the range is that of x, then of y."""
+    return tag(
+        "svg",
+        tag("title", title),
+        *pieces,
+        class_="plot",
+        viewBox=f"0 0 {SIDE:g} {SIDE:g}",
+        preserveAspectRatio="none",
+        role="img",
+        data_range=" ".join(map(repr, range_)),
     )
 
 
@@ -311,7 +321,8 @@ def _plane(
     return Range(0.0, max(xs) or 1.0, marked[0], marked[-1])
 
 
-def _caption(title: str, note: str, last: str) -> Markup:
+def caption(title: str, note: str, last: str = "") -> Markup:
+    """What is drawn, the last value, and a sentence."""
     head = [tag("b", title)] + ([tag("span", last, class_="last")] if last else [])
     return tag("figcaption", *head, *([tag("small", note)] if note else []))
 

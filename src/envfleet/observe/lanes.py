@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from envfleet.observe.charts import SIDE, part_colour, short, ticks
+from envfleet.observe.charts import SIDE, caption, empty_chart, part_colour, plot, short, ticks
 from envfleet.observe.markup import Markup, join, tag
 
 __all__ = ["Lane", "Part", "lane_chart"]
@@ -47,11 +47,9 @@ def lane_chart(title: str, lanes: Sequence[Lane], kinds: Sequence[str], note: st
         kinds: The kinds of parts, in the order of the key.
         note: A sentence below the title.
     """
-    caption = tag("figcaption", tag("b", title), *([tag("small", note)] if note else []))
     ends = [part.end_s for lane in lanes for part in lane.parts]
     if not ends or max(ends) <= 0:
-        nothing = tag("p", "nothing was measured yet", class_="empty")
-        return tag("figure", caption, nothing, class_="chart")
+        return empty_chart(title, note)
     end_s, height = max(ends), SIDE / len(lanes)
     rows = [
         tag(
@@ -61,16 +59,7 @@ def lane_chart(title: str, lanes: Sequence[Lane], kinds: Sequence[str], note: st
         )
         for number, lane in enumerate(lanes)
     ]
-    plot = tag(
-        "svg",
-        tag("title", title),
-        *rows,
-        class_="plot",
-        viewBox=f"0 0 {SIDE:g} {SIDE:g}",
-        preserveAspectRatio="none",
-        role="img",
-        data_range=f"0.0 {end_s!r} 0.0 {float(len(lanes))!r}",
-    )
+    drawn = plot(title, rows, (0.0, end_s, 0.0, float(len(lanes))))
     labels = [
         tag("span", lane.label, class_="tick y", style=f"top:{(number + 0.5) / len(lanes):.2%}")
         for number, lane in enumerate(lanes)
@@ -82,10 +71,10 @@ def lane_chart(title: str, lanes: Sequence[Lane], kinds: Sequence[str], note: st
     keys = [tag("li", tag("i", class_=f"key c{part_colour(kind)}"), kind) for kind in kinds]
     return tag(
         "figure",
-        caption,
+        caption(title, note),
         tag(
             "div",
-            join([plot, *labels, *times]),
+            join([drawn, *labels, *times]),
             class_="frame",
             style=f"height:{max(len(lanes), 4) * _LANE_PIXELS}px",
         ),

@@ -82,6 +82,18 @@ def test_time_in_which_a_slot_did_nothing_is_not_part_of_the_window():
     assert recent.moved(2.0).failures == tuple(when + 2.0 for when in recent.failures)
 
 
+def test_failures_with_nothing_done_in_between_count_whatever_their_time():
+    """One that hangs at every first step comes back only so often, however long its deadline is."""
+    recent, found = RecentFailures(), []
+    for number, has_worked in enumerate([True, False, True, False, False]):
+        recent, verdict = decide(
+            recent, 1e6 * number, "resume", POLICY, is_lost=True, has_worked=has_worked
+        )
+        found.append(verdict)
+    assert found == [Decision.RELAUNCH] * 4 + [Decision.QUARANTINE]
+    assert recent.failures == (2e6, 3e6, 4e6), "older ones were forgotten when it worked"
+
+
 gaps = st.lists(st.floats(0.0, 30.0), max_size=40)
 policies = st.builds(
     RestartPolicy,
@@ -90,13 +102,20 @@ policies = st.builds(
 )
 
 
-@given(gaps, policies, st.booleans())
-def test_quarantine_comes_exactly_when_the_window_holds_too_many(gaps, policy, is_lost):
-    times = list(itertools.accumulate(gaps))
-    for index, verdict in enumerate(verdicts(times, policy=policy, is_lost=is_lost)):
-        now_s = times[index]
-        recent = sum(now_s - when < policy.window_s for when in times[: index + 1])
-        assert (verdict is Decision.QUARANTINE) == (recent > policy.max_restarts)
+@given(st.lists(st.tuples(st.floats(0.0, 30.0), st.booleans()), max_size=40), policies)
+def test_quarantine_comes_exactly_when_too_many_failures_count(failures, policy):
+    """One counts until the slot has worked again, and the next one comes after the window."""
+    times = list(itertools.accumulate(gap for gap, _ in failures))
+    recent = RecentFailures()
+    for last, now_s in enumerate(times):
+        recent, verdict = decide(
+            recent, now_s, "restart", policy, is_lost=False, has_worked=failures[last][1]
+        )
+        counted = sum(
+            all(times[later] - when < policy.window_s or not failures[later][1] for later in after)
+            for when, after in ((times[one], range(one + 1, last + 1)) for one in range(last + 1))
+        )
+        assert (verdict is Decision.QUARANTINE) == (counted > policy.max_restarts)
 
 
 @given(gaps, policies)

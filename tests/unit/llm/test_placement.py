@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from envfleet.llm import placement
+from envfleet.engine import probe
 from envfleet.llm.placement import Cost, choose, measure
 from tests.unit.llm.games import Climb, Trouble, TroubleConfig
 
@@ -96,7 +96,7 @@ def test_who_never_gave_the_processor_away_did_not_wait(
             time.sleep(0.01)  # stands for others who had the processor meanwhile
             return super()._act(action)
 
-    monkeypatch.setattr(placement, "_num_waits", lambda: num_waits)
+    monkeypatch.setattr(probe, "_num_waits", lambda: num_waits)
     assert (measure(Interrupted).turn_s >= 0.01) == is_counted
 
 

@@ -23,8 +23,13 @@ from envfleet.errors import InferenceError
 from envfleet.llm.inference.content import plain_generation
 from envfleet.llm.inference.options import InferenceOptions
 from envfleet.llm.inference.retries import delay_before_retry
-from envfleet.llm.inference.stats import InferenceStats
-from envfleet.llm.inference.types import Engine, GenerateRequest, Generation, GenerationTimes
+from envfleet.llm.inference.types import (
+    Engine,
+    GenerateRequest,
+    Generation,
+    GenerationTimes,
+    InferenceStats,
+)
 
 Outcome = Generation | InferenceError
 _HAIR_S = 0.001

@@ -27,9 +27,8 @@ from envfleet.llm.inference.client import InferenceClient
 from envfleet.llm.inference.engines import engine_of
 from envfleet.llm.inference.options import InferenceOptions, read_options
 from envfleet.llm.inference.socket_server import Handler, SocketServer
-from envfleet.llm.inference.stats import InferenceStats
 from envfleet.llm.inference.tcp import TcpAddress
-from envfleet.llm.inference.types import Engine, GenerateRequest, Generation
+from envfleet.llm.inference.types import Engine, GenerateRequest, Generation, InferenceStats
 
 _CLOSE_S = 20.0
 """The longest that an engine may take to end."""

@@ -111,7 +111,7 @@ class OpenEnvServer:
             with self._lock:
                 self._open.add(connection)
             try:
-                session = _Session(self._make())
+                session = _ClientSession(self._make())
             except Exception as exc:
                 connection.send(_error(_error_text(exc), "FACTORY_ERROR"))
                 return
@@ -129,7 +129,7 @@ class OpenEnvServer:
             self._places.release()
 
 
-class _Session:
+class _ClientSession:
     """One client's environment."""
 
     def __init__(self, env: Any) -> None:

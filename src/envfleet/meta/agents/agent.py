@@ -30,7 +30,7 @@ from envfleet.meta.agents.networks import CriticNetwork, Networks, TrialMemory
 from envfleet.meta.agents.options import PolicyOptions
 from envfleet.meta.buffers import Windows
 
-__all__ = ["MIN_ROWS", "Agent", "AgentState", "make_agent", "rows_are_equal"]
+__all__ = ["MIN_ROWS", "AgentState", "OffPolicyAgent", "make_agent", "rows_are_equal"]
 
 Array = npt.NDArray[np.float32]
 
@@ -69,7 +69,7 @@ class AgentState:
             array[rows] = 0
 
 
-class Agent:
+class OffPolicyAgent:
     """Networks, their targets and optimisers, and one of three algorithms."""
 
     def __init__(
@@ -139,7 +139,7 @@ class Agent:
         """
         num_rows = len(obs)
         if noise is None and not deterministic:
-            raise ConfigError("act needs noise (Agent.noise draws it), or deterministic=True")
+            raise ConfigError("act needs noise (`noise` draws it), or deterministic=True")
         if self._acting is None:
             nets = self.networks
             self._acting = ActingNetwork(nets.actor, nets.acting_memory, self.device)
@@ -373,7 +373,7 @@ def make_agent(
     action_space: spaces.Space[Any],
     seed: int,
     device: str = "cpu",
-) -> Agent:
+) -> OffPolicyAgent:
     """An agent with fresh networks, whose weights follow from `seed` alone.
 
     Raises:
@@ -395,10 +395,10 @@ def make_agent(
     else:
         raise ConfigError(f"actions must be one list of numbers or discrete, got {action_space}")
     algorithm = make_algorithm(options, action_dim, is_discrete=is_discrete)
-    return Agent(options, obs_dim, algorithm, seed, device)
+    return OffPolicyAgent(options, obs_dim, algorithm, seed, device)
 
 
-def rows_are_equal(agent: Agent, most_rows: int = 64) -> bool:
+def rows_are_equal(agent: OffPolicyAgent, most_rows: int = 64) -> bool:
     """Whether a row's action and memory are the same, bit for bit, for any other rows.
 
     Batches of up to `most_rows` rows are tried.

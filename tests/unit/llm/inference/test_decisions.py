@@ -13,7 +13,7 @@ from envfleet.errors import InferenceError
 from envfleet.llm.inference import engines
 from envfleet.llm.inference.http_calls import retry_after_s, without_credentials
 from envfleet.llm.inference.retries import LONGEST_DELAY_S, delay_before_retry
-from envfleet.llm.inference.seeds import request_seed
+from envfleet.llm.inference.types import request_seed
 
 PASSING = InferenceError("engine", "busy", is_retryable=True)
 
@@ -31,7 +31,7 @@ def test_seeds_differ_for_every_argument_and_fit_every_server():
 
 
 def test_a_seed_is_the_same_in_another_process():
-    code = "from envfleet.llm.inference.seeds import request_seed; print(request_seed(42, 7, 3, 1))"
+    code = "from envfleet.llm.inference.types import request_seed; print(request_seed(42, 7, 3, 1))"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
     )
