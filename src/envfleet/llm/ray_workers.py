@@ -37,7 +37,9 @@ class RayWorkers:
         self._play: Any = None
         self._head: HeadWatch | None = None
         self._nodes: set[str] = set()
-        """Those that workers have been started for."""
+        """Those that are known."""
+        self._spare: dict[str, int] = {}
+        """Cores of nodes that joined later, as far as no worker was started for them."""
         self._actors: list[Any] = []
         self._calls: dict[Any, int] = {}
         """The worker of each call that is not known to be over."""
@@ -78,18 +80,23 @@ class RayWorkers:
             cores = self._cores()
         except (self._ray.exceptions.RayError, ConnectionError):
             return None
-        new = cores.keys() - self._nodes
-        self._nodes |= new
+        self._spare |= {node: cores[node] for node in cores.keys() - self._nodes}
+        self._nodes |= cores.keys()
         has_room = num_waiting
         if self._most is not None:
+            # a node may join before the workers that it replaces are known to be lost
             has_room = min(num_waiting, self._most - self.num_workers + num_gone)
-        more = min(sum(cores[node] for node in new), has_room)
-        if more <= 0:
+        more, num_nodes = 0, 0
+        for node in [node for node in self._spare if node in cores and self._spare[node]]:
+            taken = max(0, min(self._spare[node], has_room - more))
+            self._spare[node] -= taken
+            more, num_nodes = more + taken, num_nodes + (taken > 0)
+        if not more:
             return None
         for worker in range(self.num_workers, self.num_workers + more):
             self._hire(worker)
         self.num_workers += more
-        joined = f"{len(new)} node{'s' * (len(new) > 1)} joined"
+        joined = f"{num_nodes} node{'s' * (num_nodes > 1)} joined"
         return f"{joined}, and {num_waiting} trajectories wait: {more} more workers are started"
 
     def greet(self, worker: int, pid: int) -> bool:
