@@ -29,7 +29,8 @@ run: $(VENV)/.installed-run
 	$(BIN)/envfleet train --env CartPole-v1
 
 test: check
-	$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile --max-worker-restart 0 $(PYTEST_ARGS)
+	$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder \
+	  --max-worker-restart 0 $(PYTEST_ARGS)
 
 check: $(VENV)/.installed-dev
 	@PYTHON=$(BIN)/python scripts/check
