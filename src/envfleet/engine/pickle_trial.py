@@ -17,8 +17,9 @@ from envfleet.engine.child_trial import Say, in_child
 from envfleet.engine.detached_copy import detached_copy
 from envfleet.engine.snapshot import are_alike
 
-NUM_STEPS = 100
-"""More than one: what a copy has lost may be read many steps later only."""
+NUM_STEPS = 8
+"""More than one: what a copy has lost may be read some steps later only. And not many more: what an
+environment does to the world outside it, it does here too."""
 ENOUGH_S = 1.0
 """After so long no further step is begun."""
 

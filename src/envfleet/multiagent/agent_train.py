@@ -141,6 +141,10 @@ class _AgentJob(Job):
     def load(self, state: dict[str, Any]) -> None:
         self._trainer.load(state)
 
+    @property
+    def begins_anew(self) -> bool:  # type: ignore[override]
+        return self._trainer.begins_anew
+
     def kept_by(self, state: dict[str, Any]) -> tuple[str, ...]:
         return tuple(sorted({one.method for one in state["slots"] or ()}))
 
