@@ -395,11 +395,19 @@ def test_sticky_actions_are_part_of_the_state_in_any_episode(where, mode):
             assert_same(go_on(undisturbed, sources[1], 6), go_on(envs, sources[0], 6))
 
 
-def test_actions_with_strengths_are_replayed():
+def test_actions_with_strengths_are_replayed_in_episodes_with_a_seed():
     with opened(functools.partial(RepeatsActions, continuous=True), 2, **SERIAL) as envs:
         envs.reset(seed=0)
         go_on(envs, actions_for(envs), 3)
-        assert {one.method for one in envs.snapshot()} == {"replay"}
+        taken = envs.snapshot()
+        assert {one.method for one in taken} == {"replay"}
+        expected = go_on(envs, actions_for(envs), 1)
+        envs.restore(taken)
+        assert_same(expected, go_on(envs, actions_for(envs), 1))
+        envs.reset()
+        go_on(envs, actions_for(envs), 3)
+        with pytest.raises(EnvfleetError, match="later episodes cannot be replayed"):
+            envs.restore(envs.snapshot())
 
 
 @pytest.mark.parametrize("where", QUICK)

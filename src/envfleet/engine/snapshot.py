@@ -396,6 +396,12 @@ def begin(
     wrap: Callable[[Callable[..., Any]], Callable[..., Any]] = lambda method: method,
 ) -> tuple[Any, dict[str, Any]]:
     """The reset that started the episode."""
+    if replay.seed is None and ale_state.has_sticky_actions(env.unwrapped):
+        raise SnapshotError(
+            "an Atari game draws its sticky actions from a generator of its own, which only a "
+            "reset with a seed sets: later episodes cannot be replayed. Use on_failure='restart', "
+            "or build it with repeat_action_probability=0"
+        )
     if replay.seed is None and replay.rng is not None:
         generator = np.random.PCG64()
         generator.state = replay.rng  # type: ignore[assignment]
