@@ -83,13 +83,21 @@ def interpreter(folder: Path, packages: Sequence[str], own: Path) -> tuple[Path,
     return python, None if installed.code == 0 else _reason(installed)
 
 
-def run(command: Sequence[str], limit_s: float, *, stdin: str = "", **variables: str) -> Ended:
+def run(
+    command: Sequence[str],
+    limit_s: float,
+    *,
+    stdin: str = "",
+    folder: Path = ROOT,
+    **variables: str,
+) -> Ended:
     """Run a program in a process group of its own; past `limit_s` the group is killed.
 
     Args:
         command: The program and its arguments.
         limit_s: Its deadline.
         stdin: What it reads.
+        folder: Where it runs; some packages write files there.
         **variables: Added to its environment variables.
     """
     process = subprocess.Popen(
@@ -99,7 +107,7 @@ def run(command: Sequence[str], limit_s: float, *, stdin: str = "", **variables:
         stderr=subprocess.PIPE,
         text=True,
         errors="replace",
-        cwd=ROOT,
+        cwd=folder,
         env={**os.environ, "PYTHONPATH": str(ROOT), **variables},
         start_new_session=True,
     )

@@ -47,7 +47,7 @@ def checked(subject: Subject, python: Path, folder: Path, limit_s: float) -> Cel
             cells[check] = {"cell": "-", "note": ""}
             continue
         command = [str(python), "-W", "ignore", "-m", "benchmarks.third_party_probe"]
-        ended = run([*command, subject.name, check, str(folder)], limit_s)
+        ended = run([*command, subject.name, check, str(folder)], limit_s, folder=folder)
         cells[check] = result(ended)
         say(f"  {check}: {cells[check]['cell']}  {cells[check]['note']}")
         if check == "by hand" and ended.code != 0:

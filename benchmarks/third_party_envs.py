@@ -115,7 +115,7 @@ SUBJECTS = (
     Subject("ALE/Pong-v5, preprocessed", "atari", _ATARI, preprocessed_pong),
     _named("MiniGrid-DoorKey-6x6-v0", "minigrid", ("minigrid",), "minigrid"),
     _named("BabyAI-GoToRedBall-v0", "minigrid", ("minigrid",), "minigrid"),
-    _named("highway-v0", "highway", ("highway-env",), "highway_env"),
+    _named("highway-fast-v0", "highway", ("highway-env",), "highway_env"),
     _named("dm_control/cartpole-swingup-v0", "dm_control", _DM_CONTROL, "shimmy"),
     _named("FetchReach-v4", "robotics", _ROBOTICS, "gymnasium_robotics"),
     _named("PointMaze_UMaze-v3", "robotics", _ROBOTICS, "gymnasium_robotics"),

@@ -21,6 +21,36 @@ PATIENCE_S = 60.0
 """For what is sure to come, and for gates that a failed test never opens."""
 
 
+BUSY = 10
+"""How many times as long anything may take where others use the processors."""
+WAITS = Path("/proc/pressure/cpu")
+
+
+def waited_s() -> float:
+    """How long so far some process of this machine could run and had no processor."""
+    if not WAITS.exists():
+        return 0.0
+    some = WAITS.read_text().partition("\n")[0]
+    return int(some.rpartition("total=")[2]) / 1e6
+
+
+def allowed_s(seconds: float, while_waited_s: float) -> float:
+    """How long `seconds` may become while processes waited so long for a processor."""
+    return seconds + min(while_waited_s, (BUSY - 1) * seconds)
+
+
+@contextmanager
+def at_most(seconds: float) -> Iterator[None]:
+    """Fail if the block takes longer, even if it raises; see `allowed_s`."""
+    started_s, waited_before_s = time.monotonic(), waited_s()
+    try:
+        yield
+    finally:
+        took_s = time.monotonic() - started_s
+        may_s = allowed_s(seconds, waited_s() - waited_before_s)
+        assert took_s < may_s, f"took {took_s:.2f} s, may take {may_s:g} s ({seconds:g} s of rest)"
+
+
 def wait_for(path: Path, is_there: bool = True) -> None:
     """Return as soon as the file is there, or is gone."""
     give_up_s = time.monotonic() + PATIENCE_S
@@ -77,10 +107,10 @@ def in_time_at_best(attempt: Callable[[], Any], within_s: float, tries: int = 4)
     """Fails if no try is in time: a busy machine makes one of them late, a fault all of them."""
     took_s: list[float] = []
     while len(took_s) < tries:
-        started_s = time.monotonic()
+        started_s, waited_before_s = time.monotonic(), waited_s()
         attempt()
         took_s.append(time.monotonic() - started_s)
-        if took_s[-1] < within_s:
+        if took_s[-1] < allowed_s(within_s, waited_s() - waited_before_s):
             return
     raise AssertionError(f"took {min(took_s):.2f} s at best, may take {within_s:g} s")
 

@@ -30,6 +30,7 @@ from envfleet.engine.host import Guard
 from envfleet.engine.memory import Control, Data, unnamed_file
 from envfleet.engine.messages import Command, EnvFailure, Op, Reply, WorkerStatus
 from envfleet.engine.worker import BuildFailed, Worker
+from tests.gates import PATIENCE_S
 
 _PR_SET_PDEATHSIG = 1
 _open_handles: "weakref.WeakSet[PipeHandle]" = weakref.WeakSet()
@@ -168,7 +169,7 @@ class PipeHandle:
                 self._word = 0
                 self._done.append((kind, *what))
         if self.channel.is_broken:
-            self.process.join(1.0)
+            self.process.join(PATIENCE_S)
             self.is_dead = has_news = True
         return has_news
 
@@ -210,7 +211,7 @@ class PipeHandle:
         return WorkerStatus.of_word(self._word, is_alive=not self.is_dead)
 
     def exit_code(self):
-        self.process.join(1.0)
+        self.process.join(PATIENCE_S)
         return self.process.exitcode
 
     def stack(self):
@@ -229,7 +230,7 @@ class PipeHandle:
             return
         self._is_open = False
         self.process.kill()
-        self.process.join(5.0)
+        self.process.join(PATIENCE_S)
         self.process.close()
         self.channel.close()
         os.close(self.stack_fd)

@@ -3,7 +3,6 @@
 import functools
 import os
 import signal
-import time
 from typing import Any
 
 import gymnasium
@@ -33,7 +32,7 @@ from envfleet.testing import (
     hand_driven,
 )
 from tests.conformance.matrix import EVERY, FORK, MODES, PROCESSES, QUICK, SERIAL, opened
-from tests.gates import PATIENCE_S, gated
+from tests.gates import PATIENCE_S, at_most, gated
 
 ZERO = np.zeros(3, dtype=np.int64)
 
@@ -344,10 +343,8 @@ def test_11_sigkill_gives_a_named_error_and_close_succeeds(where):
     try:
         envs.reset(seed=0)
         envs.step(ZERO)
-        start_s = time.monotonic()
-        with pytest.raises(errors.WorkerDied) as caught:
+        with at_most(2.0), pytest.raises(errors.WorkerDied) as caught:
             envs.step(ZERO)
-        assert time.monotonic() - start_s < 2.0
     finally:
         envs.close()
     assert envs.closed
@@ -362,10 +359,8 @@ def test_11_a_worker_killed_while_idle_is_named():
     try:
         envs.reset(seed=0)
         os.kill(envs.call("pid", slots=[1])[0], signal.SIGKILL)
-        start_s = time.monotonic()
-        with pytest.raises(errors.WorkerDied) as caught:
+        with at_most(2.0), pytest.raises(errors.WorkerDied) as caught:
             envs.step(np.zeros(2, dtype=np.int64))
-        assert time.monotonic() - start_s < 2.0
     finally:
         envs.close()
     assert caught.value.slots == (1,)

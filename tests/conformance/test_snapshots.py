@@ -132,39 +132,83 @@ class LosesItsConnection(NoisyStream):
         return super().reset(seed=seed, options=options)
 
 
+class LosesWhatComesLater(NoisyStream):
+    """Its pickle goes on as it does, up to a step that reads what is not in it."""
+
+    def __init__(self):
+        super().__init__(max_length=40)
+        self.later = 1.0
+
+    def __getstate__(self):
+        return {**self.__dict__, "later": 0.0}
+
+    def step(self, action):
+        obs, reward, *rest = super().step(action)
+        return obs, self.later if self.t % 5 == 0 else reward, *rest
+
+
 class Emulator:
-    """As much of ale-py as is asked, with sticky actions."""
+    """As much of ale-py as is asked: its state leaves out the action that is in effect."""
 
     def __init__(self):
         self.lock = threading.Lock()
+        self.generator = np.random.default_rng()
+        self.effect = 0
+
+    def begin(self):
+        self.place = self.effect = self.frame = 0
+        self.length = 5 + int(self.generator.integers(5))
 
     def getFloat(self, name):
         assert name == "repeat_action_probability"
         return 0.5
 
+    def getLegalActionSet(self):
+        return [0, 1, 2]
 
-class RepeatsActions(NoisyStream):
-    """Its state methods leave out the last action, which it may take again."""
+    def act(self, action):
+        if self.generator.random() >= 0.5:
+            self.effect = action
+        self.frame += 1
+        self.place = min(max(self.place + self.effect - 1, 0), 3)  # ways part and meet again
+        return self.place
 
-    def __init__(self):
-        super().__init__()
-        self.ale = Emulator()
+    def cloneState(self, *, include_rng):
+        generator = self.generator.bit_generator.state if include_rng else None
+        return self.place, self.frame, self.length, generator
+
+    def restoreState(self, state):
+        self.place, self.frame, self.length, generator = state
+        if generator is not None:
+            self.generator.bit_generator.state = generator
+
+
+class RepeatsActions(gymnasium.Env):
+    """Is seeded as Atari is: by a reset with a seed, and by no other."""
+
+    observation_space = spaces.Box(0, 3, (1,), np.float32)
+    action_space = spaces.Discrete(3)
+
+    def __init__(self, *, continuous=False):
+        self.ale, self.continuous = Emulator(), continuous
 
     def reset(self, *, seed=None, options=None):
-        self.last = 0.0
-        return super().reset(seed=seed, options=options)
+        super().reset(seed=seed)
+        if seed is not None:
+            self.ale.generator = np.random.default_rng(seed)
+        self.ale.begin()
+        return np.zeros(1, np.float32), {}
 
     def step(self, action):
-        if self.np_random.random() < 0.5:
-            self.last = float(action[0])
-        obs, _, terminated, truncated, info = super().step(action)
-        return obs, self.last, terminated, truncated, info
+        place = self.ale.act(action)
+        is_over = self.ale.frame >= self.ale.length
+        return np.full(1, place, np.float32), float(place), is_over, False, {}
 
     def clone_state(self, include_rng=False):
-        return {"t": self.t, "length": self.length}
+        return self.ale.cloneState(include_rng=include_rng)
 
     def restore_state(self, state):
-        self.t, self.length = state["t"], state["length"]
+        self.ale.restoreState(state)
 
 
 class HasNoSampleOrder(AnySpace):
@@ -316,9 +360,9 @@ def test_a_mujoco_without_mj_copy_data_goes_on_equally(monkeypatch, env):
         assert_same(expected, go_on(envs, actions_for(envs, skip=15), 30))
 
 
-@pytest.mark.parametrize("env", [LeavesItsStateOutside, RepeatsActions])
+@pytest.mark.parametrize("env", [LeavesItsStateOutside, LosesWhatComesLater])
 @pytest.mark.parametrize("where", QUICK)
-def test_a_state_that_is_not_all_of_it_is_replayed(where, env):
+def test_a_pickle_that_is_not_all_of_it_is_replayed(where, env):
     with opened(env, 2, **where) as envs:
         envs.reset(seed=0)
         go_on(envs, actions_for(envs), 9)
@@ -327,6 +371,43 @@ def test_a_state_that_is_not_all_of_it_is_replayed(where, env):
         expected = go_on(envs, actions_for(envs, skip=9), 20)
         envs.restore(taken)
         assert_same(expected, go_on(envs, actions_for(envs, skip=9), 20))
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("where", [SERIAL, FORK], ids=["serial", "fork"])
+def test_sticky_actions_are_part_of_the_state_in_any_episode(where, mode):
+    with (
+        opened(RepeatsActions, 4, autoreset=mode, **where) as envs,
+        opened(RepeatsActions, 4, autoreset=mode, **SERIAL) as undisturbed,
+    ):
+        sources = actions_for(envs), actions_for(undisturbed)
+        for fleet in (envs, undisturbed):
+            fleet.reset(seed=0)
+        for number in range(8):
+            go_on(envs, sources[0], 5)
+            go_on(undisturbed, sources[1], 5)
+            taken = envs.snapshot()
+            assert {one.method for one in taken} == {"own"}
+            if number % 2:  # elsewhere meanwhile; otherwise a snapshot is all that happens
+                envs.reset(seed=number)
+                go_on(envs, actions_for(envs), number)
+                envs.restore(taken)
+            assert_same(go_on(undisturbed, sources[1], 6), go_on(envs, sources[0], 6))
+
+
+def test_actions_with_strengths_are_replayed_in_episodes_with_a_seed():
+    with opened(functools.partial(RepeatsActions, continuous=True), 2, **SERIAL) as envs:
+        envs.reset(seed=0)
+        go_on(envs, actions_for(envs), 3)
+        taken = envs.snapshot()
+        assert {one.method for one in taken} == {"replay"}
+        expected = go_on(envs, actions_for(envs), 1)
+        envs.restore(taken)
+        assert_same(expected, go_on(envs, actions_for(envs), 1))
+        envs.reset()
+        go_on(envs, actions_for(envs), 3)
+        with pytest.raises(EnvfleetError, match="later episodes cannot be replayed"):
+            envs.restore(envs.snapshot())
 
 
 @pytest.mark.parametrize("where", QUICK)

@@ -24,6 +24,7 @@ from envfleet.testing import (
     hand_driven,
 )
 from tests.conformance.matrix import APART, BY_RAY, FORK, FORKSERVER, PIPES, QUICK, SPAWN, opened
+from tests.gates import PATIENCE_S, at_most
 
 ZERO = np.zeros(3, dtype=np.int64)
 
@@ -137,10 +138,9 @@ def test_a_hang_ends_at_its_deadline_with_its_stack(mode, one_each):
         envs.reset(seed=0)
         envs.step(ZERO)
         start_s = time.monotonic()
-        with pytest.raises(errors.DeadlineExceeded) as caught:
+        with at_most(2.5), pytest.raises(errors.DeadlineExceeded) as caught:
             envs.step(ZERO)
-        took_s = time.monotonic() - start_s
-    assert 0.5 <= took_s < 2.5
+        assert time.monotonic() - start_s >= 0.5
     assert caught.value.slot == 1
     if mode != "stop":
         assert "misbehave" in caught.value.stack
@@ -150,10 +150,8 @@ def test_a_hanging_reset_ends_at_its_deadline(one_each):
     env_fns = one_bad(Hanging, at="reset", nth=2)
     with opened(env_fns, reset_timeout_s=0.5, **one_each) as envs:
         envs.reset(seed=0)
-        start_s = time.monotonic()
-        with pytest.raises(errors.DeadlineExceeded, match="reset"):
+        with at_most(2.5), pytest.raises(errors.DeadlineExceeded, match="reset"):
             envs.reset(seed=0)
-        assert time.monotonic() - start_s < 2.5
 
 
 def test_a_hang_is_answered_by_a_restart(tmp_path, one_each):
@@ -172,9 +170,8 @@ def test_a_hang_is_answered_by_a_restart(tmp_path, one_each):
 def test_close_is_bounded_when_an_env_hangs_in_it(mode, one_each):
     envs = envfleet.make_vec(one_bad(Hanging, mode=mode, at="close"), **one_each)
     envs.reset(seed=0)
-    start_s = time.monotonic()
-    envs.close()
-    assert time.monotonic() - start_s < 6.0
+    with at_most(6.0):
+        envs.close()
 
 
 # ---------------------------------------------------------------------- law 5
@@ -215,8 +212,9 @@ def test_13_no_child_outlives_a_killed_parent(start_method, tmp_path):
         children = psutil.Process(parent.pid).children(recursive=True)
         assert len(children) >= 2
         os.kill(parent.pid, signal.SIGKILL)
-        parent.wait(5)
-        _, alive = psutil.wait_procs(children, timeout=3)
+        parent.wait(PATIENCE_S)
+        with at_most(3.0):
+            _, alive = psutil.wait_procs(children, timeout=PATIENCE_S)
     assert not alive
 
 
@@ -225,9 +223,8 @@ def test_13_an_exception_in_the_main_program_ends_it_at_once(start_method, tmp_p
     with start_parent(tmp_path, start_method, "raise") as parent:
         assert parent.stdout is not None
         assert parent.stdout.readline() == "ready\n"
-        start_s = time.monotonic()
-        _, complaints = parent.communicate(timeout=10)
-        assert time.monotonic() - start_s < 3.0
+        with at_most(3.0):
+            _, complaints = parent.communicate(timeout=PATIENCE_S)
     assert complaints.count("Traceback") == 1
     assert "not closed" in complaints
 

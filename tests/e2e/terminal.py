@@ -92,7 +92,7 @@ class Terminal:
     def __exit__(self, *exc_info):
         if self.process.poll() is None:
             self.process.kill()
-        self.process.wait(10)
+        self.process.wait(60)
         if not self._is_gone:
             self.close()
 

@@ -16,6 +16,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.gates import PATIENCE_S
+
 pytestmark = pytest.mark.timeout(300)
 """Several programs may be started by a test, each with a limit of its own."""
 
@@ -184,11 +186,11 @@ class TestBench:
 
         # a terminal sends it to the whole group
         os.killpg(child.pid, signal.SIGINT)
-        _, errors = child.communicate(timeout=20)
+        _, errors = child.communicate(timeout=60)
 
         assert child.returncode == 130
         assert errors.rstrip().endswith("envfleet: stopped")
-        _, alive = psutil.wait_procs(children, timeout=3)
+        _, alive = psutil.wait_procs(children, timeout=PATIENCE_S)
         assert alive == []
 
 

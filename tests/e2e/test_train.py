@@ -286,7 +286,7 @@ def test_a_killed_run_is_resumed(tmp_path):
     running = subprocess.Popen(command("train", *LONG), cwd=tmp_path, stdout=subprocess.DEVNULL)
     wait_for(tmp_path / "run" / "latest.pt")
     os.kill(running.pid, signal.SIGKILL)
-    running.wait(10)
+    running.wait(60)
     going_on = subprocess.Popen(
         command("train", "--resume", "run"), cwd=tmp_path, stdout=subprocess.PIPE, text=True
     )
@@ -294,7 +294,7 @@ def test_a_killed_run_is_resumed(tmp_path):
     lines = iter(going_on.stdout.readline, "")
     assert any("Going on from " in line for line in lines)
     os.kill(going_on.pid, signal.SIGINT)
-    rest, _ = going_on.communicate(timeout=30)
+    rest, _ = going_on.communicate(timeout=90)
     assert going_on.returncode == 0
     assert "Finishing this iteration" in rest
     assert "envfleet train --resume run" in " ".join(rest.split())
@@ -370,7 +370,7 @@ def test_a_second_ctrl_c_ends_at_once(tmp_path):
     os.kill(running.pid, signal.SIGINT)
     assert any("Finishing" in line for line in iter(running.stdout.readline, ""))
     os.kill(running.pid, signal.SIGINT)
-    _, stderr = running.communicate(timeout=10)
+    _, stderr = running.communicate(timeout=60)
     assert running.returncode == 130
     assert "Traceback" not in stderr
 

@@ -196,17 +196,6 @@ def opened(env: Any, num_envs: int | None = None, **options: Any) -> Any:
     return closing(envfleet.make_vec(env, num_envs, **chosen))
 
 
-@contextmanager
-def at_most(seconds: float) -> Iterator[None]:
-    """Fail if the block takes longer, even if it raises."""
-    started_s = time.monotonic()
-    try:
-        yield
-    finally:
-        took_s = time.monotonic() - started_s
-        assert took_s < seconds, f"took {took_s:.2f} s, may take {seconds:g} s"
-
-
 def is_alive(pid: int) -> bool:
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE

@@ -18,7 +18,8 @@ from gymnasium import spaces
 from envfleet import errors
 from envfleet.engine import Deadlines, Fleet, ResetPlan, RestartPolicy
 from envfleet.testing import Counter
-from tests.faults.stage import GRACE_S, MODES, at_most, opened, zeros
+from tests.faults.stage import GRACE_S, MODES, opened, zeros
+from tests.gates import at_most
 
 LENGTH = 9
 SECONDS = 2.0

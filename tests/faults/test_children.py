@@ -11,13 +11,12 @@ import pytest
 from tests.faults.stage import (
     GRACE_S,
     Resident,
-    at_most,
     left_after,
     opened,
     run_program,
     zeros,
 )
-from tests.gates import PATIENCE_S
+from tests.gates import PATIENCE_S, at_most
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 

@@ -24,14 +24,13 @@ from tests.faults.stage import (
     METHODS,
     MODES,
     Resident,
-    at_most,
     left_after,
     opened,
     plans,
     step,
     zeros,
 )
-from tests.gates import PATIENCE_S, gated, in_time_at_best, opened_meanwhile
+from tests.gates import PATIENCE_S, at_most, gated, in_time_at_best, opened_meanwhile
 
 LIMIT_S = 0.35
 

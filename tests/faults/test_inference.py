@@ -15,8 +15,8 @@ from envfleet.llm.export import token_runs
 from envfleet.llm.inference import embedded
 from envfleet.llm.inference.embedded import EmbeddedEngine
 from envfleet.llm.inference.scripted import LognormalLatency, ScriptedEngine
-from tests.faults.stage import at_most, is_alive, kill_and_wait, left_after, program
-from tests.gates import PATIENCE_S
+from tests.faults.stage import is_alive, kill_and_wait, left_after, program
+from tests.gates import PATIENCE_S, at_most
 from tests.misbehaving_server import FAULTS, MisbehavingServer
 from tests.unit.llm.inference.stage import ask, managed
 

@@ -22,7 +22,8 @@ from envfleet.testing import (
     UnpicklableException,
     UnpicklableInfo,
 )
-from tests.faults.stage import METHODS, Resident, at_most, opened, zeros
+from tests.faults.stage import METHODS, Resident, opened, zeros
+from tests.gates import at_most
 
 PROCESSES = [
     pytest.param({"backend": "process", "start_method": method}, id=method) for method in METHODS

@@ -17,14 +17,13 @@ from envfleet.testing import Hanging
 from tests.faults.stage import (
     METHODS,
     Resident,
-    at_most,
     is_alive,
     left_after,
     program,
     run_program,
     zeros,
 )
-from tests.gates import PATIENCE_S, wait_for
+from tests.gates import PATIENCE_S, at_most, wait_for
 
 SIGKILL_GRACE_S = 3.0
 

@@ -36,7 +36,6 @@ from tests.faults.stage import (
     MODES,
     Resident,
     Troubled,
-    at_most,
     drive,
     kill_and_wait,
     left_after,
@@ -46,7 +45,7 @@ from tests.faults.stage import (
     step,
     zeros,
 )
-from tests.gates import PATIENCE_S, opened_meanwhile, wait_for, wait_for_answers
+from tests.gates import PATIENCE_S, at_most, opened_meanwhile, wait_for, wait_for_answers
 
 TROUBLES = ("kill", "exit", "hang", "exception")
 SEED = 11

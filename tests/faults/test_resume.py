@@ -20,7 +20,8 @@ import envfleet
 from envfleet import errors
 from envfleet.engine import Deadlines, Fleet, ResetPlan, RestartPolicy, episodes
 from envfleet.testing import Counter, Crashing, Hanging, VectorCounter
-from tests.faults.stage import GRACE_S, MODES, Resident, at_most, kill_and_wait, opened, zeros
+from tests.faults.stage import GRACE_S, MODES, Resident, kill_and_wait, opened, zeros
+from tests.gates import at_most
 from tests.pipe_backend import PipeBackend
 
 NUM_SLOTS = 6

@@ -28,8 +28,8 @@ import envfleet
 from envfleet import errors
 from envfleet.engine import Deadlines, Fleet, ResetPlan, memory
 from envfleet.testing import Counter, FailingConstructor, HugeObservation
-from tests.faults.stage import METHODS, Resident, at_most, left_after, program, run_program, zeros
-from tests.gates import PATIENCE_S
+from tests.faults.stage import METHODS, Resident, left_after, program, run_program, zeros
+from tests.gates import PATIENCE_S, at_most
 
 NEW = ("spawn", "forkserver")
 """Start methods that begin with a new interpreter."""

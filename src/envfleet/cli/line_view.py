@@ -72,16 +72,20 @@ class LineView(PrintedRun):
         self._is_first = True
         self._incidents = 0
         self._kept_by: tuple[str, ...] | None = None
+        self._has_begun = False
 
     def kept_by(self, methods: tuple[str, ...]) -> None:
-        """Remember how checkpoints keep the environments."""
+        """Remember how checkpoints keep the environments; say so if it changes later."""
         self._kept_by = methods
+        if self._has_begun:
+            self.say(kept_line(methods))
 
     def begun(self, envs: FleetVectorEnv, start_steps: int) -> None:
         """Say what runs where."""
         self._begun_s, self._start_steps = time.monotonic(), start_steps
         for line in begin_lines(self._options, envs.plan, start_steps, self._kept_by):
             self.say(line)
+        self._has_begun = True
 
     def iterated(self, iteration: Iteration) -> None:
         """Show every tenth iteration, and the last."""

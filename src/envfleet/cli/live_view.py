@@ -24,7 +24,14 @@ from typing import TYPE_CHECKING, Self, TextIO
 from envfleet.adapters.gymnasium import FleetVectorEnv
 from envfleet.adapters.names import label
 from envfleet.cli.ctrl_c import StopRequests
-from envfleet.cli.line_view import FINISHING, LOST, begin_lines, clock_text, evaluating_line
+from envfleet.cli.line_view import (
+    FINISHING,
+    LOST,
+    begin_lines,
+    clock_text,
+    evaluating_line,
+    kept_line,
+)
 from envfleet.cli.report import Text, plural
 from envfleet.cli.screen import RichScreen
 from envfleet.cli.terminal import silenced_if_closed
@@ -135,8 +142,10 @@ class LiveView(RunCallback):
         self.facts.best = best
 
     def kept_by(self, methods: tuple[str, ...]) -> None:
-        """Remember how checkpoints keep the environments."""
+        """Remember how checkpoints keep the environments; say so if it changes later."""
         self._kept_by = methods
+        if self.facts.begun_s is not None:
+            self._note(kept_line(methods))
 
     def begun(self, envs: FleetVectorEnv, start_steps: int) -> None:
         """Say above the view what runs where, and start to draw."""

@@ -341,11 +341,15 @@ class EnvHost(HostRows):
         """Say for each slot whether a replay leads another environment to where it stands."""
         for slot, wanted in zip(slots, states, strict=True):
             self._status[1] = status_word(Op.REHEARSE, slot)
-            self._reply.values[slot] = self._repeats(slot - self.first, wanted)
+            is_first = slot == slots[0]
+            self._reply.values[slot] = self._repeats(slot - self.first, wanted, is_first)
         return self._take_reply()
 
-    def _repeats(self, row: int, wanted: snapshots.Snapshot) -> bool | None:
-        """None if there cannot be a second environment here."""
+    def _repeats(self, row: int, wanted: snapshots.Snapshot, goes_on: bool) -> bool | None:
+        """None if there cannot be a second environment here.
+
+        With `goes_on` the next episode has to begin as it does in a third one.
+        """
         assert isinstance(wanted.taken, snapshots.Replay)
         try:
             env = self._guard.wrap(self._fns[row])()
@@ -356,7 +360,9 @@ class EnvHost(HostRows):
             env, obs = snapshots.drive(env, wanted.taken, self._guard.wrap, self._at_step(row))
             if obs is snapshots.UNSEEN:
                 return True
-            return snapshots.are_alike(self._written(row, obs), wanted.obs)
+            if not snapshots.are_alike(self._written(row, obs), wanted.obs):
+                return False
+            return not goes_on or self._begins_next_alike(row, env, wanted.taken)
         except BaseException as exc:
             self._guard.let_pass(exc)
             return False
@@ -364,6 +370,24 @@ class EnvHost(HostRows):
             self._write_obs[row](wanted.obs)
             with contextlib.suppress(Exception):
                 self._guard.wrap(env.close)()
+
+    def _begins_next_alike(self, row: int, env: Any, replay: snapshots.Replay) -> bool:
+        """Whether the episode after the replayed one is the same elsewhere; True if unknown."""
+        others = []
+        try:
+            others.append(self._guard.wrap(self._fns[row])())
+            other, _ = snapshots.drive(others[0], replay, self._guard.wrap, self._at_step(row))
+            first, second = (
+                detached_copy(self._guard.wrap(one.reset)()[0]) for one in (env, other)
+            )
+            return snapshots.are_alike(first, second)
+        except BaseException as exc:
+            self._guard.let_pass(exc)
+            return True
+        finally:
+            for other in others:
+                with contextlib.suppress(Exception):
+                    self._guard.wrap(other.close)()
 
     def restore(self, slots: Sequence[int], states: Sequence[snapshots.Snapshot]) -> Reply | None:
         """Put states back; for a replay the environment is built anew and driven there."""

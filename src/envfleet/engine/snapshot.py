@@ -25,8 +25,8 @@ import gymnasium
 import numpy as np
 from gymnasium.envs.registration import EnvSpec
 
+from envfleet.engine import ale_state, mujoco_state
 from envfleet.engine.detached_copy import detached_copy
-from envfleet.engine.mujoco_state import has_mujoco_data, write_state
 from envfleet.engine.options import ResetPlan
 from envfleet.errors import SnapshotError
 
@@ -290,10 +290,15 @@ def take(env: Any) -> Taken:
     inner = env.unwrapped
     pair = _own_methods(inner)
     try:
+        if ale_state.has_sticky_actions(inner):
+            sticky = ale_state.read_state(inner)
+            if sticky is None:
+                return None
+            return OwnState("own", pickle.dumps(sticky), save_layers(env), kind_of(env))
         if pair is not None:
             state = cloudpickle.dumps(_call_take(inner, pair[0]))
             return OwnState("own", state, save_layers(env), kind_of(env))
-        if has_mujoco_data(inner):
+        if mujoco_state.has_mujoco_data(inner):
             data, around = pickle.dumps(inner.data), save_layers(env, _MUJOCO_PARTS)
             return OwnState("mujoco", data, around, kind_of(env))
         return Pickled(_dumps(env, inner, {}, ()), kind_of(env))
@@ -314,7 +319,9 @@ def put_back(env: Any, taken: OwnState | Pickled) -> Any:
         return restored
     inner = env.unwrapped
     if taken.method == "mujoco":
-        write_state(inner, pickle.loads(taken.inner))
+        mujoco_state.write_state(inner, pickle.loads(taken.inner))
+    elif ale_state.has_sticky_actions(inner):
+        ale_state.write_state(inner, pickle.loads(taken.inner))
     else:
         pair = _own_methods(inner)
         if pair is None:
@@ -389,6 +396,12 @@ def begin(
     wrap: Callable[[Callable[..., Any]], Callable[..., Any]] = lambda method: method,
 ) -> tuple[Any, dict[str, Any]]:
     """The reset that started the episode."""
+    if replay.seed is None and ale_state.has_sticky_actions(env.unwrapped):
+        raise SnapshotError(
+            "an Atari game draws its sticky actions from a generator of its own, which only a "
+            "reset with a seed sets: later episodes cannot be replayed. Use on_failure='restart', "
+            "or build it with repeat_action_probability=0"
+        )
     if replay.seed is None and replay.rng is not None:
         generator = np.random.PCG64()
         generator.state = replay.rng  # type: ignore[assignment]
@@ -407,17 +420,9 @@ def does_not_repeat(slot: int) -> SnapshotError:
 
 def _own_methods(inner: Any) -> tuple[str, str] | None:
     for take_name, put_name in _OWN_METHODS:
-        if take_name == "clone_state" and _repeats_actions(inner):
-            continue
         if callable(getattr(inner, take_name, None)) and callable(getattr(inner, put_name, None)):
             return take_name, put_name
     return None
-
-
-def _repeats_actions(inner: Any) -> bool:
-    """Whether this is an ALE with sticky actions: the last one is no part of its `clone_state`."""
-    ale = getattr(inner, "ale", None)
-    return ale is not None and float(ale.getFloat("repeat_action_probability")) > 0
 
 
 def _call_take(inner: Any, name: str) -> Any:

@@ -84,6 +84,8 @@ class Collector:
         count = stepper.num_envs
         self._scaler = RewardScaler(count, options.gamma) if options.normalise_rewards else None
         self._returns, self._lengths = np.zeros(count), np.zeros(count, np.int64)
+        self.begins_anew = False
+        """Whether new episodes began at the last `load`."""
         self._reset(seed)
 
     def _reset(self, seed: int) -> None:
@@ -117,6 +119,7 @@ class Collector:
 
     def load(self, state: dict[str, Any], slots: Any) -> None:
         """Continue exactly where this state and these slots were taken."""
+        self.begins_anew = False
         self._generator.set_state(state["generator"].cpu())
         self._noise.clear()
         if self._scaler is not None:
@@ -143,6 +146,7 @@ class Collector:
             RuntimeWarning,
             stacklevel=2,
         )
+        self.begins_anew = True
         drawn = torch.randint(1 << 31, (), generator=self._generator)
         self._reset(int(drawn))
         self._returns[:], self._lengths[:] = 0.0, 0

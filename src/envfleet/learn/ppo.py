@@ -352,6 +352,11 @@ class PPOTrainer(PPOLearner):
 
     # ---- to continue exactly where it was --------------------------------------------------------
 
+    @property
+    def begins_anew(self) -> bool:
+        """Whether new episodes began at the last `load`."""
+        return self._collector.begins_anew
+
     def state(self) -> dict[str, Any]:
         """All that the coming iterations depend on, environments included."""
         return {**self._plain_state(), "slots": self._collector.slots()}

@@ -1,7 +1,8 @@
 """The states of a fleet's environments, for checkpoints.
 
-Environments that can only be replayed are tried at the first checkpoint: where a replay does not
-lead back, that is said then, and not when a run is to go on.
+Environments that can only be replayed are tried, one before the first step and all of them at the
+first checkpoint: where a replay does not lead back, that is said then, and not when a run is to go
+on.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ class SlotKeeper:
         """False once a replay did not lead back."""
         self._tried: set[bool] = set()
         """Whether replays of episodes with a seed and of those without have been tried."""
+        self._has_tried_reset = False
 
     def take(self) -> Any:
         """The states, or None with a warning if they cannot be taken."""
@@ -53,10 +55,23 @@ class SlotKeeper:
             and (one.taken.seed is None) not in self._tried
         ]
         if not untried:
+            self._try_reset(slots)
             return
         self._tried |= {slots[slot].taken.seed is None for slot in untried}
-        found = self._envs.fleet.rehearse([slots[slot] for slot in untried], untried)
-        for slot, repeats in zip(untried, found, strict=True):
+        self._rehearse(slots, untried)
+
+    def _try_reset(self, slots: Any) -> None:
+        """Before the first step, see whether the first environment begins as another one does."""
+        if self._tried or self._has_tried_reset:
+            return
+        self._has_tried_reset = True
+        first = slots[0]
+        if isinstance(first.taken, Replay) and first.lineage.pending is None:
+            self._rehearse(slots, [0])
+
+    def _rehearse(self, slots: Any, numbers: list[int]) -> None:
+        found = self._envs.fleet.rehearse([slots[slot] for slot in numbers], numbers)
+        for slot, repeats in zip(numbers, found, strict=True):
             if repeats is False:
                 self._repeats = False
                 raise does_not_repeat(slot)

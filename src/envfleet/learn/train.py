@@ -149,6 +149,11 @@ class TrainJob(Job):
         """Continue exactly where this state was taken."""
         self._trainer.load(state)
 
+    @property
+    def begins_anew(self) -> bool:  # type: ignore[override]
+        """Whether it began new episodes when it last went on from a state."""
+        return bool(self._trainer.begins_anew)
+
     def kept_by(self, state: dict[str, Any]) -> tuple[str, ...]:
         """How this state keeps the environments."""
         return tuple(sorted({one.method for one in state["slots"] or ()}))

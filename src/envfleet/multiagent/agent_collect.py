@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from envfleet.errors import NotFinite
+from envfleet.errors import NotFinite, SnapshotError
 from envfleet.learn.agent import Agent
 from envfleet.learn.checks import MEND
 from envfleet.learn.collect import Experience
@@ -66,6 +66,8 @@ class AgentCollector:
             self._lanes[group.name] = Lanes(agent, options, count, first)
         self._see(batch)
         self._keeper = SlotKeeper(vec.envs)
+        self.begins_anew = False
+        """Whether new episodes began at the last `load`."""
 
     @property
     def seconds(self) -> dict[str, float]:
@@ -189,6 +191,7 @@ class AgentCollector:
 
     def load(self, state: dict[str, Any], slots: Any) -> None:
         """Continue exactly where this state and these slots were taken."""
+        self.begins_anew = False
         self._generator.set_state(state["generator"].cpu())
         self._returns, self._lengths = state["returns"].copy(), state["lengths"].copy()
         for group in self._groups:
@@ -197,15 +200,19 @@ class AgentCollector:
         if slots is None:
             self._begin_anew()
         else:
-            self._vec.restore(slots)
+            try:
+                self._vec.restore(slots)
+            except SnapshotError as exc:
+                self._begin_anew(str(exc))
 
-    def _begin_anew(self) -> None:
+    def _begin_anew(self, why: str = "the environments were not kept with this state") -> None:
         """New episodes everywhere, by seeds that follow from the state."""
         warnings.warn(
-            "the environments were not kept with this state: new episodes begin in all slots",
+            f"{why}: new episodes begin in all slots",
             RuntimeWarning,
             stacklevel=2,
         )
+        self.begins_anew = True
         drawn = torch.randint(1 << 31, (), generator=self._generator)
         batch = self._vec.begin(int(drawn))
         for lanes in self._lanes.values():

@@ -53,7 +53,10 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def rewrite(path: Path, text: str) -> None:
-    """Replace a file: the old content or the new one is there, never a part of it."""
+    """Replace a file: the old content or the new one is there, never a part of it.
+
+    What no encoding has, as half a surrogate pair in an environment's error, is written as text.
+    """
     unfinished = path.with_name(f".{path.name}")
-    unfinished.write_text(text)
+    unfinished.write_text(text, errors="backslashreplace")
     unfinished.replace(path)

@@ -249,7 +249,9 @@ def _decisions(run: RunRecord) -> list[Markup]:
 def _again(run: RunRecord) -> Markup:
     pieces = [tag("p", f"{run.repeats}:"), _code(run.command)]
     if run.resume_command:
-        pieces += [tag("p", "Go on with this one:"), _code(run.resume_command)]
+        are_kept = run.facts.get("environments_kept_by") != []
+        pieces.append(tag("p", f"Go on with this one{'' if are_kept else ', with new episodes'}:"))
+        pieces.append(_code(run.resume_command))
     return section("Reproduce", *pieces)
 
 
@@ -294,6 +296,7 @@ def _surroundings(run: RunRecord) -> Markup:
             "li",
             f"at {int(part.get('env_steps', 0)):,} steps, "
             f"{str(part.get('started', '')).replace('T', ' ').removesuffix('+00:00')} UTC"
+            f"{', with new episodes' if part.get('new_episodes') else ''}"
             f"{_differences(facts, part)}",
         )
         for part in run.resumed

@@ -106,7 +106,8 @@ class RunCallback:
     def kept_by(self, methods: tuple[str, ...]) -> None:
         """How checkpoints keep the environments: own, mujoco, pickle, replay.
 
-        Several if slots differ, none if they cannot be kept. Called before `begun`.
+        Several if slots differ, none if they cannot be kept. Called before `begun`, and again at
+        the checkpoint at which that changes; not at all in runs that have none to keep.
         """
 
     def begun(self, envs: Any, start_steps: int) -> None:

@@ -158,6 +158,7 @@ class RunFolder:
         owes_evaluation: bool = False,
         packages: Sequence[str] = (),
         kept_by: Sequence[str] | None = None,
+        begins_anew: bool = False,
     ) -> None:
         """Continue from a checkpoint: what was noted after it will be noted again."""
         about = self.run_file.read() | {keys.UNDER_WAY: True, "setup": asdict(setup)}
@@ -170,7 +171,8 @@ class RunFolder:
             for name, value in values.items()
             if about[owner].get(name) != value
         }
-        part = {"env_steps": env_steps, **facts.collect((*_FACTS_OF, *packages))}
+        part = {"env_steps": env_steps, keys.BEGINS_ANEW: begins_anew}
+        part |= facts.collect((*_FACTS_OF, *packages))
         about.setdefault("resumed", []).append(part | {"changed": changed})
         earlier = lengthened(self._kind, about, settings.iterations, iteration)
         about |= {**now, "iterations": settings.iterations}
@@ -205,6 +207,10 @@ class RunFolder:
         """Note that there is a checkpoint."""
         if not self._is_save_noted:
             self._is_save_noted = self._update(**{keys.HAS_SAVED: True})
+
+    def note_kept_by(self, kept_by: Sequence[str]) -> None:
+        """Note how checkpoints keep the environments from now on."""
+        self._update(**{keys.KEPT_BY: list(kept_by)})
 
     def note_filming(self, is_filming: bool) -> None:
         """Note whether a video is being made: a renderer may end this process."""

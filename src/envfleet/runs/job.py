@@ -109,6 +109,8 @@ class Job:
     env_steps: int = 0
     """Environment steps made so far, also by earlier processes of the run."""
     can_evaluate = False
+    begins_anew = False
+    """Whether it began new episodes when it last went on from a state."""
 
     def iterate(self, progress: float) -> Iterated:
         """Do one iteration; `progress` is the share of the run that is done, from 0 to 1."""
@@ -122,9 +124,12 @@ class Job:
         """Continue exactly where this state was taken; raise if it does not fit."""
         raise NotImplementedError
 
-    def kept_by(self, state: dict[str, Any]) -> tuple[str, ...]:
-        """The methods by which this state keeps the environments; none if it does not."""
-        return ()
+    def kept_by(self, state: dict[str, Any]) -> tuple[str, ...] | None:
+        """The methods by which this state keeps the environments; none if it could not.
+
+        None itself: a run of this kind has none to keep.
+        """
+        return None
 
     @property
     def packages(self) -> Sequence[str]:

@@ -199,6 +199,7 @@ class _RunLoop:
             owes_evaluation=self._owes_evaluation,
             packages=self._job.packages,
             kept_by=self._kept_by,
+            begins_anew=self._job.begins_anew,
         )
         earlier = [one["iterations"] for one in self._folder.run_file.read().get(EARLIER, [])]
         self._lengths = [*earlier, self._settings.iterations]
@@ -448,8 +449,16 @@ class _RunLoop:
         except WorkerDied:  # its slots come back in the first iteration
             return
         self._checkpoints.rehearse(self._state(state))
-        self._kept_by = self._job.kept_by(state)
-        self._callback.kept_by(self._kept_by)
+        self._tell_kept_by(state)
+
+    def _tell_kept_by(self, job: dict[str, Any]) -> bool:
+        """Say how this state keeps the environments; False if that is known."""
+        kept_by = self._job.kept_by(job)
+        if kept_by is None or kept_by == self._kept_by:
+            return False
+        self._kept_by = kept_by
+        self._callback.kept_by(kept_by)
+        return True
 
     def _is_save_due(self) -> bool:
         due = self._place - self._saved >= self._settings.save_every
@@ -481,6 +490,8 @@ class _RunLoop:
                 self._owes_save = self._owes_save or saves
                 return
             job = self._job.state()
+        if self._tell_kept_by(job) and self._kept_by is not None:
+            self._folder.note_kept_by(self._kept_by)
         state = self._state(job, owes_evaluation=evaluates)
         self._save(state, is_best=False, may_wait=may_wait or evaluates)
         if evaluates:

@@ -99,6 +99,8 @@ def test_how_environments_are_kept_is_told_at_the_beginning(methods, said):
     lines.kept_by(methods)
     lines.begun(SimpleNamespace(plan="A plan."), 0)  # type: ignore[arg-type]
     assert said in stream.getvalue().splitlines()[-1]
+    lines.kept_by(())
+    assert "Environments cannot be kept" in stream.getvalue().splitlines()[-1]
 
 
 def test_every_tenth_iteration_and_the_last_are_shown():

@@ -120,7 +120,7 @@ def test_other_threads_hold_nothing_back(came):
 
     thread = threading.Thread(target=look)
     thread.start()
-    thread.join(10)
+    thread.join(60)
     assert found == [True]
 
 
@@ -130,7 +130,7 @@ def test_another_thread_does_not_end_what_is_whole_here(came):
     def elsewhere():
         thread = threading.Thread(target=as_a_whole)
         thread.start()
-        thread.join(10)
+        thread.join(60)
 
     with pytest.raises(Stop):
         as_a_whole(elsewhere, interrupt, lambda: done.append("all of it"))

@@ -43,6 +43,22 @@ class RepeatsItsFirstEpisode(OnlyReplayed):
         return obs + np.float32(self.own.random()), *rest
 
 
+class BeginsElsewhere(OnlyReplayed):
+    """Its seed is not what it begins with."""
+
+    def reset(self, *, seed=None, options=None):
+        obs, info = super().reset(seed=seed, options=options)
+        return obs + next(NUMBERS), info
+
+
+class DrawsItsNextEpisode(OnlyReplayed):
+    """What it begins with is drawn from nowhere, unless there is a seed."""
+
+    def reset(self, *, seed=None, options=None):
+        obs, info = super().reset(seed=seed, options=options)
+        return obs + (next(NUMBERS) if seed is None else 0), info
+
+
 def kept_twice(env):
     with opened(env, 2, **SERIAL) as envs:
         envs.reset(seed=0)
@@ -51,10 +67,20 @@ def kept_twice(env):
         return keeper.take(), keeper.take()
 
 
-def test_a_replay_that_does_not_repeat_is_found_at_the_first_checkpoint():
+@pytest.mark.parametrize("env", [DoesNotRepeatItself, DrawsItsNextEpisode])
+def test_a_replay_that_does_not_repeat_is_found_at_the_first_checkpoint(env):
     with pytest.warns(RuntimeWarning, match="does not repeat itself.*begins new episodes") as told:
-        assert kept_twice(DoesNotRepeatItself) == (None, None)
+        assert kept_twice(env) == (None, None)
     assert len(told) == 1
+
+
+@pytest.mark.parametrize(("env", "is_found"), [(BeginsElsewhere, True), (OnlyReplayed, False)])
+def test_a_reset_that_does_not_repeat_is_found_before_the_first_step(env, is_found):
+    with opened(env, 2, **SERIAL) as envs, warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        envs.reset(seed=0)
+        assert (SlotKeeper(envs).take() is None) == is_found
+    assert ["does not repeat itself" in str(one.message) for one in told] == [True] * is_found
 
 
 def test_every_slot_is_tried_for_not_all_of_them_need_repeat():

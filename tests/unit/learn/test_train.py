@@ -1,6 +1,7 @@
 """A run: what it keeps, how it goes on, what it says of its time."""
 
 import dataclasses
+import itertools
 import json
 import os
 import shutil
@@ -11,6 +12,7 @@ import threading
 from dataclasses import fields, replace
 
 import gymnasium
+import numpy as np
 import pytest
 import torch
 
@@ -140,6 +142,39 @@ def test_a_run_tells_how_its_environments_are_kept(env, method, tmp_path):
     assert told == [(method,)]
     assert json.loads((tmp_path / "run.json").read_text())["environments_kept_by"] == [method]
     assert "environments are kept by" in (tmp_path / "report.html").read_text()
+
+
+class DoesNotRepeat(Unpicklable):
+    def step(self, action):
+        obs, *rest = super().step(action)
+        return obs + np.float32(next(NUMBERS) % 7), *rest
+
+
+NUMBERS = itertools.count()
+
+
+def test_a_run_whose_environments_do_not_repeat_goes_on_with_new_episodes(tmp_path):
+    told = []
+
+    class Told(StopAt):
+        def kept_by(self, methods):
+            told.append(methods)
+
+    def about():
+        return json.loads((tmp_path / "run.json").read_text())
+
+    run = replace(RUN, env=f"{__name__}:DoesNotRepeat", eval_every=0)
+    with pytest.warns(RuntimeWarning, match="does not repeat itself.*begins new episodes"):
+        train(run, PPO, tmp_path, Told(5))
+    assert told == [("replay",), ()]
+    assert about()["environments_kept_by"] == []
+    assert "Go on with this one, with new episodes:" in (tmp_path / "report.html").read_text()
+    with pytest.warns(RuntimeWarning) as said:
+        outcome = train(*resumed_options(tmp_path), tmp_path, is_resumed=True)
+    assert "new episodes begin in all slots" in str(said[0].message)
+    assert outcome.env_steps == 768
+    assert [part["new_episodes"] for part in about()["resumed"]] == [True]
+    assert "UTC, with new episodes" in (tmp_path / "report.html").read_text()
 
 
 @pytest.mark.parametrize("stop_at", [1, 5, 7, 11])

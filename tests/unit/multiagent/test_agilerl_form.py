@@ -53,7 +53,7 @@ def test_calls_in_two_halves():
         with pytest.raises(NoAsyncCallError):
             vec.call_wait()
         vec.call_async("max_num_agents")
-        assert vec.call_wait(timeout=1) == (2, 2)
+        assert vec.call_wait(timeout=60) == (2, 2)
         with pytest.raises(NoAsyncCallError):
             vec.call_wait()
         with pytest.raises(ValueError, match="reset"):

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from envfleet import errors
+from envfleet.errors import SnapshotError
 from envfleet.learn.advantages import advantages
 from envfleet.learn.ppo import PPOOptions
 from envfleet.multiagent.agent_trainer import AgentTrainer
@@ -242,12 +243,21 @@ def test_a_trainer_goes_on_exactly_where_another_was(stepping, make):
     assert other.env_steps == one.env_steps == 72
 
 
-def test_a_state_without_environments_begins_new_episodes():
+def refuse(*_):
+    raise SnapshotError("they do not repeat")
+
+
+@pytest.mark.parametrize("how", ["not kept", "not restored"])
+def test_a_state_without_environments_begins_new_episodes(how, monkeypatch):
     trainer = trained_on(TurnStepping, connect_four_v3.env)
     trainer.collect()
-    state = trainer.state() | {"slots": None}
+    state = trainer.state()
+    if how == "not kept":
+        state |= {"slots": None}
+    monkeypatch.setattr(TurnStepping, "restore", refuse)
     with pytest.warns(RuntimeWarning, match="new episodes begin"):
         trainer.load(state)
+    assert trainer.begins_anew
     (made,) = trainer.collect().values()
     # every game has a first move, and no row of the games before is left
     assert (np.stack([leaf[0] for leaf in made.obs]).reshape(6, -1).sum(1)[::2] == 0).all()

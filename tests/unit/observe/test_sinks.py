@@ -114,6 +114,10 @@ class TestJsonLines:
     def test_no_file_has_no_lines(self, tmp_path):
         assert read_lines(tmp_path / "nowhere") == []
 
+    def test_half_a_surrogate_pair_costs_no_file(self, tmp_path):
+        rewrite(tmp_path / "report.html", "bad \ud83d text")
+        assert (tmp_path / "report.html").read_text() == r"bad \ud83d text"
+
     def test_a_file_is_rewritten_as_a_whole(self, tmp_path):
         rewrite(tmp_path / "a", "before")
         with files_no_larger_than(3), pytest.raises(OSError, match="File too large"):

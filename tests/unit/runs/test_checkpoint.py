@@ -221,7 +221,7 @@ def test_a_run_that_was_killed_equals_one_that_was_not(env, where, tmp_path):
         pass
     time.sleep(0.01)
     os.kill(first.pid, signal.SIGKILL)
-    first.communicate(timeout=10)
+    first.communicate(timeout=60)
     rest, _ = started(script, env, tmp_path / "parts", where).communicate(timeout=120)
     assert 0 < len(rest.split()) < len(whole.split())
     assert rest.split()[-1] == whole.split()[-1]

@@ -182,6 +182,16 @@ def test_a_run_leaves_its_folder_and_says_how_it_ended(tmp_path):
     assert "resting" in page
 
 
+def test_a_job_without_environments_says_nothing_of_them(tmp_path):
+    class Told(RunCallback):
+        def kept_by(self, methods):
+            raise AssertionError(methods)
+
+    walk(tmp_path, callback=Told())
+    assert json.loads((tmp_path / "run.json").read_text())["environments_kept_by"] is None
+    assert "environments are kept by" not in (tmp_path / "report.html").read_text()
+
+
 def test_a_job_that_cannot_be_evaluated_is_not(tmp_path):
     outcome = walk(tmp_path, can_evaluate=False)
     assert outcome.last_evaluation is None
