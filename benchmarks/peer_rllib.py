@@ -115,7 +115,10 @@ def _serve(env: str, num_envs: int, n_steps: int) -> None:
     def collect() -> int:
         runners.sync_weights(from_worker_or_learner_group=learners, inference_only=True)
         episodes: Any = synchronous_parallel_sample(
-            worker_set=runners, max_env_steps=num_envs * n_steps, concat=True
+            worker_set=runners,
+            max_env_steps=num_envs * n_steps,
+            concat=True,
+            _uses_new_env_runners=True,  # as RLlib's own PPO says
         )
         return sum(map(len, episodes))
 
