@@ -49,6 +49,11 @@ def describe(found: Mapping[str, Any]) -> list[str]:
     ]
 
 
+def kind(found: Mapping[str, Any]) -> list[str]:
+    """What must be equal for figures to stand in one table: the facts, but for a kernel's build."""
+    return describe({**found, "system": found["system"].partition("-")[0]})
+
+
 def commit(root: Path = ROOT, code: Path = CODE) -> str | None:
     """The short commit of the measured code, with a + if tracked code has uncommitted changes.
 

@@ -130,7 +130,7 @@ def _check_alike(path: Path, result: dict[str, Any], other: dict[str, Any]) -> N
         *(["another pace"] if result["pace"] != other["pace"] else []),
         *(
             ["another machine or other versions"]
-            if machine.describe(result["machine"]) != machine.describe(other["machine"])
+            if machine.kind(result["machine"]) != machine.kind(other["machine"])
             else []
         ),
     ]

@@ -490,6 +490,8 @@ class TestRowsMeasuredAgain:
         monkeypatch.setattr(machine, "facts", lambda: {**MACHINE, "processor": "Difference Engine"})
         with pytest.raises(SystemExit, match="another machine or other versions"):
             measure("--rows", "cartpole", "--seeds", "2", "--from", earlier)
+        monkeypatch.setattr(machine, "facts", lambda: {**MACHINE, "system": "Linux 1-build7"})
+        measure("--rows", "cartpole", "--seeds", "2", "--from", earlier)
 
     def test_each_row_keeps_the_commit_it_was_measured_on(
         self, measure, tmp_path, monkeypatch, capsys
