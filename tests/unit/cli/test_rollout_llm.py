@@ -116,5 +116,46 @@ def test_a_rollout_that_goes_on_may_get_what_does_not_change_it(
     assert page_of("one") == before
 
 
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ("llm.temperature=1.5", "its llm.temperature is 0.7 and not 1.5"),
+        ("llm.max_tokens=9", "its llm.max_tokens is 256 and not 9"),
+        ("llm.model=other", "its llm.model is None and not 'other'"),
+        ("llm.engine=embedded", "its llm.engine is 'scripted' and not 'embedded'"),
+        ("agent_proxy.prompt=json:dumps", "its agent_proxy.prompt is None and not 'json:dumps'"),
+        ("agent_proxy.reward_functions=[json:dumps]", "its agent_proxy.reward_functions is []"),
+        ("custom_envs.Bandit.env_instruction=Go", "its custom_envs.Bandit.env_instruction is"),
+        ("seed.val=5", "its seed.val is 123 and not 5"),
+    ],
+)
+def test_a_rollout_that_goes_on_refuses_what_would_change_it(
+    change: str, complaint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(*LLM, "--out", "one")
+    record = Path("one/run.json").read_bytes()
+    assert run("--resume", "one", change) == 1
+    assert f"one holds another rollout: {complaint}" in capsys.readouterr().err
+    assert Path("one/run.json").read_bytes() == record
+
+
+def test_the_record_of_a_rollout_changes_only_if_it_is_played_on(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run(*LLM, "--out", "one")
+    path, journal = Path("one/run.json"), Path("one", JOURNAL_FILE)
+    about = json.loads(path.read_text())
+    del about["config"]["llm"]["temperature"], about["config"]["agent_proxy"]["prompt"]
+    path.write_text(json.dumps(about))  # as of a version that had no such options
+    record = path.read_bytes()
+    assert run("--resume", "one", "llm.max_retries=9", "+llm.temperature=0.7") == 0
+    assert path.read_bytes() == record
+    journal.write_bytes(b"".join(journal.read_bytes().splitlines(keepends=True)[:3]))
+    assert run("--resume", "one", "llm.max_retries=9", "+llm.temperature=0.9") == 1
+    assert path.read_bytes() == record
+    assert run("--resume", "one", "llm.max_retries=9") == 0
+    assert json.loads(path.read_text())["config"]["llm"]["max_retries"] == 9
+
+
 def page_of(folder: str) -> str:
     return Path(folder, "report.html").read_text()
