@@ -166,10 +166,10 @@ def sample_conversation(trajectory: Trajectory, shorten: Callable[[str], list[st
     return lines
 
 
-def _played(timings: RolloutTimings, verdict: str) -> list[Block]:
+def _played(timings: RolloutTimings, verdict: str, *, was_over: bool) -> list[Block]:
     """How long it took, and what held it up."""
     earlier = f"; before it was interrupted, {plural(timings.num_earlier, 'turn')}"
-    if not timings.num_turns and timings.num_earlier:
+    if was_over:
         return [Text(f"Nothing was left to play of {plural(timings.num_earlier, 'turn')}.")]
     text = (
         f"{timings.num_turns} turns and {timings.num_tokens} tokens in {timings.wall_s:.1f} s "
@@ -215,7 +215,7 @@ def _rollout_report(
             f"played by {engine}"
         ),
         table_of(result.tags, result.plan),
-        *_played(timings, result.verdict),
+        *_played(timings, result.verdict, was_over=not result.num_workers),
     ]
     if result.fallback is not None:
         blocks.append(Text(f"Fallback: {result.fallback}.", "warn"))
@@ -224,6 +224,8 @@ def _rollout_report(
         blocks.append(
             Text(f"Failed attempts: {counts}; {result.num_masked} trajectories masked.", "bad")
         )
+        if result.num_masked and result.failures.keys() & {"engine", "budget"}:
+            blocks.append(Text(f"Those that lacked answers are taken up by: {_resume(folder)}"))
         blocks += [
             Text(f"The first of reason {reason}: {error}", "bad")
             for reason, error in result.first_errors.items()

@@ -104,6 +104,9 @@ class RolloutRun:
                 self.tally.num_earlier += 0 if found is None else len(found.turns)
             attempt = group_attempts.get(task.group_id, 0)
             decision = after_interruption(task, found, attempt, self._policy)
+            is_again = any(one.env_id == task.env_id for one in decision.tasks)
+            if found is not None and found.is_done and not is_again:
+                self.tally.add_end(found)  # it stays as it is, and so does why it failed
             self._carry_out(decision)
 
     # ---- tasks ----------------------------------------------------------------------------------

@@ -96,6 +96,11 @@ def test_a_server_that_is_not_there_is_named_with_what_to_check(
     out = " ".join(capsys.readouterr().out.split())
     assert "http://127.0.0.1:9/v1 cannot be reached" in out
     assert "Check that the server runs, and llm.base_url" in out
+    assert "taken up by: envfleet rollout --resume runs/bandit-seed123" in out
+    assert run("--resume", "runs/bandit-seed123", "llm.retry_delay_s=0") == 1
+    out = " ".join(capsys.readouterr().out.split())
+    assert "Nothing was left to play" not in out
+    assert "Failed attempts: engine 2; 2 trajectories masked." in out
 
 
 def test_a_rollout_that_goes_on_may_get_what_does_not_change_it(
