@@ -9,6 +9,8 @@ from envfleet.cli.arguments import add_option
 from envfleet.llm.config import Config, load_config, preset_names
 from envfleet.options import CountOrZero
 
+CONFIG_NAME, MODE = "base", "train"
+
 
 def add_config_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the configuration of environments, and the seed."""
@@ -21,12 +23,12 @@ def add_config_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--config-name",
-        default="base",
+        default=CONFIG_NAME,
         metavar="NAME",
-        help=f"a YAML file, or one of {', '.join(preset_names())} (default: %(default)s)",
+        help=f"a YAML file, or one of {', '.join(preset_names())} (default: {CONFIG_NAME})",
     )
     mode = Literal["train", "val"]
-    add_option(parser, "--mode", "MODE", mode, "which block of es_manager counts", "train")
+    add_option(parser, "--mode", "MODE", mode, "which block of es_manager counts", MODE)
     seed = "of the first group, and of the policy (default: the configuration's)"
     add_option(parser, "--seed", "N", CountOrZero, seed)
 

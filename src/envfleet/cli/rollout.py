@@ -13,7 +13,7 @@ from typing import TextIO
 
 from envfleet.cli.arguments import add_option
 from envfleet.cli.command import Context, UsageError
-from envfleet.cli.llm_arguments import add_config_arguments, config_of
+from envfleet.cli.llm_arguments import CONFIG_NAME, MODE, add_config_arguments, config_of
 from envfleet.cli.report import Block, Code, Heading, Report, Table, Text
 from envfleet.llm.export import as_json_line
 from envfleet.llm.manager import EnvStateManager
@@ -52,6 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "envfleet rollout [--config-name NAME] [option ...] [key=value ...]"
     parser.epilog = _EPILOG
     add_config_arguments(parser)
+    parser.set_defaults(config_name=None, mode=None)  # so that `run` knows what was given
     names = (
         f"the policy: {', '.join(POLICIES)} or {LLM} (default: random; {LLM} if an option of the "
         "block llm is given)"
@@ -68,8 +69,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, context: Context) -> Report:
     """Play one rollout."""
-    is_llm_meant = any(change.lstrip("+~").startswith("llm.") for change in args.changes)
-    if args.resume is not None or args.policy == LLM or (args.policy is None and is_llm_meant):
+    if args.resume is not None:
+        _refuse_with_resume(args)
+    args.config_name, args.mode = args.config_name or CONFIG_NAME, args.mode or MODE
+    of_llm = [change for change in args.changes if change.lstrip("+~").startswith("llm.")]
+    if args.policy not in (None, LLM) and of_llm:
+        raise UsageError(
+            f"--policy {args.policy} asks no language model; leave out {', '.join(of_llm)}, or say "
+            f"--policy {LLM}"
+        )
+    if args.resume is not None or args.policy == LLM or of_llm:
         # it brings the engines along, which the other policies do without
         from envfleet.cli.rollout_llm import run_llm
 
@@ -97,6 +106,17 @@ def run(args: argparse.Namespace, context: Context) -> Report:
         if out is not None:
             out.writelines(as_json_line(cache) + "\n" for cache in rollout.caches)
         return _rollout_report(args, manager, rollout, built_s, played_s)
+
+
+def _refuse_with_resume(args: argparse.Namespace) -> None:
+    """Refuse flags that would make it another rollout."""
+    names = ("config_name", "mode", "seed", "policy", "out")
+    fixed = [f"--{one.replace('_', '-')}" for one in names if getattr(args, one) is not None]
+    if fixed:
+        raise UsageError(
+            f"--resume goes on with the rollout as it was, in its own folder; leave out "
+            f"{', '.join(fixed)}"
+        )
 
 
 def _policy_seed(asked: int | None, manager: EnvStateManager) -> int:

@@ -7,6 +7,7 @@ import shlex
 import time
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,14 @@ from envfleet.llm.inference.manager import SharedLLMInferenceManager
 from envfleet.llm.journal import read_header
 from envfleet.llm.parallel_rollout import ParallelRolloutManager, ParallelRolloutResult
 from envfleet.llm.play_rules import read_rules
-from envfleet.llm.rollout_folder import begin_run, end_run, new_folder, read_run
+from envfleet.llm.rollout_folder import (
+    begin_run,
+    check_config,
+    end_run,
+    go_on_run,
+    new_folder,
+    read_run,
+)
 from envfleet.llm.rollout_run import RolloutProgress, check_header, header_of
 from envfleet.llm.rollout_tally import RolloutTimings
 from envfleet.llm.trajectories import Trajectory
@@ -54,30 +62,33 @@ def run_llm(
         config, name = changed_config(about["config"], args.changes), about["config_name"]
         mode, seed = header["mode"], header["seed"]
         check_header(folder, header_of(read_rules(config, mode), seed, header["engine"]))
+        check_config(folder, about["config"], config)
     with locked(folder):
         with SharedLLMInferenceManager.from_config(config) as llm:
             proxy, about_llm = config.get("agent_proxy") or {}, config.get("llm") or {}
-            begin_run(
-                folder,
-                {
-                    "config_name": name,
-                    "config": config,
-                    "mode": mode,
-                    "seed": seed,
-                    "engine": llm.name,
-                    "is_deterministic": llm.is_deterministic,
-                    "agent_proxy": proxy,
-                    "llm": about_llm,
-                    "command": _rollout_command(args, name, mode, seed),
-                },
-            )
+            asked = {
+                "config_name": name,
+                "config": config,
+                "mode": mode,
+                "seed": seed,
+                "engine": llm.name,
+                "is_deterministic": llm.is_deterministic,
+                "agent_proxy": proxy,
+                "llm": about_llm,
+                "command": _rollout_command(args, name, mode, seed),
+            }
+            if args.resume is None:
+                begin_run(folder, asked)
+            go_on = None if args.resume is None else partial(go_on_run, folder, asked)
             with ParallelRolloutManager(config, llm, mode=mode) as manager:
                 num_envs = manager.num_trajectories
                 context.say(Text(f"{num_envs} trajectories with {llm.name}, kept in {folder}"))
                 with context.progress.bar("rollout", num_envs) as bar:
                     watch = _RolloutView(bar, context, shorten)
                     try:
-                        result = manager.rollout(seed, folder=folder, watch=watch)
+                        result = manager.rollout(
+                            seed, folder=folder, watch=watch, before_play=go_on
+                        )
                     except KeyboardInterrupt:
                         watch.say(
                             Text(f"Every finished turn is kept. Go on with: {_resume(folder)}")
@@ -155,10 +166,10 @@ def sample_conversation(trajectory: Trajectory, shorten: Callable[[str], list[st
     return lines
 
 
-def _played(timings: RolloutTimings, verdict: str) -> list[Block]:
+def _played(timings: RolloutTimings, verdict: str, *, was_over: bool) -> list[Block]:
     """How long it took, and what held it up."""
     earlier = f"; before it was interrupted, {plural(timings.num_earlier, 'turn')}"
-    if not timings.num_turns and timings.num_earlier:
+    if was_over:
         return [Text(f"Nothing was left to play of {plural(timings.num_earlier, 'turn')}.")]
     text = (
         f"{timings.num_turns} turns and {timings.num_tokens} tokens in {timings.wall_s:.1f} s "
@@ -204,7 +215,7 @@ def _rollout_report(
             f"played by {engine}"
         ),
         table_of(result.tags, result.plan),
-        *_played(timings, result.verdict),
+        *_played(timings, result.verdict, was_over=not result.num_workers),
     ]
     if result.fallback is not None:
         blocks.append(Text(f"Fallback: {result.fallback}.", "warn"))
@@ -213,6 +224,8 @@ def _rollout_report(
         blocks.append(
             Text(f"Failed attempts: {counts}; {result.num_masked} trajectories masked.", "bad")
         )
+        if result.num_masked and result.failures.keys() & {"engine", "budget"}:
+            blocks.append(Text(f"Those that lacked answers are taken up by: {_resume(folder)}"))
         blocks += [
             Text(f"The first of reason {reason}: {error}", "bad")
             for reason, error in result.first_errors.items()

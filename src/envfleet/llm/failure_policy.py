@@ -9,7 +9,8 @@
 
 Law: a decision depends on the trajectories of one group only. A trajectory that used up a budget
 is marked and not played again: the next one would fail alike. When all attempts are used up,
-`retry` marks the trajectory and `refill` its whole group.
+`retry` marks the trajectory and `refill` its whole group. What ended for want of answers, by the
+engine or a budget, is taken up where it stopped when the rollout is resumed.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class TrajectoryDecision:
     tasks: tuple[TrajectoryTask, ...] = ()
     """What is to be played in addition."""
     changed: tuple[Trajectory, ...] = ()
-    """Those that ended before and are marked now."""
+    """Those that ended before and are marked now, or no longer."""
 
 
 class FailurePolicy:
@@ -58,7 +59,9 @@ class FailurePolicy:
             RolloutFailed: It failed, and the policy is `raise`.
         """
         failure, policy = trajectory.failure, self._options.on_failure
-        trajectory.is_masked = failure is not None
+        # in a group that is played as a whole a trajectory is also marked for the others
+        was_masked = trajectory.is_masked and self.is_refill
+        trajectory.is_masked = failure is not None or was_masked
         if failure is not None and policy == "raise":
             raise RolloutFailed(
                 trajectory.env_id,
@@ -82,10 +85,10 @@ class FailurePolicy:
         del self._ended[trajectory.group_id]
         failures = [one.failure for one in group if one.failure is not None]
         if not failures:
-            return TrajectoryDecision(finals=tuple(group))
+            return TrajectoryDecision(finals=tuple(group), changed=_masked(group, False))
         is_over = trajectory.attempt + 1 >= self._options.max_attempts
         if is_over or any(one.reason == "budget" for one in failures):
-            return TrajectoryDecision(finals=tuple(group), changed=_masked(group))
+            return TrajectoryDecision(finals=tuple(group), changed=_masked(group, True))
         return TrajectoryDecision(tasks=tuple(next_attempt(one, SEED_STEP) for one in group))
 
 
@@ -100,11 +103,11 @@ def next_attempt(trajectory: Trajectory, seed_step: int = 0) -> TrajectoryTask:
     )
 
 
-def _masked(group: Sequence[Trajectory]) -> tuple[Trajectory, ...]:
-    """Mark a whole group; those that were not."""
-    changed = tuple(one for one in group if not one.is_masked)
+def _masked(group: Sequence[Trajectory], is_masked: bool) -> tuple[Trajectory, ...]:
+    """Mark a whole group or no longer; those for which this is new."""
+    changed = tuple(one for one in group if one.is_masked != is_masked)
     for one in changed:
-        one.is_masked = True
+        one.is_masked = is_masked
     return changed
 
 
@@ -124,7 +127,7 @@ def after_interruption(
         return TrajectoryDecision(
             tasks=(replace(task, seed=task.seed + wanted * SEED_STEP, attempt=wanted),)
         )
-    if not found.is_done or _has_used_up(found):
+    if not found.is_done or _lacked_answers(found):
         return TrajectoryDecision(tasks=(taken_up(found),))
     return policy.ended(found)
 
@@ -142,6 +145,6 @@ def taken_up(trajectory: Trajectory) -> TrajectoryTask:
     )
 
 
-def _has_used_up(trajectory: Trajectory) -> bool:
-    """Whether it stopped because a budget was used up; who resumes it has given another one."""
-    return trajectory.failure is not None and trajectory.failure.reason == "budget"
+def _lacked_answers(trajectory: Trajectory) -> bool:
+    """Whether it ended for a reason that whoever resumes it has removed: an outage, a budget."""
+    return trajectory.failure is not None and trajectory.failure.reason in ("engine", "budget")

@@ -120,6 +120,7 @@ class ParallelRolloutManager:
         *,
         folder: str | Path | None = None,
         watch: Callable[[RolloutProgress], None] | None = None,
+        before_play: Callable[[], None] | None = None,
     ) -> ParallelRolloutResult:
         """Play every environment once.
 
@@ -128,6 +129,7 @@ class ParallelRolloutManager:
                 configuration, which moves on by the number of groups with every training rollout.
             folder: Keeps a journal there, and goes on with the one that is there.
             watch: Called a few times a second.
+            before_play: Called once, unless nothing is left to play.
 
         Raises:
             RolloutFailed: A trajectory failed, and `agent_proxy.on_failure` is raise.
@@ -156,6 +158,8 @@ class ParallelRolloutManager:
                 "rollout of %d trajectories (%d left to play) with %s, seeds from %d",
                 self.num_trajectories, run.num_unfinished, self.llm.name, first,
             )  # fmt: skip
+            if run.num_unfinished and before_play is not None:
+                before_play()
             played_by = self._play(run) if run.num_unfinished else _PlayedBy("the journal", 0)
             timings = run.tally.timings(
                 before, self.llm.stats, 0.0 if journal is None else journal.write_s

@@ -12,18 +12,18 @@ Law: the journal is the truth. The page is made from it and from run.json.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
 from envfleet.errors import JournalError
 from envfleet.llm.export import as_json
-from envfleet.llm.inference.options import InferenceOptions
-from envfleet.llm.journal import JOURNAL_FILE
+from envfleet.llm.inference.options import InferenceOptions, read_options
 from envfleet.llm.metrics import TAG_COLUMNS
 from envfleet.llm.parallel_rollout import ParallelRolloutResult
 from envfleet.llm.rollout_options import RolloutOptions
+from envfleet.llm.rollout_run import another_rollout
 from envfleet.llm.settings import AgentProxy
 from envfleet.llm.timeline import timeline_chart
 from envfleet.llm.trajectories import Trajectory
@@ -46,7 +46,27 @@ _PACKAGES = ("envfleet", "numpy", "gymnasium", "joblib", "aiohttp", "xllamacpp")
 _SAMPLES = 3
 """Trajectories that the page shows."""
 _MAY_CHANGE = ("config", "engine", "is_deterministic", "agent_proxy", "llm")
-"""Of what was asked for; a journal refuses changes after which it would be of another rollout."""
+"""Of run.json, when a rollout goes on; `check_config` says which options."""
+_FREE = frozenset(
+    f"{block}.{name}"
+    for block, names in {
+        # how to reach what answers, and within which limits
+        "llm": "base_url api_key_env max_concurrency request_timeout_s trajectory_timeout_s "
+        "max_retries retry_delay_s token_budget time_budget_s threads context_tokens",
+        # who plays, and what becomes of failures
+        "agent_proxy": "use_parallel_rollout parallel_n_jobs parallel_backend ray_address "
+        "rollout_mode on_failure max_attempts",
+        "es_manager": "use_multiprocessing max_workers sequential_env_types start_method "
+        "step_timeout_s max_restarts",
+    }.items()
+    for name in names.split()
+)
+"""Options that may be others when a rollout goes on: no answer, prompt or reward follows from them.
+"""
+_OPTIONS: dict[str, tuple[Any, ...]] = {
+    "llm": (InferenceOptions,),
+    "agent_proxy": (AgentProxy, RolloutOptions),
+}
 _PARTS = ("queue", "prefill", "decode", "env", "transport", "journal")
 
 
@@ -59,13 +79,44 @@ def new_folder(name: str, seed: int, under: Path = Path("runs")) -> Path:
 
 
 def begin_run(folder: Path, about: Mapping[str, Any]) -> None:
-    """Write down what is asked for; a rollout that goes on keeps what it began with."""
-    if (folder / JOURNAL_FILE).exists():
-        begun = read_run(folder)
-        _write_run_file(folder, begun | {name: about[name] for name in _MAY_CHANGE})
-        return
+    """Write down what is asked for."""
     folder.mkdir(parents=True, exist_ok=True)
     _write_run_file(folder, {"job": JOB, **about, **facts.collect(_PACKAGES)})
+
+
+def go_on_run(folder: Path, about: Mapping[str, Any]) -> None:
+    """Write down with what a rollout goes on; it keeps what it began with."""
+    begun = read_run(folder)
+    _write_run_file(folder, begun | {name: about[name] for name in _MAY_CHANGE})
+
+
+def check_config(folder: Path, begun: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    """Refuse to go on with options that would make it another rollout.
+
+    Raises:
+        JournalError: Another option than those that may change is not as it was.
+    """
+    defaults = {
+        f"{block}.{name}": default
+        for block, kinds in _OPTIONS.items()
+        for name, default in _option_defaults(kinds).items()
+    }
+    before, after = (
+        {**defaults, **dict(_config_leaves(one)), "llm.engine": read_options(one).engine_name}
+        for one in (begun, wanted)
+    )
+    for name in before | after:
+        if name not in _FREE and before.get(name) != after.get(name):
+            raise another_rollout(folder, name, before.get(name), after.get(name))
+
+
+def _config_leaves(config: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    """The values in nested mappings, each with its full name."""
+    for name, value in config.items():
+        if isinstance(value, Mapping):
+            yield from _config_leaves(value, f"{path}{name}.")
+        else:
+            yield f"{path}{name}", as_json(value)
 
 
 def read_run(folder: Path) -> dict[str, Any]:
@@ -126,10 +177,7 @@ def _rollout_page(folder: Path, about: Mapping[str, Any], result: ParallelRollou
         env=f"rollout {about['config_name']}",
         state="finished",
         total_steps=0,
-        options={
-            "llm": _option_values(about["llm"], InferenceOptions),
-            "agent_proxy": _option_values(about["agent_proxy"], AgentProxy, RolloutOptions),
-        },
+        options={name: _option_values(about[name], kinds) for name, kinds in _OPTIONS.items()},
         incidents=None,
         seconds=timings.wall_s,
         shares={name: seconds / total for name, seconds in spent.items()},
@@ -158,10 +206,14 @@ def _rollout_page(folder: Path, about: Mapping[str, Any], result: ParallelRollou
     return render(record, JobPage("rollout with a model", tiles, sections))
 
 
-def _option_values(block: Mapping[str, Any], *classes: Any) -> list[OptionValue]:
+def _option_values(block: Mapping[str, Any], kinds: Sequence[Any]) -> list[OptionValue]:
     """Options with their defaults; one that another library defines has none."""
-    defaults = {one.name: as_json(one.default) for kind in classes for one in fields(kind)}
+    defaults = _option_defaults(kinds)
     return [OptionValue(name, value, defaults.get(name, value)) for name, value in block.items()]
+
+
+def _option_defaults(kinds: Sequence[Any]) -> dict[str, Any]:
+    return {one.name: as_json(one.default) for kind in kinds for one in fields(kind)}
 
 
 def _failures(result: ParallelRolloutResult) -> Markup:

@@ -104,6 +104,9 @@ class RolloutRun:
                 self.tally.num_earlier += 0 if found is None else len(found.turns)
             attempt = group_attempts.get(task.group_id, 0)
             decision = after_interruption(task, found, attempt, self._policy)
+            is_again = any(one.env_id == task.env_id for one in decision.tasks)
+            if found is not None and found.is_done and not is_again:
+                self.tally.add_end(found)  # it stays as it is, and so does why it failed
             self._carry_out(decision)
 
     # ---- tasks ----------------------------------------------------------------------------------
@@ -287,8 +290,13 @@ def check_header(folder: Path, wanted: dict[str, Any]) -> None:
     header, wanted = read_header(folder), as_json(wanted)
     for name, value in wanted.items():
         if name not in _MAY_CHANGE and header.get(name) != value:
-            raise JournalError(
-                str(folder),
-                f"holds another rollout: its {name} is {header.get(name)!r:.80} and not "
-                f"{value!r:.80}; choose another folder, or give it the same options",
-            )
+            raise another_rollout(folder, name, header.get(name), value)
+
+
+def another_rollout(folder: Path, name: str, found: Any, wanted: Any) -> JournalError:
+    """The error for an option that a rollout began with another value of."""
+    return JournalError(
+        str(folder),
+        f"holds another rollout: its {name} is {found!r:.80} and not {wanted!r:.80}; choose "
+        "another folder, or give it the same options",
+    )

@@ -26,6 +26,10 @@ def run(*words: str) -> int:
     return app.run([*WORDS, *words])
 
 
+def resume(*words: str) -> int:
+    return app.run(["rollout", "--plain", "--resume", *words])
+
+
 def test_a_rollout_ends_with_metrics_a_report_and_its_folder(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -56,7 +60,7 @@ def test_a_rollout_goes_on_from_its_folder(capsys: pytest.CaptureFixture[str]) -
     path = Path("one", JOURNAL_FILE)
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join(lines[:3]))
-    assert run("--resume", "one") == 0
+    assert resume("one") == 0
     assert trajectory_difference(whole, read_journal(Path("one")).trajectories) is None
 
 
@@ -73,7 +77,11 @@ def test_results_for_scripts_are_json(capsys: pytest.CaptureFixture[str]) -> Non
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        (("--resume", "nowhere"), "nowhere/run.json cannot be read: No such file"),
+        (
+            ("--resume", "full", "--seed", "1", "--policy", "llm", "--out", "x"),
+            "leave out --config-name, --mode, --seed, --policy, --out\n",
+        ),
+        ((*LLM, "--policy", "random"), "asks no language model; leave out llm.engine=scripted, or"),
         ((*LLM, "--out", "full"), "--out full is not empty"),
         ((*SCRIPTED, "--policy", "llm", "llm.engine=gpt"), "llm.engine must be"),
         ((*LLM, "agent_proxy.on_failure=wait"), "agent_proxy.on_failure must be"),
@@ -88,6 +96,11 @@ def test_mistakes_are_one_sentence(
     assert complaint in capsys.readouterr().err
 
 
+def test_a_folder_without_a_rollout_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert resume("nowhere") == 1
+    assert "nowhere/run.json cannot be read: No such file" in capsys.readouterr().err
+
+
 def test_a_server_that_is_not_there_is_named_with_what_to_check(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -96,6 +109,11 @@ def test_a_server_that_is_not_there_is_named_with_what_to_check(
     out = " ".join(capsys.readouterr().out.split())
     assert "http://127.0.0.1:9/v1 cannot be reached" in out
     assert "Check that the server runs, and llm.base_url" in out
+    assert "taken up by: envfleet rollout --resume runs/bandit-seed123" in out
+    assert resume("runs/bandit-seed123", "llm.retry_delay_s=0") == 1
+    out = " ".join(capsys.readouterr().out.split())
+    assert "Nothing was left to play" not in out
+    assert "Failed attempts: engine 2; 2 trajectories masked." in out
 
 
 def test_a_rollout_that_goes_on_may_get_what_does_not_change_it(
@@ -105,15 +123,56 @@ def test_a_rollout_that_goes_on_may_get_what_does_not_change_it(
     assert run(*tight, "--out", "one") == 1
     assert "The first of reason budget: " in capsys.readouterr().out
     assert ">1 of 2 attempts failed; 1 of 2 trajectories are masked.<" in page_of("one")
-    assert run("--resume", "one", "agent_proxy.max_turn=2") == 1
+    assert resume("one", "agent_proxy.max_turn=2") == 1
     assert "its max_turn is 1 and not 2" in capsys.readouterr().err
-    assert run("--resume", "one", "llm.token_budget=null") == 0
+    assert resume("one", "llm.token_budget=null") == 0
     assert "; before it was interrupted, 1 turn." in " ".join(capsys.readouterr().out.split())
     assert re.search(r">1</b><small>\d+ tokens; before, 1 turns<", page_of("one"))
     before = page_of("one")
-    assert run("--resume", "one") == 0
+    assert resume("one") == 0
     assert "Nothing was left to play of 2 turns." in capsys.readouterr().out
     assert page_of("one") == before
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ("llm.temperature=1.5", "its llm.temperature is 0.7 and not 1.5"),
+        ("llm.max_tokens=9", "its llm.max_tokens is 256 and not 9"),
+        ("llm.model=other", "its llm.model is None and not 'other'"),
+        ("llm.engine=embedded", "its llm.engine is 'scripted' and not 'embedded'"),
+        ("agent_proxy.prompt=json:dumps", "its agent_proxy.prompt is None and not 'json:dumps'"),
+        ("agent_proxy.reward_functions=[json:dumps]", "its agent_proxy.reward_functions is []"),
+        ("custom_envs.Bandit.env_instruction=Go", "its custom_envs.Bandit.env_instruction is"),
+        ("seed.val=5", "its seed.val is 123 and not 5"),
+    ],
+)
+def test_a_rollout_that_goes_on_refuses_what_would_change_it(
+    change: str, complaint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(*LLM, "--out", "one")
+    record = Path("one/run.json").read_bytes()
+    assert resume("one", change) == 1
+    assert f"one holds another rollout: {complaint}" in capsys.readouterr().err
+    assert Path("one/run.json").read_bytes() == record
+
+
+def test_the_record_of_a_rollout_changes_only_if_it_is_played_on(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run(*LLM, "--out", "one")
+    path, journal = Path("one/run.json"), Path("one", JOURNAL_FILE)
+    about = json.loads(path.read_text())
+    del about["config"]["llm"]["temperature"], about["config"]["agent_proxy"]["prompt"]
+    path.write_text(json.dumps(about))  # as of a version that had no such options
+    record = path.read_bytes()
+    assert resume("one", "llm.max_retries=9", "+llm.temperature=0.7") == 0
+    assert path.read_bytes() == record
+    journal.write_bytes(b"".join(journal.read_bytes().splitlines(keepends=True)[:3]))
+    assert resume("one", "llm.max_retries=9", "+llm.temperature=0.9") == 1
+    assert path.read_bytes() == record
+    assert resume("one", "llm.max_retries=9") == 0
+    assert json.loads(path.read_text())["config"]["llm"]["max_retries"] == 9
 
 
 def page_of(folder: str) -> str:

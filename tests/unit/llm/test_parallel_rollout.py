@@ -248,6 +248,40 @@ def test_a_budget_ends_a_rollout_cleanly_and_another_one_goes_on(tmp_path: Path)
     assert min(int(name.split(".")[2]) for name in engine.asked) == 2
 
 
+@pytest.mark.parametrize("on_failure", ["retry", "mask", "refill", "raise"])
+def test_what_an_outage_ended_is_taken_up(tmp_path: Path, on_failure: str) -> None:
+    config = config_with(
+        f"agent_proxy.on_failure={on_failure}",
+        "agent_proxy.max_attempts=1",
+        tags=("SimpleSokoban",),
+    )
+    num_masked = 2 if on_failure == "refill" else 1
+    outage = Counting(in_turn(1, {0}, "engine"))
+    if on_failure == "raise":
+        with pytest.raises(RolloutFailed):
+            play(config, outage, folder=tmp_path)
+    else:
+        assert play(config, outage, folder=tmp_path).num_masked == num_masked
+        again = play(config, outage, folder=tmp_path)  # it lasts
+        assert again.failures == {"engine": 1}
+        assert again.num_masked == num_masked
+    engine = Counting()
+    more = play(config, engine, folder=tmp_path)
+    assert (more.failures, more.num_masked) == ({}, 0)
+    assert not any(one.is_masked for one in read_journal(tmp_path).trajectories)
+    assert trajectory_difference(play(config).trajectories, more.trajectories) is None
+    assert "0.0.0" not in engine.asked
+
+
+def test_what_stays_failed_is_told_again(tmp_path: Path) -> None:
+    config = config_with("agent_proxy.max_invalid_turns=1", tags=("FrozenLake",))
+    first = play(config, ScriptedEngine(lambda request, dice: "mumble"), folder=tmp_path)
+    assert first.num_masked == 2
+    again = play(config, folder=tmp_path)
+    assert (again.timings.num_turns, again.failures) == (0, {"parse": 2})
+    assert again.first_errors == first.first_errors
+
+
 # ---- rewards, journal ---------------------------------------------------------------------------
 
 
