@@ -80,7 +80,7 @@ def numbers_per_turn(history: Iterable[Mapping[str, Any]]) -> dict[str, list[flo
 def _as_number(value: Any) -> float | None:
     if isinstance(value, np.ndarray) and value.size == 1:
         value = value.item()
-    if isinstance(value, numbers.Real | np.bool_):
+    if isinstance(value, float | int | numbers.Real | np.bool_):
         with suppress(OverflowError):
             return float(value)
     return None

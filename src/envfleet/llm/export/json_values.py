@@ -18,6 +18,8 @@ from envfleet.llm.manager_types import Cache
 
 _MOST_NUMBERS = 10_000
 """A larger array, an image say, is described by its shape."""
+_AS_THEY_ARE = frozenset((type(None), str, bool, int))
+"""Looked up first: what an abstract class says of a type takes longer."""
 
 
 def as_json_line(cache: Cache) -> str:
@@ -27,15 +29,15 @@ def as_json_line(cache: Cache) -> str:
 
 def as_json(value: Any) -> Any:
     """The value made of strings, numbers, booleans, None, lists and dicts only."""
-    if value is None or isinstance(value, str | bool):
+    if type(value) in _AS_THEY_ARE or isinstance(value, str | bool):
         return value
     if isinstance(value, np.bool_):
         return bool(value)
-    if isinstance(value, numbers.Integral):
+    if not isinstance(value, float) and isinstance(value, numbers.Integral):
         return int(value)
-    if isinstance(value, numbers.Real):
+    if isinstance(value, float | numbers.Real):
         return float(value) if math.isfinite(value) else str(value)
-    if isinstance(value, Mapping):
+    if isinstance(value, dict | Mapping):
         return {str(key): as_json(one) for key, one in value.items()}
     if isinstance(value, list | tuple):
         return [as_json(one) for one in value]

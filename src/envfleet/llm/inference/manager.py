@@ -196,6 +196,8 @@ class _ManagerThread:
         self._started: Future[None] = Future()
         self._lock = threading.Lock()
         self._is_closed = False
+        self._posted: list[Callable[[], None]] = []
+        """Calls that the loop has not taken yet."""
         self._listening: list[asyncio.Task[None]] = []
         self._pid = os.getpid()
         self._thread = threading.Thread(target=self._run, name="envfleet-inference", daemon=True)
@@ -215,9 +217,17 @@ class _ManagerThread:
             )
         with self._lock:
             if not self._is_closed:
-                self._loop.call_soon_threadsafe(call)
+                self._posted.append(call)
+                if len(self._posted) == 1:  # waking the loop costs more than most calls
+                    self._loop.call_soon_threadsafe(self._take_posted)
                 return
         raise InferenceError("engine", "the inference manager was closed")
+
+    def _take_posted(self) -> None:
+        with self._lock:
+            calls, self._posted = self._posted, []
+        for call in calls:
+            self._loop.call_soon(call)  # apart, so that one that raises costs no other
 
     def listen(self, host: str) -> TcpAddress:
         """Have the server listen for other machines too."""
