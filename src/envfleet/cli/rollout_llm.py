@@ -15,7 +15,7 @@ from envfleet.cli.llm_arguments import config_of
 from envfleet.cli.report import Block, Code, Heading, Report, Text, plural
 from envfleet.llm.config import changed_config, plain_config
 from envfleet.llm.inference.manager import SharedLLMInferenceManager
-from envfleet.llm.journal import read_header
+from envfleet.llm.journal import JOURNAL_FILE, damage_told, read_header
 from envfleet.llm.parallel_rollout import ParallelRolloutManager, ParallelRolloutResult
 from envfleet.llm.play_rules import read_rules
 from envfleet.llm.rollout_folder import begin_run, end_run, new_folder, read_run
@@ -188,6 +188,7 @@ def _rollout_report(
         "backend": result.backend,
         "num_workers": result.num_workers,
         "fallback": result.fallback,
+        "damaged_lines": list(result.damaged_lines),
         "plan": list(result.plan),
         "num_envs": len(result.trajectories),
         "tags": [asdict(one) for one in result.tags],
@@ -206,6 +207,10 @@ def _rollout_report(
         table_of(result.tags, result.plan),
         *_played(timings, result.verdict),
     ]
+    if result.damaged_lines:
+        was = "was" if len(result.damaged_lines) == 1 else "were"
+        told_lines = f"{damage_told(result.damaged_lines).capitalize()} of {folder / JOURNAL_FILE}"
+        blocks.append(Text(f"{told_lines} {was} damaged; what was lost was played again.", "warn"))
     if result.fallback is not None:
         blocks.append(Text(f"Fallback: {result.fallback}.", "warn"))
     if result.failures:

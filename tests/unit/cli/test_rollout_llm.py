@@ -60,6 +60,32 @@ def test_a_rollout_goes_on_from_its_folder(capsys: pytest.CaptureFixture[str]) -
     assert trajectory_difference(whole, read_journal(Path("one")).trajectories) is None
 
 
+def test_what_a_damaged_line_cost_is_refused_by_exports_and_played_again(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run(*LLM, "--out", "one")
+    whole = read_journal(Path("one")).trajectories
+    path = Path("one", JOURNAL_FILE)
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([*lines[:2], b"#" + lines[2][1:], *lines[3:]]))
+    export = ["export", "one", "--form", "openai", "--out", "chats.jsonl"]
+    capsys.readouterr()
+    assert app.run(export) == 1
+    said = " ".join(capsys.readouterr().err.split())
+    assert "one/journal.jsonl is damaged in line 3, so that turns are missing" in said
+    assert "envfleet rollout --resume one" in said
+    assert not Path("chats.jsonl").exists()
+    assert run("--resume", "one") == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "Line 3 of one/journal.jsonl was damaged; what was lost was played again." in said
+    assert trajectory_difference(whole, read_journal(Path("one")).trajectories) is None
+    assert app.run(export) == 0
+    path.write_bytes(path.read_bytes()[:-9])  # a torn last line was never finished
+    assert app.run(export) == 0
+    assert run("--resume", "one") == 0
+    assert "damaged" not in capsys.readouterr().out
+
+
 def test_results_for_scripts_are_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(*LLM, "--json", "--seed", "5") == 0
     document: dict[str, Any] = json.loads(capsys.readouterr().out)
