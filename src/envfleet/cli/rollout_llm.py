@@ -18,7 +18,14 @@ from envfleet.llm.inference.manager import SharedLLMInferenceManager
 from envfleet.llm.journal import JOURNAL_FILE, damage_told, read_header
 from envfleet.llm.parallel_rollout import ParallelRolloutManager, ParallelRolloutResult
 from envfleet.llm.play_rules import read_rules
-from envfleet.llm.rollout_folder import begin_run, end_run, new_folder, read_run
+from envfleet.llm.rollout_folder import (
+    RUN_FILE,
+    begin_run,
+    end_run,
+    is_unbegun,
+    new_folder,
+    read_run,
+)
 from envfleet.llm.rollout_run import RolloutProgress, check_header, header_of
 from envfleet.llm.rollout_tally import RolloutTimings
 from envfleet.llm.trajectories import Trajectory
@@ -43,17 +50,28 @@ def run_llm(
         rules = read_rules(config, mode)
         seed = args.seed if args.seed is not None else rules.settings.seed or 0
         folder = args.out or new_folder(name, seed)
-        if folder.exists() and any(folder.iterdir()):
+        command = _rollout_command(args, name, mode, seed)
+        if folder.exists() and not folder.is_dir():
+            raise UsageError(f"--out {folder} is a file, and a rollout with a model needs a folder")
+        if folder.exists() and not is_unbegun(folder):
             raise UsageError(
                 f"--out {folder} is not empty; choose another folder, or go on with the rollout "
                 f"in it by --resume {folder}"
             )
     else:
         folder = args.resume
-        about, header = read_run(folder), read_header(folder)
+        is_new = is_unbegun(folder)
+        if is_new and not (folder / RUN_FILE).exists():
+            raise UsageError(
+                f"--resume {folder}: nothing was begun there; begin the rollout by --out {folder}"
+            )
+        about = read_run(folder)
         config, name = changed_config(about["config"], args.changes), about["config_name"]
-        mode, seed = header["mode"], header["seed"]
-        check_header(folder, header_of(read_rules(config, mode), seed, header["engine"]))
+        mode, seed, command = about["mode"], about["seed"], about["command"]
+        if not is_new:
+            header = read_header(folder)
+            mode, seed = header["mode"], header["seed"]
+            check_header(folder, header_of(read_rules(config, mode), seed, header["engine"]))
     with locked(folder):
         with SharedLLMInferenceManager.from_config(config) as llm:
             proxy, about_llm = config.get("agent_proxy") or {}, config.get("llm") or {}
@@ -68,7 +86,7 @@ def run_llm(
                     "is_deterministic": llm.is_deterministic,
                     "agent_proxy": proxy,
                     "llm": about_llm,
-                    "command": _rollout_command(args, name, mode, seed),
+                    "command": command,
                 },
             )
             with ParallelRolloutManager(config, llm, mode=mode) as manager:

@@ -39,6 +39,7 @@ from envfleet.observe.report import (
     table,
     tile,
 )
+from envfleet.runs.lock import LOCK_FILE
 
 RUN_FILE, REPORT_FILE = "run.json", "report.html"
 JOB = "rollout"
@@ -58,9 +59,21 @@ def new_folder(name: str, seed: int, under: Path = Path("runs")) -> Path:
     return folder
 
 
+def is_unbegun(folder: Path) -> bool:
+    """Whether a rollout was to begin in this folder, or none yet, and nothing was journalled."""
+    mine = {LOCK_FILE, RUN_FILE, f".{RUN_FILE}", JOURNAL_FILE}
+    if not folder.is_dir() or {one.name for one in folder.iterdir()} - mine:
+        return False
+    journal = folder / JOURNAL_FILE
+    if not journal.exists():
+        return True
+    with journal.open("rb") as file:
+        return not file.readline().endswith(b"\n")
+
+
 def begin_run(folder: Path, about: Mapping[str, Any]) -> None:
     """Write down what is asked for; a rollout that goes on keeps what it began with."""
-    if (folder / JOURNAL_FILE).exists():
+    if (folder / JOURNAL_FILE).exists() and not is_unbegun(folder):
         begun = read_run(folder)
         _write_run_file(folder, begun | {name: about[name] for name in _MAY_CHANGE})
         return

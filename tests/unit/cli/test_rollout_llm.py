@@ -86,6 +86,33 @@ def test_what_a_damaged_line_cost_is_refused_by_exports_and_played_again(
     assert "damaged" not in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("journal", [None, b"", b'{"sum":"12'])
+def test_a_rollout_that_was_killed_before_its_first_line_begins_again(
+    journal: bytes | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(*LLM, "--out", "one")
+    whole = read_journal(Path("one")).trajectories
+    begun = json.loads(Path("one/run.json").read_text())
+    for words in (("--resume", "two"), (*LLM, "--out", "two"), ("--resume", "three")):
+        folder = Path(words[-1])
+        folder.mkdir(exist_ok=True)
+        for left in folder.iterdir():
+            left.unlink()
+        (folder / ".lock").touch()
+        if folder.name == "three":
+            assert run(*words) == 2
+            assert "begin the rollout by --out three" in capsys.readouterr().err
+            continue
+        (folder / "run.json").write_text(json.dumps(begun))
+        if journal is not None:
+            (folder / JOURNAL_FILE).write_bytes(journal)
+        assert run(*words) == 0
+        assert trajectory_difference(whole, read_journal(folder).trajectories) is None
+        about = json.loads((folder / "run.json").read_text())
+        assert about["command"].endswith(shlex.join(LLM))
+        assert run(*LLM, "--out", folder.name) == 2  # there is something to keep now
+
+
 def test_results_for_scripts_are_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(*LLM, "--json", "--seed", "5") == 0
     document: dict[str, Any] = json.loads(capsys.readouterr().out)
@@ -100,6 +127,7 @@ def test_results_for_scripts_are_json(capsys: pytest.CaptureFixture[str]) -> Non
     ("words", "complaint"),
     [
         (("--resume", "nowhere"), "nowhere/run.json cannot be read: No such file"),
+        ((*LLM, "--out", "full/file"), "--out full/file is a file, and a rollout with a model"),
         ((*LLM, "--out", "full"), "--out full is not empty"),
         ((*SCRIPTED, "--policy", "llm", "llm.engine=gpt"), "llm.engine must be"),
         ((*LLM, "agent_proxy.on_failure=wait"), "agent_proxy.on_failure must be"),
