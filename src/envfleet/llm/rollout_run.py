@@ -287,8 +287,20 @@ def check_header(folder: Path, wanted: dict[str, Any]) -> None:
     header, wanted = read_header(folder), as_json(wanted)
     for name, value in wanted.items():
         if name not in _MAY_CHANGE and header.get(name) != value:
+            name, found, value = _difference(name, header.get(name), value)
             raise JournalError(
                 str(folder),
-                f"holds another rollout: its {name} is {header.get(name)!r:.80} and not "
+                f"holds another rollout: its {name} is {found!r:.80} and not "
                 f"{value!r:.80}; choose another folder, or give it the same options",
             )
+
+
+def _difference(name: str, found: Any, wanted: Any) -> tuple[str, Any, Any]:
+    """Where two values differ first, and what they are there."""
+    if isinstance(found, list) and isinstance(wanted, list) and len(found) == len(wanted):
+        found, wanted = dict(enumerate(found)), dict(enumerate(wanted))
+    if isinstance(found, dict) and isinstance(wanted, dict):
+        for key in (*wanted, *found):
+            if found.get(key) != wanted.get(key):
+                return _difference(f"{name}.{key}", found.get(key), wanted.get(key))
+    return name, found, wanted
