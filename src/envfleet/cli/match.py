@@ -27,8 +27,8 @@ examples:
 Each pair plays --games games, or the few more that it takes to play every seat equally often. The
 ratings are those under which the results are most likely (Elo's model, draws count half), with an
 interval of 95 %; random is rated 0. A game of the two best players is filmed where the extra
-`video` is installed and the environment can draw itself. The results are kept in a folder, matches/ENV
-unless --out names one.
+`video` is installed and the environment can draw itself. The results are kept in a folder,
+matches/ENV unless --out names one.
 """
 
 
