@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import shlex
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -20,12 +20,15 @@ from envfleet.llm.parallel_rollout import ParallelRolloutManager, ParallelRollou
 from envfleet.llm.play_rules import read_rules
 from envfleet.llm.rollout_folder import (
     RUN_FILE,
+    UNDER_WAY,
     begin_run,
     end_run,
     is_unbegun,
     new_folder,
     read_run,
+    under_way,
 )
+from envfleet.llm.rollout_options import in_workers
 from envfleet.llm.rollout_run import RolloutProgress, check_header, header_of
 from envfleet.llm.rollout_tally import RolloutTimings
 from envfleet.llm.trajectories import Trajectory
@@ -72,6 +75,7 @@ def run_llm(
             header = read_header(folder)
             mode, seed = header["mode"], header["seed"]
             check_header(folder, header_of(read_rules(config, mode), seed, header["engine"]))
+    was_cut_off = args.resume is not None and bool(about.get(UNDER_WAY))
     with locked(folder):
         with SharedLLMInferenceManager.from_config(config) as llm:
             proxy, about_llm = config.get("agent_proxy") or {}, config.get("llm") or {}
@@ -89,13 +93,15 @@ def run_llm(
                     "command": command,
                 },
             )
-            with ParallelRolloutManager(config, llm, mode=mode) as manager:
+            played = _safely_placed(config, args.changes, context) if was_cut_off else config
+            with ParallelRolloutManager(played, llm, mode=mode) as manager:
                 num_envs = manager.num_trajectories
                 context.say(Text(f"{num_envs} trajectories with {llm.name}, kept in {folder}"))
                 with context.progress.bar("rollout", num_envs) as bar:
                     watch = _RolloutView(bar, context, shorten)
                     try:
-                        result = manager.rollout(seed, folder=folder, watch=watch)
+                        with under_way(folder, was_cut_off=was_cut_off):
+                            result = manager.rollout(seed, folder=folder, watch=watch)
                     except KeyboardInterrupt:
                         watch.say(
                             Text(f"Every finished turn is kept. Go on with: {_resume(folder)}")
@@ -109,6 +115,26 @@ def _rollout_command(args: argparse.Namespace, name: str, mode: str, seed: int) 
     words = ["envfleet", "rollout", "--config-name", name, "--policy", "llm"]
     words += ["--mode", mode] if mode != "train" else []
     return shlex.join([*words, "--seed", str(seed), *args.changes])
+
+
+def _safely_placed(
+    config: dict[str, Any], changes: Sequence[str], context: Context
+) -> dict[str, Any]:
+    """With environments in workers, if the user did not say this time where they are to play."""
+    placing = ("agent_proxy.use_parallel_rollout", "agent_proxy.parallel_backend")
+    is_told = any(change.lstrip("+~").startswith(placing) for change in changes)
+    found = None if is_told else in_workers(config)
+    if found is None:
+        return config
+    context.say(
+        Text(
+            "The last process could not say how it ended: a kill, or an environment that ends its "
+            "process. Environments play in workers now (agent_proxy.parallel_backend=fleet), where "
+            "one that does costs its own trajectory only.",
+            "warn",
+        )
+    )
+    return found
 
 
 def _resume(folder: Path) -> str:

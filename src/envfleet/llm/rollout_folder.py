@@ -12,7 +12,8 @@ Law: the journal is the truth. The page is made from it and from run.json.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,8 @@ from envfleet.runs.lock import LOCK_FILE
 
 RUN_FILE, REPORT_FILE = "run.json", "report.html"
 JOB = "rollout"
+UNDER_WAY = "is_under_way"
+"""In run.json: a process plays, or ended without being able to say so, as after a kill."""
 _PACKAGES = ("envfleet", "numpy", "gymnasium", "joblib", "aiohttp", "xllamacpp")
 _SAMPLES = 3
 """Trajectories that the page shows."""
@@ -79,6 +82,24 @@ def begin_run(folder: Path, about: Mapping[str, Any]) -> None:
         return
     folder.mkdir(parents=True, exist_ok=True)
     _write_run_file(folder, {"job": JOB, **about, **facts.collect(_PACKAGES)})
+
+
+@contextmanager
+def under_way(folder: Path, *, was_cut_off: bool) -> Iterator[None]:
+    """Note that a process plays, until it has finished, or has ended by itself.
+
+    A rollout that goes on after a process could not say so stays under suspicion until it is over.
+    """
+    _write_run_file(folder, read_run(folder) | {UNDER_WAY: True})
+    is_over = False
+    try:
+        yield
+        is_over = True
+    finally:
+        if is_over or not was_cut_off:
+            with suppress(OSError, JournalError):  # a full disk: the error under way says more
+                about = read_run(folder)
+                _write_run_file(folder, {name: about[name] for name in about if name != UNDER_WAY})
 
 
 def read_run(folder: Path) -> dict[str, Any]:

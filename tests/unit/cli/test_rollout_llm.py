@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
-from envfleet.cli import app
+from envfleet.cli import app, rollout_llm
 from envfleet.llm.journal import JOURNAL_FILE, read_journal
+from envfleet.llm.parallel_rollout import ParallelRolloutManager
+from envfleet.llm.rollout_folder import read_run
 from envfleet.llm.same_trajectories import trajectory_difference
 
 WORDS = ("rollout", "--config-name", "bandit", "--mode", "val", "--plain")
@@ -111,6 +113,48 @@ def test_a_rollout_that_was_killed_before_its_first_line_begins_again(
         about = json.loads((folder / "run.json").read_text())
         assert about["command"].endswith(shlex.join(LLM))
         assert run(*LLM, "--out", folder.name) == 2  # there is something to keep now
+
+
+def test_after_a_process_that_was_cut_off_environments_play_in_workers(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[dict[str, Any]] = []
+    under_way: list[bool] = []
+
+    class Here(ParallelRolloutManager):
+        def __init__(self, config: Any, llm: Any, **more: Any) -> None:
+            asked.append(config["agent_proxy"])
+            proxy = config["agent_proxy"] | {"use_parallel_rollout": False}
+            super().__init__({**config, "agent_proxy": proxy}, llm, **more)
+
+        def rollout(self, *args: Any, folder: Any = None, **more: Any) -> Any:
+            under_way.append(read_run(folder)["is_under_way"])
+            if len(asked) == 2:
+                raise KeyboardInterrupt  # which a process can tell of
+            return super().rollout(*args, folder=folder, **more)
+
+    monkeypatch.setattr(rollout_llm, "ParallelRolloutManager", Here)
+    assert run(*LLM, "--out", "one") == 0
+    path = Path("one/run.json")
+    ended = json.loads(path.read_text())
+    assert "is_under_way" not in ended
+    Path("one", JOURNAL_FILE).write_bytes(
+        b"".join(Path("one", JOURNAL_FILE).read_bytes().splitlines(keepends=True)[:3])
+    )
+    path.write_text(json.dumps(ended | {"is_under_way": True}))
+    run("--resume", "one")
+    assert read_run(Path("one"))["is_under_way"]  # who was cut off once is not trusted sooner
+    for words in ((), ("agent_proxy.parallel_backend=sequential",)):
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"is_under_way": True}))
+        assert run("--resume", "one", *words) == 0
+    assert [one["use_parallel_rollout"] for one in asked] == [False, True, True, False]
+    assert [one["parallel_backend"] for one in asked[:3]] == ["auto", "fleet", "fleet"]
+    assert all(under_way)
+    said = " ".join(capsys.readouterr().err.split())
+    assert said.count("Environments play in workers now") == 2
+    about = json.loads(path.read_text())
+    assert "is_under_way" not in about
+    assert not about["config"]["agent_proxy"]["use_parallel_rollout"]
 
 
 def test_results_for_scripts_are_json(capsys: pytest.CaptureFixture[str]) -> None:
