@@ -14,7 +14,7 @@ from envfleet.errors import JournalError
 from envfleet.llm.export import FORMS, write_export
 from envfleet.llm.export.advantages import Normalisation
 from envfleet.llm.export.files import write_trace
-from envfleet.llm.journal import JOURNAL_FILE, damage_told, read_journal
+from envfleet.llm.journal import JOURNAL_FILE, damage_told, read_header, read_journal
 from envfleet.options import literal_of
 
 _EPILOG = """\
@@ -53,6 +53,7 @@ def run(args: argparse.Namespace, context: Context) -> Report:
             raise UsageError(f"--{flag} is missing; see envfleet export --help")
     journal = read_journal(args.run)
     if journal.damaged:
+        read_header(args.run)  # without it, the rollout cannot go on
         resume = shlex.join(["envfleet", "rollout", "--resume", str(args.run)])
         raise JournalError(
             str(args.run / JOURNAL_FILE),

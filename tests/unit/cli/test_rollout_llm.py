@@ -77,6 +77,12 @@ def test_what_a_damaged_line_cost_is_refused_by_exports_and_played_again(
     assert "one/journal.jsonl is damaged in line 3, so that turns are missing" in said
     assert "envfleet rollout --resume one" in said
     assert not Path("chats.jsonl").exists()
+    path.write_bytes(b"#" + path.read_bytes()[1:])
+    for words in (export, ["rollout", "--resume", "one"]):
+        capsys.readouterr()
+        assert app.run(words) == 1
+        assert "it has no header, which is line 1; restore" in capsys.readouterr().err
+    path.write_bytes(b"{" + path.read_bytes()[1:])
     assert run("--resume", "one") == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "Line 3 of one/journal.jsonl was damaged; what was lost was played again." in said
