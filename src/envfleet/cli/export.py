@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from pathlib import Path
 from typing import get_args
 
 from envfleet.cli.arguments import add_option
 from envfleet.cli.command import Context, UsageError
 from envfleet.cli.report import Block, Report, Text, plural
+from envfleet.errors import JournalError
 from envfleet.llm.export import FORMS, write_export
 from envfleet.llm.export.advantages import Normalisation
 from envfleet.llm.export.files import write_trace
-from envfleet.llm.journal import read_journal
+from envfleet.llm.journal import JOURNAL_FILE, damage_told, read_header, read_journal
 from envfleet.options import literal_of
 
 _EPILOG = """\
@@ -49,7 +51,17 @@ def run(args: argparse.Namespace, context: Context) -> Report:
     for flag in ("form", "out"):
         if getattr(args, flag) is None:
             raise UsageError(f"--{flag} is missing; see envfleet export --help")
-    trajectories = read_journal(args.run).trajectories
+    journal = read_journal(args.run)
+    if journal.damaged:
+        read_header(args.run)  # without it, the rollout cannot go on
+        resume = shlex.join(["envfleet", "rollout", "--resume", str(args.run)])
+        raise JournalError(
+            str(args.run / JOURNAL_FILE),
+            f"is damaged in {damage_told(journal.damaged)}, so that turns are missing; nothing was "
+            "exported. Restore the file from a copy, or have what is lost played again, and "
+            f"export then: {resume}",
+        )
+    trajectories = journal.trajectories
     if args.form == "trace":
         told = write_trace(trajectories, args.out)
     else:

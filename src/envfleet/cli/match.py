@@ -24,10 +24,11 @@ examples:
   envfleet match runs/a/best.pt runs/a random
   envfleet match runs/a random --no-film --json
 
-Each pair plays --games games, in every seat equally often. The ratings are those under which the
-results are most likely (Elo's model, draws count half), with an interval of 95 %; random is rated
-0. A game of the two best players is filmed where the extra `video` is installed and the environment
-can draw itself. The results are kept in a folder, matches/ENV unless --out names one.
+Each pair plays --games games, or the few more that it takes to play every seat equally often. The
+ratings are those under which the results are most likely (Elo's model, draws count half), with an
+interval of 95 %; random is rated 0. A game of the two best players is filmed where the extra
+`video` is installed and the environment can draw itself. The results are kept in a folder,
+matches/ENV unless --out names one.
 """
 
 
@@ -85,7 +86,12 @@ def run(args: argparse.Namespace, context: Context) -> Report:
     document["result"] = str(folder / RESULT)
     write_result(folder / RESULT, document)
     blocks.append(Text(f"The results are in {folder / RESULT}"))
-    heading = Text(f"{label(match.options.env)}: {args.games} games for each pair")
+    games = pairings[0].tally.games
+    heading = Text(f"{label(match.options.env)}: {games} games for each pair")
+    if games != args.games:
+        blocks.append(
+            Text(f"{games} games and not {args.games}, so that every seat was played equally often")
+        )
     return Report(
         True, document, (heading, _match_table(document, order), *_match_pairs(document), *blocks)
     )

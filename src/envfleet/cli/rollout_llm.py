@@ -5,9 +5,8 @@ from __future__ import annotations
 import argparse
 import shlex
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +15,22 @@ from envfleet.cli.llm_arguments import config_of
 from envfleet.cli.report import Block, Code, Heading, Report, Text, plural
 from envfleet.llm.config import changed_config, plain_config
 from envfleet.llm.inference.manager import SharedLLMInferenceManager
-from envfleet.llm.journal import read_header
+from envfleet.llm.journal import JOURNAL_FILE, damage_told, read_header
 from envfleet.llm.parallel_rollout import ParallelRolloutManager, ParallelRolloutResult
 from envfleet.llm.play_rules import read_rules
 from envfleet.llm.rollout_folder import (
+    RUN_FILE,
+    UNDER_WAY,
     begin_run,
     check_config,
     end_run,
     go_on_run,
+    is_unbegun,
     new_folder,
     read_run,
+    under_way,
 )
+from envfleet.llm.rollout_options import in_workers
 from envfleet.llm.rollout_run import RolloutProgress, check_header, header_of
 from envfleet.llm.rollout_tally import RolloutTimings
 from envfleet.llm.trajectories import Trajectory
@@ -51,18 +55,30 @@ def run_llm(
         rules = read_rules(config, mode)
         seed = args.seed if args.seed is not None else rules.settings.seed or 0
         folder = args.out or new_folder(name, seed)
-        if folder.exists() and any(folder.iterdir()):
+        command = _rollout_command(args, name, mode, seed)
+        if folder.exists() and not folder.is_dir():
+            raise UsageError(f"--out {folder} is a file, and a rollout with a model needs a folder")
+        if folder.exists() and not is_unbegun(folder):
             raise UsageError(
                 f"--out {folder} is not empty; choose another folder, or go on with the rollout "
                 f"in it by --resume {folder}"
             )
     else:
         folder = args.resume
-        about, header = read_run(folder), read_header(folder)
+        is_new = is_unbegun(folder)
+        if is_new and not (folder / RUN_FILE).exists():
+            raise UsageError(
+                f"--resume {folder}: nothing was begun there; begin the rollout by --out {folder}"
+            )
+        about = read_run(folder)
         config, name = changed_config(about["config"], args.changes), about["config_name"]
-        mode, seed = header["mode"], header["seed"]
-        check_header(folder, header_of(read_rules(config, mode), seed, header["engine"]))
+        mode, seed, command = about["mode"], about["seed"], about["command"]
+        if not is_new:
+            header = read_header(folder)
+            mode, seed = header["mode"], header["seed"]
+            check_header(folder, header_of(read_rules(config, mode), seed, header["engine"]))
         check_config(folder, about["config"], config)
+    was_cut_off = args.resume is not None and bool(about.get(UNDER_WAY))
     with locked(folder):
         with SharedLLMInferenceManager.from_config(config) as llm:
             proxy, about_llm = config.get("agent_proxy") or {}, config.get("llm") or {}
@@ -75,20 +91,28 @@ def run_llm(
                 "is_deterministic": llm.is_deterministic,
                 "agent_proxy": proxy,
                 "llm": about_llm,
-                "command": _rollout_command(args, name, mode, seed),
+                "command": command,
             }
-            if args.resume is None:
+            is_begun = args.resume is not None and not is_new
+            if not is_begun:
                 begin_run(folder, asked)
-            go_on = None if args.resume is None else partial(go_on_run, folder, asked)
-            with ParallelRolloutManager(config, llm, mode=mode) as manager:
+            played = _safely_placed(config, args.changes, context) if was_cut_off else config
+            with ParallelRolloutManager(played, llm, mode=mode) as manager:
                 num_envs = manager.num_trajectories
                 context.say(Text(f"{num_envs} trajectories with {llm.name}, kept in {folder}"))
                 with context.progress.bar("rollout", num_envs) as bar:
                     watch = _RolloutView(bar, context, shorten)
                     try:
-                        result = manager.rollout(
-                            seed, folder=folder, watch=watch, before_play=go_on
-                        )
+                        with under_way(folder, was_cut_off=was_cut_off) as note:
+
+                            def before_play(note: Callable[[], None] = note) -> None:
+                                if is_begun:
+                                    go_on_run(folder, asked)
+                                note()
+
+                            result = manager.rollout(
+                                seed, folder=folder, watch=watch, before_play=before_play
+                            )
                     except KeyboardInterrupt:
                         watch.say(
                             Text(f"Every finished turn is kept. Go on with: {_resume(folder)}")
@@ -102,6 +126,26 @@ def _rollout_command(args: argparse.Namespace, name: str, mode: str, seed: int) 
     words = ["envfleet", "rollout", "--config-name", name, "--policy", "llm"]
     words += ["--mode", mode] if mode != "train" else []
     return shlex.join([*words, "--seed", str(seed), *args.changes])
+
+
+def _safely_placed(
+    config: dict[str, Any], changes: Sequence[str], context: Context
+) -> dict[str, Any]:
+    """With environments in workers, if the user did not say this time where they are to play."""
+    placing = ("agent_proxy.use_parallel_rollout", "agent_proxy.parallel_backend")
+    is_told = any(change.lstrip("+~").startswith(placing) for change in changes)
+    found = None if is_told else in_workers(config)
+    if found is None:
+        return config
+    context.say(
+        Text(
+            "The last process could not say how it ended: a kill, or an environment that ends its "
+            "process. Environments play in workers now (agent_proxy.parallel_backend=fleet), where "
+            "one that does costs its own trajectory only.",
+            "warn",
+        )
+    )
+    return found
 
 
 def _resume(folder: Path) -> str:
@@ -199,6 +243,7 @@ def _rollout_report(
         "backend": result.backend,
         "num_workers": result.num_workers,
         "fallback": result.fallback,
+        "damaged_lines": list(result.damaged_lines),
         "plan": list(result.plan),
         "num_envs": len(result.trajectories),
         "tags": [asdict(one) for one in result.tags],
@@ -217,6 +262,10 @@ def _rollout_report(
         table_of(result.tags, result.plan),
         *_played(timings, result.verdict, was_over=not result.num_workers),
     ]
+    if result.damaged_lines:
+        was = "was" if len(result.damaged_lines) == 1 else "were"
+        told_lines = f"{damage_told(result.damaged_lines).capitalize()} of {folder / JOURNAL_FILE}"
+        blocks.append(Text(f"{told_lines} {was} damaged; what was lost was played again.", "warn"))
     if result.fallback is not None:
         blocks.append(Text(f"Fallback: {result.fallback}.", "warn"))
     if result.failures:

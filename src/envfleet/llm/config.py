@@ -232,19 +232,19 @@ def _apply(settings: dict[str, Any], change: str) -> None:
     *path, last = key.lstrip("+~").split(".")
     if not last or not (is_set or is_gone):
         raise ConfigError(f"a change is written key=value, +key=value or ~key; got {change!r}")
+    remedy = "" if is_gone else "; a new one is written with a plus in front"
     inner = settings
     for depth, name in enumerate(path, start=1):
         if is_new:
             inner.setdefault(name, {})
         if name not in inner:
-            _no_such_config_key(inner, path[:depth], change, "")
+            _no_such_config_key(inner, path[:depth], change, remedy)
         found = inner[name]
         if not isinstance(found, dict):
             where = ".".join(path[:depth])
             raise ConfigError(f"{change!r}: {where} is {found!r:.60} and has no keys")
         inner = found
     if not is_new and last not in inner:
-        remedy = "" if is_gone else "; a new one is written with a plus in front"
         _no_such_config_key(inner, [*path, last], change, remedy)
     if is_gone:
         del inner[last]

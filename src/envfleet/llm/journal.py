@@ -5,7 +5,9 @@
 The file only grows, by whole lines, one for each event of a trajectory. Law: what a write has
 returned for survives the end of this process, and a second later the end of the machine. A line
 that is torn or damaged is left out, with the later turns of its trajectory, and nothing else is.
-Nothing is left out for its size.
+A torn last line was never finished; any other damage is told by the number of the line, until the
+rollout has gone on from there: then the header stands once more below it, and what was lost is
+played again. Nothing is left out for its size.
 """
 
 from __future__ import annotations
@@ -41,8 +43,8 @@ class RunJournal:
     """The last attempt of each environment, in their order."""
     earlier: list[Trajectory] = field(default_factory=list)
     """Attempts that were followed by another one."""
-    num_damaged: int = 0
-    """Lines in the middle of the file that could not be read."""
+    damaged: list[int] = field(default_factory=list)
+    """Lines that could not be read, from 1, below which the rollout has not gone on yet."""
 
 
 def read_journal(folder: Path) -> RunJournal:
@@ -54,12 +56,13 @@ def read_journal(folder: Path) -> RunJournal:
     path, found, attempts = _journal_of(folder), RunJournal(), _Attempts()
     try:
         with path.open("rb") as file:
-            for line in file:
+            for number, line in enumerate(file, start=1):
                 entry = _entry_of(line)
                 if entry is None:
-                    found.num_damaged += line.endswith(b"\n")
+                    found.damaged += [number] if line.endswith(b"\n") else []
                 elif entry["kind"] == "header":
                     found.header = {key: entry[key] for key in entry if key != "kind"}
+                    found.damaged.clear()
                 else:
                     attempts.take(entry)
     except OSError as exc:
@@ -78,8 +81,18 @@ def read_header(folder: Path) -> dict[str, Any]:
     with path.open("rb") as file:
         entry = _entry_of(file.readline())
     if entry is None or entry["kind"] != "header":
-        raise JournalError(str(path), "is damaged: it has no header")
+        raise JournalError(
+            str(path),
+            "is damaged: it has no header, which is line 1; restore the file from a copy, or play "
+            "the rollout again in another folder",
+        )
     return {key: entry[key] for key in entry if key != "kind"}
+
+
+def damage_told(damaged: Sequence[int]) -> str:
+    """Which lines are damaged."""
+    shown = ", ".join(map(str, damaged[:5])) + (" and others" if len(damaged) > 5 else "")
+    return f"line{'' if len(damaged) == 1 else 's'} {shown}"
 
 
 class Journal:
@@ -96,6 +109,8 @@ class Journal:
         self._places: dict[tuple[int, int], list[tuple[int, int]]] = {}
         """Where the lines of each environment's attempt begin, and how long they are."""
         self.num_turns = 0
+        self.damaged: list[int] = []
+        """Lines of the file, from 1, that could not be read."""
         self.played_s = 0.0
         """When the last turn was over, in seconds from the start of the rollout."""
         self.write_s = 0.0
@@ -115,15 +130,25 @@ class Journal:
         """Note where entries are; cut off a torn last line, and return where the file ends."""
         end = 0
         with self.path.open("r+b") as file:
-            for line in file:
-                entry = _entry_of(line)
-                if entry is not None and "env_id" in entry:
-                    self._note(entry, end, len(line))
+            for number, line in enumerate(file, start=1):
                 if not line.endswith(b"\n"):
                     file.truncate(end)
                     break
+                entry = _entry_of(line)
+                if entry is None:
+                    self.damaged.append(number)
+                elif entry["kind"] == "header":
+                    self.damaged.clear()
+                elif (
+                    entry["kind"] == "begin" or (entry["env_id"], entry["attempt"]) in self._places
+                ):
+                    self._note(entry, end, len(line))
                 end += len(line)
         return end
+
+    def go_on(self, header: Mapping[str, Any]) -> None:
+        """Go on below damaged lines; what was lost with them is played again."""
+        self._add({"kind": "header", "format": FORMAT, **as_json(header)})
 
     def begin(self, trajectory: Trajectory) -> None:
         """A trajectory begins."""

@@ -24,7 +24,7 @@ from typing import Any, Self
 from envfleet.engine.machine import usable_cores
 from envfleet.errors import ConfigError, EnvfleetError, FleetClosed
 from envfleet.llm.joblib_workers import JoblibWorkers, end_idle_workers
-from envfleet.llm.journal import Journal
+from envfleet.llm.journal import Journal, damage_told
 from envfleet.llm.metrics import TagSummary
 from envfleet.llm.play import Play
 from envfleet.llm.play_rules import PlayRules, TrajectoryTask, read_rules, write_image
@@ -67,6 +67,8 @@ class ParallelRolloutResult:
     """Where each tag was played and why."""
     fallback: str | None
     """Why another backend than the one asked for had to go on; None if none had to."""
+    damaged_lines: tuple[int, ...]
+    """Lines of the journal, from 1, that were damaged; what was lost was played again."""
     verdict: str
     seed: int
     folder: Path | None
@@ -149,8 +151,13 @@ class ParallelRolloutManager:
         with ExitStack() as stack:
             journal = None
             if path is not None:
-                journal = stack.enter_context(Journal(path, header_of(rules, first, self.llm.name)))
-                check_header(path, header_of(rules, first, self.llm.name))
+                header = header_of(rules, first, self.llm.name)
+                journal = stack.enter_context(Journal(path, header))
+                check_header(path, header)
+                if journal.damaged:
+                    told = f"{damage_told(journal.damaged)} of {journal.path}"
+                    _log.warning("damaged: %s; what was lost is played again", told)
+                    journal.go_on(header)
                 rules = replace(rules, started_s=monotonic() - journal.played_s)
             run = RolloutRun(rules, self.llm, self._tasks(first), journal, watch)
             before = self.llm.stats
@@ -180,6 +187,7 @@ class ParallelRolloutManager:
                 num_workers=played_by.num_workers,
                 plan=played_by.plan,
                 fallback=played_by.fallback,
+                damaged_lines=() if journal is None else tuple(journal.damaged),
                 verdict=rollout_verdict(timings, played_by.num_workers, self.num_trajectories),
                 seed=first,
                 folder=path,

@@ -12,7 +12,8 @@ Law: the journal is the truth. The page is made from it and from run.json.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from typing import Any
 from envfleet.errors import JournalError
 from envfleet.llm.export import as_json
 from envfleet.llm.inference.options import InferenceOptions, read_options
+from envfleet.llm.journal import JOURNAL_FILE
 from envfleet.llm.metrics import TAG_COLUMNS
 from envfleet.llm.parallel_rollout import ParallelRolloutResult
 from envfleet.llm.rollout_options import RolloutOptions
@@ -39,9 +41,12 @@ from envfleet.observe.report import (
     table,
     tile,
 )
+from envfleet.runs.lock import LOCK_FILE
 
 RUN_FILE, REPORT_FILE = "run.json", "report.html"
 JOB = "rollout"
+UNDER_WAY = "is_under_way"
+"""In run.json: a process plays, or ended without being able to say so, as after a kill."""
 _PACKAGES = ("envfleet", "numpy", "gymnasium", "joblib", "aiohttp", "xllamacpp")
 _SAMPLES = 3
 """Trajectories that the page shows."""
@@ -76,6 +81,18 @@ def new_folder(name: str, seed: int, under: Path = Path("runs")) -> Path:
     while (folder := under / (stem if number == 1 else f"{stem}-{number}")).exists():
         number += 1
     return folder
+
+
+def is_unbegun(folder: Path) -> bool:
+    """Whether a rollout was to begin in this folder, or none yet, and nothing was journalled."""
+    mine = {LOCK_FILE, RUN_FILE, f".{RUN_FILE}", JOURNAL_FILE}
+    if not folder.is_dir() or {one.name for one in folder.iterdir()} - mine:
+        return False
+    journal = folder / JOURNAL_FILE
+    if not journal.exists():
+        return True
+    with journal.open("rb") as file:
+        return not file.readline().endswith(b"\n")
 
 
 def begin_run(folder: Path, about: Mapping[str, Any]) -> None:
@@ -117,6 +134,29 @@ def _config_leaves(config: Mapping[str, Any], path: str = "") -> Iterator[tuple[
             yield from _config_leaves(value, f"{path}{name}.")
         else:
             yield f"{path}{name}", as_json(value)
+
+
+@contextmanager
+def under_way(folder: Path, *, was_cut_off: bool) -> Iterator[Callable[[], None]]:
+    """What notes that a process plays; the note goes when it has finished, or ended by itself.
+
+    A rollout that goes on after a process could not say so stays under suspicion until it is over.
+    """
+    is_noted, is_over = was_cut_off, False
+
+    def note() -> None:
+        nonlocal is_noted
+        is_noted = True
+        _write_run_file(folder, read_run(folder) | {UNDER_WAY: True})
+
+    try:
+        yield note
+        is_over = True
+    finally:
+        if is_noted and (is_over or not was_cut_off):
+            with suppress(OSError, JournalError):  # a full disk: the error under way says more
+                about = read_run(folder)
+                _write_run_file(folder, {name: about[name] for name in about if name != UNDER_WAY})
 
 
 def read_run(folder: Path) -> dict[str, Any]:

@@ -68,6 +68,16 @@ def read_rollout_options(config: Any) -> RolloutOptions:
     return from_mapping(RolloutOptions, given, "agent_proxy")
 
 
+def in_workers(config: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The configuration with environments in a fleet's workers; None if they leave this process."""
+    options = read_rollout_options(config)
+    here = ("auto", "sequential", "threading")
+    if options.use_parallel_rollout and options.parallel_backend not in here:
+        return None
+    asked = {"use_parallel_rollout": True, "parallel_backend": "fleet"}
+    return {**config, "agent_proxy": {**(config.get("agent_proxy") or {}), **asked}}
+
+
 def load_function(name: str, option: str) -> Callable[..., Any]:
     """The function that `module:function` names."""
     module, _, attribute = name.partition(":")

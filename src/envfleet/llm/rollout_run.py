@@ -295,8 +295,20 @@ def check_header(folder: Path, wanted: dict[str, Any]) -> None:
 
 def another_rollout(folder: Path, name: str, found: Any, wanted: Any) -> JournalError:
     """The error for an option that a rollout began with another value of."""
+    name, found, wanted = _difference(name, found, wanted)
     return JournalError(
         str(folder),
         f"holds another rollout: its {name} is {found!r:.80} and not {wanted!r:.80}; choose "
         "another folder, or give it the same options",
     )
+
+
+def _difference(name: str, found: Any, wanted: Any) -> tuple[str, Any, Any]:
+    """Where two values differ first, and what they are there."""
+    if isinstance(found, list) and isinstance(wanted, list) and len(found) == len(wanted):
+        found, wanted = dict(enumerate(found)), dict(enumerate(wanted))
+    if isinstance(found, dict) and isinstance(wanted, dict):
+        for key in (*wanted, *found):
+            if found.get(key) != wanted.get(key):
+                return _difference(f"{name}.{key}", found.get(key), wanted.get(key))
+    return name, found, wanted

@@ -81,10 +81,10 @@ class Match:
         progress: Callable[[], None] = lambda: None,
         **fleet: Any,
     ) -> list[Pairing]:
-        """Play so many games for each pair, in every seat.
+        """Play so many games for each pair, in every seat equally often.
 
         Args:
-            games: Of each pair.
+            games: Of each pair; as many more as it takes to play every seat equally often.
             seed: Of environments and of draws.
             opening: So many turns at the start of each game are drawn, so that games differ.
             progress: Called after each pair.
@@ -93,6 +93,7 @@ class Match:
         seatings = all_seatings(len(self.env.agents))
         if games < len(seatings):
             raise ConfigError(f"every seat needs a game: play at least {len(seatings)}")
+        games += -games % len(seatings)
         found = []
         for one, other in combinations(range(len(self.players)), 2):
             played = play_games(

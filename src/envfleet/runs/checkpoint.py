@@ -247,7 +247,8 @@ class CheckpointFolder:
                 str(self.folder),
                 f"has {_size(free)} of free space, and the checkpoints of this run (about "
                 f"{_size(size)} each, {self._keep} kept) need {_size(needed)}; free "
-                "some, keep fewer (keep_checkpoints) or choose another folder",
+                "some, choose another folder or, with envfleet train, keep fewer "
+                "(keep_checkpoints)",
             )
 
     def write(self, env_steps: int, state: dict[str, Any], *, is_best: bool = False) -> Path:

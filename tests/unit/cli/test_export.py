@@ -1,5 +1,6 @@
 """``envfleet export``: what it reads, writes and refuses."""
 
+import errno
 import json
 
 import pytest
@@ -65,6 +66,16 @@ def test_a_trace_opens_in_chrome(capsys, run, tmp_path):
 def test_a_wrong_command_line_is_one_sentence(capsys, run, words, said):
     assert main(["export", str(run), *words]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_a_folder_that_cannot_be_written_is_one_sentence(capsys, run, tmp_path, monkeypatch):
+    def refuse(*_, **__):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr("pathlib.Path.unlink", refuse)
+    out = tmp_path / "x"
+    assert main(["export", str(run), "--form", "openai", "--out", str(out)]) in (1, 2)
+    assert f"{out} cannot be written: Read-only file system" in capsys.readouterr().err
 
 
 def test_a_folder_that_holds_no_rollout_is_one_sentence(capsys, tmp_path):

@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
-from envfleet.cli import app
+from envfleet.cli import app, rollout_llm
 from envfleet.llm.journal import JOURNAL_FILE, read_journal
+from envfleet.llm.parallel_rollout import ParallelRolloutManager
+from envfleet.llm.rollout_folder import read_run
 from envfleet.llm.same_trajectories import trajectory_difference
 
 WORDS = ("rollout", "--config-name", "bandit", "--mode", "val", "--plain")
@@ -64,6 +66,110 @@ def test_a_rollout_goes_on_from_its_folder(capsys: pytest.CaptureFixture[str]) -
     assert trajectory_difference(whole, read_journal(Path("one")).trajectories) is None
 
 
+def test_what_a_damaged_line_cost_is_refused_by_exports_and_played_again(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run(*LLM, "--out", "one")
+    whole = read_journal(Path("one")).trajectories
+    path = Path("one", JOURNAL_FILE)
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([*lines[:2], b"#" + lines[2][1:], *lines[3:]]))
+    export = ["export", "one", "--form", "openai", "--out", "chats.jsonl"]
+    capsys.readouterr()
+    assert app.run(export) == 1
+    said = " ".join(capsys.readouterr().err.split())
+    assert "one/journal.jsonl is damaged in line 3, so that turns are missing" in said
+    assert "envfleet rollout --resume one" in said
+    assert not Path("chats.jsonl").exists()
+    path.write_bytes(b"#" + path.read_bytes()[1:])
+    for words in (export, ["rollout", "--resume", "one"]):
+        capsys.readouterr()
+        assert app.run(words) == 1
+        assert "it has no header, which is line 1; restore" in capsys.readouterr().err
+    path.write_bytes(b"{" + path.read_bytes()[1:])
+    assert resume("one") == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "Line 3 of one/journal.jsonl was damaged; what was lost was played again." in said
+    assert trajectory_difference(whole, read_journal(Path("one")).trajectories) is None
+    assert app.run(export) == 0
+    path.write_bytes(path.read_bytes()[:-9])  # a torn last line was never finished
+    assert app.run(export) == 0
+    assert resume("one") == 0
+    assert "damaged" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("journal", [None, b"", b'{"sum":"12'])
+def test_a_rollout_that_was_killed_before_its_first_line_begins_again(
+    journal: bytes | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(*LLM, "--out", "one")
+    whole = read_journal(Path("one")).trajectories
+    begun = json.loads(Path("one/run.json").read_text())
+    for go, *words in ((resume, "two"), (run, *LLM, "--out", "two"), (resume, "three")):
+        folder = Path(words[-1])
+        folder.mkdir(exist_ok=True)
+        for left in folder.iterdir():
+            left.unlink()
+        (folder / ".lock").touch()
+        if folder.name == "three":
+            assert go(*words) == 2
+            assert "begin the rollout by --out three" in capsys.readouterr().err
+            continue
+        (folder / "run.json").write_text(json.dumps(begun))
+        if journal is not None:
+            (folder / JOURNAL_FILE).write_bytes(journal)
+        assert go(*words) == 0
+        assert trajectory_difference(whole, read_journal(folder).trajectories) is None
+        about = json.loads((folder / "run.json").read_text())
+        assert about["command"].endswith(shlex.join(LLM))
+        assert run(*LLM, "--out", folder.name) == 2  # there is something to keep now
+
+
+def test_after_a_process_that_was_cut_off_environments_play_in_workers(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[dict[str, Any]] = []
+    under_way: list[bool] = []
+
+    class Here(ParallelRolloutManager):
+        def __init__(self, config: Any, llm: Any, **more: Any) -> None:
+            asked.append(config["agent_proxy"])
+            proxy = config["agent_proxy"] | {"use_parallel_rollout": False}
+            super().__init__({**config, "agent_proxy": proxy}, llm, **more)
+
+        def rollout(
+            self, *args: Any, folder: Any = None, before_play: Any = None, **more: Any
+        ) -> Any:
+            before_play()
+            under_way.append(read_run(folder)["is_under_way"])
+            if len(asked) == 2:
+                raise KeyboardInterrupt  # which a process can tell of
+            return super().rollout(*args, folder=folder, **more)
+
+    monkeypatch.setattr(rollout_llm, "ParallelRolloutManager", Here)
+    assert run(*LLM, "--out", "one") == 0
+    path = Path("one/run.json")
+    ended = json.loads(path.read_text())
+    assert "is_under_way" not in ended
+    Path("one", JOURNAL_FILE).write_bytes(
+        b"".join(Path("one", JOURNAL_FILE).read_bytes().splitlines(keepends=True)[:3])
+    )
+    path.write_text(json.dumps(ended | {"is_under_way": True}))
+    resume("one")
+    assert read_run(Path("one"))["is_under_way"]  # who was cut off once is not trusted sooner
+    for words in ((), ("agent_proxy.parallel_backend=sequential",)):
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"is_under_way": True}))
+        assert resume("one", *words) == 0
+    assert [one["use_parallel_rollout"] for one in asked] == [False, True, True, False]
+    assert [one["parallel_backend"] for one in asked[:3]] == ["auto", "fleet", "fleet"]
+    assert all(under_way)
+    said = " ".join(capsys.readouterr().err.split())
+    assert said.count("Environments play in workers now") == 2
+    about = json.loads(path.read_text())
+    assert "is_under_way" not in about
+    assert not about["config"]["agent_proxy"]["use_parallel_rollout"]
+
+
 def test_results_for_scripts_are_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(*LLM, "--json", "--seed", "5") == 0
     document: dict[str, Any] = json.loads(capsys.readouterr().out)
@@ -74,6 +180,11 @@ def test_results_for_scripts_are_json(capsys: pytest.CaptureFixture[str]) -> Non
     assert document["verdict"]
 
 
+def test_a_folder_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert resume("nowhere") != 0
+    assert "nowhere/run.json cannot be read: No such file" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
@@ -82,6 +193,7 @@ def test_results_for_scripts_are_json(capsys: pytest.CaptureFixture[str]) -> Non
             "leave out --config-name, --mode, --seed, --policy, --out\n",
         ),
         ((*LLM, "--policy", "random"), "asks no language model; leave out llm.engine=scripted, or"),
+        ((*LLM, "--out", "full/file"), "--out full/file is a file, and a rollout with a model"),
         ((*LLM, "--out", "full"), "--out full is not empty"),
         ((*SCRIPTED, "--policy", "llm", "llm.engine=gpt"), "llm.engine must be"),
         ((*LLM, "agent_proxy.on_failure=wait"), "agent_proxy.on_failure must be"),

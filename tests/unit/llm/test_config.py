@@ -104,6 +104,7 @@ class TestLoading:
             ),
             ("es_manger.max_workers=4", "there is no key es_manger; did you mean es_manager"),
             ("zzz=4", "a new one is written with a plus"),
+            ("zzz.engine=4", "no key zzz; a new one is written with a plus"),
             ("es_manager.max_workers", "key=value, .key=value or ~key"),
             ("=4", "key=value"),
             ("seed.train.more=4", "seed.train is 10000 and has no keys"),

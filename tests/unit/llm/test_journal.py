@@ -54,7 +54,7 @@ def test_a_journal_gives_back_what_was_written(tmp_path: Path) -> None:
     found = read_journal(tmp_path)
     assert found.trajectories == [done, going_on]
     assert found.header["seed"] == read_header(tmp_path)["seed"] == 3
-    assert found.num_damaged == 0
+    assert found.damaged == []
 
 
 def test_only_the_last_attempt_counts(tmp_path: Path) -> None:
@@ -85,9 +85,28 @@ def test_a_damaged_line_costs_the_later_turns_of_its_trajectory_only(tmp_path: P
     lines[3] = lines[3].replace(b"#P_", b"#P#")  # the second turn of the first
     path.write_bytes(b"".join(lines))
     found = read_journal(tmp_path)
-    assert found.num_damaged == 1
+    assert found.damaged == [4]
     assert [len(item.turns) for item in found.trajectories] == [1, 2]
     assert [item.is_done for item in found.trajectories] == [False, True]
+
+
+def test_a_rollout_goes_on_below_a_damaged_begin_of_a_later_attempt(tmp_path: Path) -> None:
+    first, second = trajectory(0, 1, is_done=True), trajectory(0, 2, attempt=1)
+    write(tmp_path, [first, second])
+    path = tmp_path / JOURNAL_FILE
+    lines = path.read_bytes().splitlines(keepends=True)
+    lines[4] = b"x" + lines[4]
+    path.write_bytes(b"".join(lines))
+    with Journal(tmp_path, {"seed": 3}) as journal:
+        assert journal.damaged == [5]
+        assert journal.last_attempts == {0: 0}  # turns without a beginning are of no use
+        journal.go_on({"seed": 3})
+        journal.begin(second)
+        for part in second.turns:
+            journal.turn(second, part)
+        assert list(journal.trajectories()) == [second]
+    found = read_journal(tmp_path)
+    assert (found.trajectories, found.damaged) == ([second], [])
 
 
 def test_a_journal_can_be_read_while_it_grows(tmp_path: Path) -> None:
@@ -141,7 +160,7 @@ def test_a_full_disk_is_one_clear_error_and_costs_nothing_that_was_written(tmp_p
     journal.turn(one, one.turns[1])  # there is room again
     journal.close()
     assert len(read_journal(tmp_path).trajectories[0].turns) == 2
-    assert read_journal(tmp_path).num_damaged == 0
+    assert read_journal(tmp_path).damaged == []
 
 
 def test_a_folder_without_a_journal_is_refused(tmp_path: Path) -> None:

@@ -362,6 +362,10 @@ def test_a_journal_of_another_rollout_is_refused(tmp_path: Path) -> None:
         play(config_with("agent_proxy.max_turn=4"), folder=tmp_path)
     with pytest.raises(JournalError, match="its seed is 7 and not 8"):
         play(config_with(), folder=tmp_path, seed=8)
+    changed = config_with("custom_envs.SimpleSokoban.env_config.num_boxes=2")
+    where = r"its environments\.SimpleSokoban\.1\.num_boxes is 1 and not 2"
+    with pytest.raises(JournalError, match=where):
+        play(changed, folder=tmp_path)
 
 
 @pytest.mark.parametrize("num_kept", [1, 3, 8, 20, 33])
@@ -386,7 +390,7 @@ def test_an_environment_that_does_not_repeat_itself_is_told(tmp_path: Path) -> N
     changed = config_with("agent_proxy.on_failure=mask", tags=("FrozenLake",))
     changed.custom_envs.FrozenLake.env_config = {"is_slippery": False}
     header = path.read_bytes().splitlines(keepends=True)[0]
-    with pytest.raises(JournalError, match="its environments is"):
+    with pytest.raises(JournalError, match=r"its environments\.FrozenLake\.1 is None and not"):
         play(changed, folder=tmp_path)
     assert path.read_bytes().splitlines(keepends=True)[0] == header
 

@@ -191,9 +191,9 @@ def test_the_command_shows_a_table_and_keeps_it(runs, tmp_path, monkeypatch, cap
     assert kept["players"] == document["players"]
     if document["film"] is not None:
         assert (tmp_path / document["film"]).stat().st_size > 0
-    assert app.run(["match", a, "random", "--games", "8", "--no-film", "--plain"]) == 0
+    assert app.run(["match", a, "random", "--games", "7", "--no-film", "--plain"]) == 0
     shown = capsys.readouterr().out
-    for said in ("Elo", "as anna", "8 games", "match.json"):
+    for said in ("Elo", "as anna", "8 games", "match.json", "8 games and not 7"):
         assert said in shown
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -174,7 +174,8 @@ def _complete(path: Path) -> Iterator[Path]:
     except OSError as exc:
         raise ConfigError(f"{path} cannot be written: {exc.strerror or exc}") from exc
     finally:
-        _remove(unfinished)
+        with suppress(OSError):  # where nothing can be written, nothing can be removed
+            _remove(unfinished)
 
 
 def _remove(path: Path) -> None:
