@@ -24,7 +24,6 @@ from envfleet.llm.rollout_folder import (
     begin_run,
     check_config,
     end_run,
-    go_on_run,
     is_unbegun,
     new_folder,
     read_run,
@@ -93,8 +92,7 @@ def run_llm(
                 "llm": about_llm,
                 "command": command,
             }
-            is_begun = args.resume is not None and not is_new
-            if not is_begun:
+            if args.resume is None or is_new:
                 begin_run(folder, asked)
             played = _safely_placed(config, args.changes, context) if was_cut_off else config
             with ParallelRolloutManager(played, llm, mode=mode) as manager:
@@ -103,15 +101,9 @@ def run_llm(
                 with context.progress.bar("rollout", num_envs) as bar:
                     watch = _RolloutView(bar, context, shorten)
                     try:
-                        with under_way(folder, was_cut_off=was_cut_off) as note:
-
-                            def before_play(note: Callable[[], None] = note) -> None:
-                                if is_begun:
-                                    go_on_run(folder, asked)
-                                note()
-
+                        with under_way(folder, asked, was_cut_off=was_cut_off) as note:
                             result = manager.rollout(
-                                seed, folder=folder, watch=watch, before_play=before_play
+                                seed, folder=folder, watch=watch, before_play=note
                             )
                     except KeyboardInterrupt:
                         watch.say(

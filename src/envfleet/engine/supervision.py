@@ -63,8 +63,8 @@ def decide(
 
     "restart" and "resume" decide alike: they differ in where the slot goes on. A slot that
     `was_late` does not go on in this process, where nothing could end its next silence. `lost_s` is
-    for how long it has done nothing. Failures count whatever their time unless it `has_worked`
-    since the last: else one that always fails, but slowly, would come back for ever.
+    how long it has done nothing. Old failures are forgotten only if it `has_worked` since the last
+    one: otherwise a slot that always fails, but slowly, would be restarted for ever.
     """
     recent = recent.moved(lost_s).add(now_s, policy.window_s if has_worked else math.inf)
     if on_failure == "raise" or (on_failure == "fallback" and (was_late or not is_lost)):

@@ -146,5 +146,5 @@ def taken_up(trajectory: Trajectory) -> TrajectoryTask:
 
 
 def _lacked_answers(trajectory: Trajectory) -> bool:
-    """Whether it ended for a reason that whoever resumes it has removed: an outage, a budget."""
+    """Whether an outage or a budget ended it, which the user may have mended before resuming."""
     return trajectory.failure is not None and trajectory.failure.reason in ("engine", "budget")

@@ -101,12 +101,6 @@ def begin_run(folder: Path, about: Mapping[str, Any]) -> None:
     _write_run_file(folder, {"job": JOB, **about, **facts.collect(_PACKAGES)})
 
 
-def go_on_run(folder: Path, about: Mapping[str, Any]) -> None:
-    """Write down with what a rollout goes on; it keeps what it began with."""
-    begun = read_run(folder)
-    _write_run_file(folder, begun | {name: about[name] for name in _MAY_CHANGE})
-
-
 def check_config(folder: Path, begun: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
     """Refuse to go on with options that would make it another rollout.
 
@@ -137,17 +131,21 @@ def _config_leaves(config: Mapping[str, Any], path: str = "") -> Iterator[tuple[
 
 
 @contextmanager
-def under_way(folder: Path, *, was_cut_off: bool) -> Iterator[Callable[[], None]]:
-    """What notes that a process plays; the note goes when it has finished, or ended by itself.
+def under_way(
+    folder: Path, about: Mapping[str, Any], *, was_cut_off: bool
+) -> Iterator[Callable[[], None]]:
+    """Give what notes that a process plays, and with what; the mark goes when the process ends.
 
-    A rollout that goes on after a process could not say so stays under suspicion until it is over.
+    A rollout keeps the rest of what it began with. One whose last process was cut off keeps its
+    mark until it is over.
     """
     is_noted, is_over = was_cut_off, False
 
     def note() -> None:
         nonlocal is_noted
         is_noted = True
-        _write_run_file(folder, read_run(folder) | {UNDER_WAY: True})
+        with_what = {name: about[name] for name in _MAY_CHANGE}
+        _write_run_file(folder, read_run(folder) | with_what | {UNDER_WAY: True})
 
     try:
         yield note
@@ -155,8 +153,8 @@ def under_way(folder: Path, *, was_cut_off: bool) -> Iterator[Callable[[], None]
     finally:
         if is_noted and (is_over or not was_cut_off):
             with suppress(OSError, JournalError):  # a full disk: the error under way says more
-                about = read_run(folder)
-                _write_run_file(folder, {name: about[name] for name in about if name != UNDER_WAY})
+                ended = read_run(folder)
+                _write_run_file(folder, {name: ended[name] for name in ended if name != UNDER_WAY})
 
 
 def read_run(folder: Path) -> dict[str, Any]:
