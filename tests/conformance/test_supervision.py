@@ -142,9 +142,7 @@ def test_a_hang_ends_at_its_deadline_with_its_stack(mode, one_each):
             envs.step(ZERO)
         assert time.monotonic() - start_s >= 0.5
     assert caught.value.slot == 1
-    if mode == "gil" and one_each["backend"] == "ray":  # nothing outside reaches an actor's stack
-        assert "native code may hold the interpreter" in caught.value.stack
-    elif mode != "stop":
+    if mode != "stop":
         assert "misbehave" in caught.value.stack
 
 
